@@ -1,0 +1,64 @@
+"""What an algorithm is: the signals it needs, scores -> advantages, log-probs -> loss. Pure tensors.
+
+Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tail, `_S` scored tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+
+class Signal(Enum):
+    """What the loop must ask the engines for before `advantages`."""
+
+    REF_LOGPROBS = "log-probs of the frozen reference policy"
+    VALUES = "values of a critic"
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """One step's trajectories, as an algorithm sees them; float32 on the CPU."""
+
+    rewards_B: torch.Tensor
+    """The reward of each row; 0 where `scored_B` is False."""
+    scored_B: torch.Tensor
+    """bool: False on rows whose reward failed; they take no part in any statistic and get advantage 0."""
+    groups_B: torch.Tensor
+    """int64: rows with the same number are siblings."""
+    offsets: torch.Tensor
+    """int64 `[B + 1]`: row i owns tokens `offsets[i] … offsets[i + 1]`."""
+    mask_T: torch.Tensor
+    """bool: tokens the policy made, in scored rows."""
+    policy_logprobs_T: torch.Tensor
+    """Of the policy that is about to be trained (rollout log-probs where no trainer pass was asked for)."""
+    ref_logprobs_T: torch.Tensor | None = None
+    values_T: torch.Tensor | None = None
+
+    @property
+    def rows_T(self) -> torch.Tensor:
+        """int64: the row of each token."""
+        return torch.repeat_interleave(torch.arange(len(self.rewards_B)), self.offsets.diff())
+
+
+@dataclass(slots=True)
+class Advantages:
+    advantages_T: torch.Tensor
+    """float32, 0 outside the mask."""
+    returns_T: torch.Tensor | None
+    """What the critic regresses to; None without a critic."""
+    metrics: dict[str, float]
+
+
+class Algorithm(Protocol):
+    """Chosen by `algorithm.type`; the loop never branches on which one it is.
+
+    `loss` and `value_loss` are `TokenLoss`es (tandem.training.base): sums over tokens, weighted by `columns.weights`.
+    """
+
+    needs: frozenset[Signal]
+
+    def advantages(self, rollouts: Rollouts) -> Advantages: ...

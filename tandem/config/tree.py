@@ -1,0 +1,257 @@
+"""The typed configuration tree. A key exists only if something reads it; sizes carry their unit in the name.
+
+Validators raise, they never rewrite. Checks between sections live in `load.py`, so that all errors of a file are told
+at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    path: Path
+    """Hugging Face model directory (config, safetensors, tokenizer)."""
+    critic_path: Path | None = None
+    """Model directory that the critic starts from; default: `path`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
+    trust_remote_code: bool = False
+    """Run Python code that the model directory brings. Only for directories you trust."""
+
+
+class DataConfig(Section):
+    train_files: list[Path] = []
+    """Parquet or JSON-lines (also .gz), one row a prompt."""
+    val_files: list[Path] = []
+    prompts_per_step: PositiveInt = 128
+    max_prompt_tokens: PositiveInt = 1024
+    """A longer prompt is a bad row."""
+    shuffle: bool = True
+    """A new order every epoch, from `trainer.seed`."""
+    on_bad_row: Literal["error", "skip"] = "error"
+
+
+class SftDataConfig(Section):
+    train_files: list[Path] = Field(min_length=1)
+    """Parquet or JSON-lines (also .gz): `messages`, or `prompt` + `completion`."""
+    val_files: list[Path] = []
+    rows_per_step: PositiveInt = 128
+    max_tokens: PositiveInt = 2048
+    """Prompt and answer together; a longer row is a bad row."""
+    shuffle: bool = True
+    on_bad_row: Literal["error", "skip"] = "error"
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the optimizer steps of the run."""
+
+    lr: PositiveFloat = 1e-6
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """From `lr` after the warm-up to `lr * min_lr_ratio` at the last step."""
+    min_lr_ratio: Share = 0.0
+    warmup_steps: NonNegativeInt = 0
+
+
+class KLConfig(Section):
+    """Distance to the frozen reference policy (the model as it was before training)."""
+
+    place: Literal["none", "reward", "loss"] = "none"
+    """`reward`: every token's reward is lowered by coefficient * kl; `loss`: coefficient * kl is added to the loss."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman, "Approximating KL Divergence" (2020)."""
+    coefficient: NonNegativeFloat = 0.001
+    control: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive`: the coefficient follows the target (Ziegler et al. 2019, section 2.2); for `place: reward`."""
+    target: PositiveFloat = 0.1
+    horizon_trajectories: PositiveInt = 10_000
+
+    @model_validator(mode="after")
+    def _adaptive_needs_reward(self) -> KLConfig:
+        if self.control == "adaptive" and self.place != "reward":
+            raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
+        return self
+
+
+class PolicyGradientConfig(Section):
+    """What every policy-gradient algorithm shares."""
+
+    group_size: PositiveInt = 8
+    """Samples a prompt."""
+    epochs: PositiveInt = 1
+    """Passes over the trajectories of a step."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps a pass; groups are spread over them evenly."""
+    clip_ratio_low: PositiveFloat = 0.2
+    clip_ratio_high: PositiveFloat = 0.2
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Lower bound of the objective at negative advantages, in units of the advantage (Ye et al. 2020)."""
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = (
+        "token_mean"
+    )
+    """`fixed_length` divides by rows * max_response_tokens (Dr. GRPO, Liu et al. 2025)."""
+    entropy_coefficient: float = 0.0
+    """Times the mean token entropy, subtracted from the loss."""
+    kl: KLConfig = KLConfig()
+
+
+class GRPOConfig(PolicyGradientConfig):
+    """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+    normalize_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation (False: Dr. GRPO)."""
+
+
+class PPOConfig(PolicyGradientConfig):
+    """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    type: Literal["ppo"]
+    group_size: PositiveInt = 1
+    gamma: Share = 1.0
+    gae_lambda: Share = 1.0
+    whiten_advantages: bool = True
+    """Advantages of a step get mean 0 and standard deviation 1 over their tokens."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move from the rollout's within one step (null: free)."""
+    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+
+
+AlgorithmConfig = Annotated[GRPOConfig | PPOConfig, Field(discriminator="type")]
+
+
+class EvalSamplingConfig(Section):
+    """How validation answers are drawn."""
+
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    samples: PositiveInt = 1
+    """Answers a prompt: the N of mean@N, best@N, maj@N."""
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> EvalSamplingConfig:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(f"samples: {self.samples} greedy answers are all the same; set temperature above 0")
+        return self
+
+
+class NativeGenerationConfig(Section):
+    """The built-in engine: continuous batching on the trainer's own parameters."""
+
+    type: Literal["native"] = "native"
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: NonNegativeInt = 0
+    """0 keeps the whole vocabulary."""
+    max_response_tokens: PositiveInt = 1024
+    stop_strings: list[str] = []
+    max_running: PositiveInt = 256
+    """Samples that decode at once."""
+    eval: EvalSamplingConfig = EvalSamplingConfig()
+
+
+GenerationConfig = NativeGenerationConfig
+
+
+class FsdpTrainingConfig(Section):
+    """The PyTorch engine: one rank, plain torch."""
+
+    type: Literal["fsdp"] = "fsdp"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    tokens_per_micro_batch: PositiveInt = 16_384
+    """Prompt and response tokens of one forward and backward pass; a longer row makes a micro-batch of its own."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    skip_zero_advantage: bool = True
+    """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
+
+
+TrainingConfig = FsdpTrainingConfig
+
+
+class RewardFunctionConfig(Section):
+    function: str
+    """`path/to/file.py:function` or `package.module:function`."""
+    weight: float = 1.0
+
+
+class RewardConfig(Section):
+    functions: list[RewardFunctionConfig | str] = []
+    """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
+    timeout_s: PositiveFloat = 30.0
+    """For one call."""
+    workers: PositiveInt = 2
+    max_error_share: Share = 0.2
+    """The run stops when a larger share of a step's trajectories lost its reward to errors and time-outs."""
+
+
+class TrainerConfig(Section):
+    run_dir: Path
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    eval_every: NonNegativeInt = 0
+    """Steps between validations, and one before the first step; 0: never."""
+    save_every: NonNegativeInt = 0
+    """Steps between checkpoints; the last step is always saved. 0: only then."""
+    keep_last: PositiveInt = 2
+    """Checkpoints that stay; the best one stays besides."""
+    best_metric: str | None = None
+    """A metric name: the checkpoint where it was highest is kept as `best`."""
+    trajectories_every: NonNegativeInt = 1
+    """Steps between trajectory files; 0: none."""
+    resume: bool = False
+    """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainerConfig:
+        if (self.steps is None) == (self.epochs is None):
+            given = "neither" if self.steps is None else "both"
+            raise ValueError(f"give exactly one of steps and epochs ({given} given)")
+        return self
+
+
+class TrackingConfig(Section):
+    tensorboard: bool = False
+    """Write event files into `<run_dir>/tensorboard`."""
+
+
+class TrainConfig(Section):
+    """`tandem train` and `tandem eval`."""
+
+    model: ModelConfig
+    data: DataConfig
+    algorithm: AlgorithmConfig = GRPOConfig()
+    generation: GenerationConfig = NativeGenerationConfig()
+    training: TrainingConfig = FsdpTrainingConfig()
+    reward: RewardConfig = RewardConfig()
+    trainer: TrainerConfig
+    tracking: TrackingConfig = TrackingConfig()
+
+
+class SftConfig(Section):
+    """`tandem sft`."""
+
+    model: ModelConfig
+    data: SftDataConfig
+    training: TrainingConfig = FsdpTrainingConfig()
+    trainer: TrainerConfig
+    tracking: TrackingConfig = TrackingConfig()

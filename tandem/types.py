@@ -1,0 +1,297 @@
+"""The nouns: what flows between the stages.
+
+    rows -> Prompt -> Request -> Completion -> Trajectory -> Score -> Group -> Batch -> MicroBatch -> gradients
+
+Everything here is numpy and plain Python, so that it imports in milliseconds and crosses process borders.
+
+Array suffixes: `_B` rows (one a trajectory), `_T` response tokens of all rows, head to tail, `_N` tokens of a
+micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` has one entry more than there are rows:
+row `i` is `values[offsets[i]:offsets[i + 1]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+Array = TypeVar("Array")
+OtherArray = TypeVar("OtherArray")
+IntArray = np.ndarray[Any, np.dtype[np.integer[Any]]]
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Status(StrEnum):
+    """How a trajectory ended. Only completed and truncated ones carry a reward into the loss."""
+
+    COMPLETED = "completed"
+    """The model ended its answer: a stop token or a stop string."""
+    TRUNCATED = "truncated"
+    """The response reached `generation.max_response_tokens`."""
+    ABORTED = "aborted"
+    """Generation was called off."""
+    REWARD_ERROR = "reward_error"
+    """The reward function raised, or its process died."""
+    REWARD_TIMEOUT = "reward_timeout"
+    """The reward function did not answer within `reward.timeout_s`."""
+    NOT_SCORED = "not_scored"
+    """No reward function applies to this row (every one returned None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, as in the `messages` / `prompt` columns of a data row."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A data row that is ready to ask."""
+
+    index: int
+    """Position of the row in its data set, over all its files."""
+    token_ids: IntArray
+    """int32; chat template applied, special tokens included."""
+    text: str
+    """The text that `token_ids` encode."""
+    data_source: str
+    """Chooses the reward function and names the validation metrics."""
+    ground_truth: Any
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The data row as read, every column, for reward functions that ask for columns by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A data row to imitate: supervised fine-tuning's counterpart of a trajectory."""
+
+    index: int
+    prompt_ids: IntArray
+    """int32, at least one token."""
+    response_ids: IntArray
+    """int32: everything after the prompt, later user turns included."""
+    loss_mask: BoolArray
+    """True on the response tokens to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn: temperature, then top-k, then top-p; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    max_tokens: int = 256
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Token ids to continue `len(seeds)` times."""
+
+    token_ids: IntArray
+    sampling: SamplingParams
+    seeds: tuple[int, ...]
+    """One a sample. The same seed gives the same tokens whatever else is in the batch (on one device)."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sample of a request."""
+
+    sample: int
+    """Index into the request's `seeds`."""
+    token_ids: IntArray
+    """int32 `[T]`; a stop token is included, the text after a stop string is not cut."""
+    logprobs: FloatArray
+    """float32 `[T]`: log softmax(logits / temperature) at the sampled token, before top-k and top-p (temperature 0: 1)."""
+    versions: IntArray
+    """int32 `[T]`: the policy version that made each token."""
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A run of response tokens with one author."""
+
+    author: str
+    """`policy`, or what answered it: `tool`, `user`, `environment`."""
+    tokens: int
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One complete attempt at a prompt; response arrays have one entry a response token, tool tokens included."""
+
+    prompt: Prompt
+    sample: int
+    """0 … group size - 1."""
+    response_ids: IntArray
+    loss_mask: BoolArray
+    """True on tokens that the policy made and that the loss may train on."""
+    rollout_logprobs: FloatArray
+    """From the generation engine; 0 where `loss_mask` is False."""
+    versions: IntArray
+    text: str
+    """The response decoded, special tokens left out: what reward functions read."""
+    status: Status
+    turns: tuple[Turn, ...] = ()
+    generation_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The verdict on one trajectory. `value` is None exactly when `failure` says why there is none."""
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of the reward function; each becomes a metric. `acc` is the core validation metric."""
+    prediction: str | None = None
+    """The extracted answer (`pred`), which majority voting needs."""
+    failure: Status | None = None
+    """REWARD_ERROR, REWARD_TIMEOUT or NOT_SCORED."""
+    error: str | None = None
+    """The traceback or the reason, for people."""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """The siblings: all trajectories of one prompt in one step, with their scores."""
+
+    trajectories: list[Trajectory]
+    scores: list[Score]
+
+
+@dataclass(slots=True)
+class TokenColumns(Generic[Array]):
+    """One number a response token; a column that nothing has filled is None. numpy at rest, torch inside an engine."""
+
+    rollout_logprobs: Array | None = None
+    """Of the generation engine."""
+    old_logprobs: Array | None = None
+    """Of the trainer, by the weights before the first optimizer step on this batch."""
+    ref_logprobs: Array | None = None
+    """Of the frozen reference policy."""
+    values: Array | None = None
+    """Of the critic: the expected return before the token is emitted."""
+    advantages: Array | None = None
+    returns: Array | None = None
+    """What the critic regresses to."""
+    weights: Array | None = None
+    """Share of the token in the loss: loss = sum(weights * token_loss) over all micro-batches and ranks."""
+    shares: Array | None = None
+    """1 / number of trained tokens, on trained tokens: sum(shares * x) is the token mean of x."""
+    rows: Array | None = None
+    """Index of the token's trajectory in its optimizer step: tokens of equal `rows` form one sequence."""
+
+    def map(self, function: Callable[[Array], OtherArray]) -> TokenColumns[OtherArray]:
+        """The columns with `function` applied to each that is filled."""
+        filled = {f.name: getattr(self, f.name) for f in fields(self)}
+        return TokenColumns(**{name: None if column is None else function(column) for name, column in filled.items()})
+
+    def slice(self, start: int, stop: int) -> TokenColumns[Array]:
+        """Tokens `start … stop`: a view."""
+        return self.map(lambda column: column[start:stop])  # type: ignore[index]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Trajectories as ragged columns, never padded: what the advantage is computed on and optimizer steps train on."""
+
+    prompt_ids: IntArray
+    """int32, prompts of all rows head to tail."""
+    prompt_offsets: IntArray
+    """int64 `[B + 1]`."""
+    response_ids: IntArray
+    """int32 `[T]`."""
+    response_offsets: IntArray
+    """int64 `[B + 1]`."""
+    loss_mask: BoolArray
+    """`[T]`; all False on a row that has no reward."""
+    versions: IntArray
+    """int32 `[T]`."""
+    groups: IntArray
+    """int32 `[B]`: rows with the same number are siblings."""
+    rewards: FloatArray
+    """float32 `[B]`; 0 on rows that are not `scored`."""
+    scored: BoolArray
+    """`[B]`: False on rows whose reward failed. They take no part in group statistics, loss or metrics."""
+    tokens: TokenColumns[np.ndarray[Any, Any]]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def response_lengths(self) -> IntArray:
+        return np.diff(self.response_offsets)
+
+    @property
+    def row_of_token(self) -> IntArray:
+        """int64 `[T]`: the row of each response token."""
+        return np.repeat(np.arange(len(self)), self.response_lengths)
+
+    def select(self, rows: Sequence[int] | IntArray) -> Batch:
+        """The named rows, in the order given (a copy)."""
+        rows = np.asarray(rows, dtype=np.int64)
+        prompt_take, prompt_offsets = _ragged_take(self.prompt_offsets, rows)
+        token_take, response_offsets = _ragged_take(self.response_offsets, rows)
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids[prompt_take],
+            prompt_offsets=prompt_offsets,
+            response_ids=self.response_ids[token_take],
+            response_offsets=response_offsets,
+            loss_mask=self.loss_mask[token_take],
+            versions=self.versions[token_take],
+            groups=self.groups[rows],
+            rewards=self.rewards[rows],
+            scored=self.scored[rows],
+            tokens=self.tokens.map(lambda column: column[token_take]),
+        )
+
+
+def _ragged_take(offsets: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Indices of the values of `rows`, head to tail, and the offsets of the result."""
+    lengths = (offsets[1:] - offsets[:-1])[rows]
+    result = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=result[1:])
+    return np.repeat(offsets[rows] - result[:-1], lengths) + np.arange(result[-1]), result
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows packed head to tail: what one forward and backward pass sees. Rows must not see one another.
+
+    `token_ids[scored + 1]` are the tokens whose log-prob, entropy or value is wanted; `scored` are the positions whose
+    hidden state predicts them.
+    """
+
+    token_ids: IntArray
+    """int32 `[N]`: prompt and response of each row."""
+    offsets: IntArray
+    """int64 `[rows + 1]`."""
+    scored: IntArray
+    """int64 `[S]`, ascending."""
+    columns: TokenColumns[np.ndarray[Any, Any]]
+    """`[S]`, aligned with `scored`."""
+    source: IntArray
+    """int64 `[S]`: where in the batch's response tokens each scored token came from."""
+
+
+StepMetrics = dict[str, float]
+"""Metric name (`stage/what/stat`, listed in docs/metrics.md) to value, for one step."""
