@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -291,6 +291,46 @@ class MicroBatch:
     """`[S]`, aligned with `scored`."""
     source: IntArray
     """int64 `[S]`: where in the batch's response tokens each scored token came from."""
+
+
+@dataclass(slots=True)
+class Outputs(Generic[Array]):
+    """What a model says of the scored tokens (`_S`, as in MicroBatch). What was not asked for is None."""
+
+    logprobs_S: Array | None = None
+    """float32: log softmax(logits / temperature) at the token that was chosen."""
+    entropy_S: Array | None = None
+    """float32: entropy of softmax(logits / temperature), nats."""
+    values_S: Array | None = None
+    """float32: the value head."""
+
+    def slice(self, start: int, stop: int) -> Outputs[Array]:
+        """Scored tokens `start … stop`: a view."""
+
+        def cut(column: Array | None) -> Array | None:
+            return None if column is None else column[start:stop]  # type: ignore[index]
+
+        return Outputs(cut(self.logprobs_S), cut(self.entropy_S), cut(self.values_S))
+
+
+class TokenLoss(Protocol[Array]):
+    """A loss that is a sum over tokens: (outputs, columns) of some scored tokens -> (their loss, their metrics).
+
+    Each token's term is multiplied by `columns.weights`, each metric's by `columns.shares`, and the results of all
+    micro-batches are summed: neither depends on how the step was cut.
+    """
+
+    @property
+    def token_local(self) -> bool:
+        """A token's term depends on that token's outputs and columns alone: slices of a micro-batch may be passed."""
+        ...
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """The loss differentiates through `outputs.entropy_S`; where False it may come without a graph."""
+        ...
+
+    def __call__(self, outputs: Outputs[Array], columns: TokenColumns[Array]) -> tuple[Array, dict[str, Array]]: ...
 
 
 StepMetrics = dict[str, float]

@@ -9,40 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tandem.types import MicroBatch, TokenColumns
-
-
-@dataclass(slots=True)
-class Outputs:
-    """What the model says of the scored tokens; `_S` as in MicroBatch. What was not asked for is None."""
-
-    logprobs_S: torch.Tensor | None = None
-    """float32: log softmax(logits / temperature) at the token that was chosen."""
-    entropy_S: torch.Tensor | None = None
-    """float32: entropy of softmax(logits / temperature), nats."""
-    values_S: torch.Tensor | None = None
-    """float32: the value head."""
-
-    def slice(self, start: int, stop: int) -> Outputs:
-        def cut(column: torch.Tensor | None) -> torch.Tensor | None:
-            return None if column is None else column[start:stop]
-
-        return Outputs(cut(self.logprobs_S), cut(self.entropy_S), cut(self.values_S))
-
-
-class TokenLoss(Protocol):
-    """A loss that is a sum over tokens: (outputs, columns) of some scored tokens -> (their loss, their metrics).
-
-    Called on whole micro-batches, and where `token_local` is True on any slice of one: a token's term may then depend
-    on that token's outputs and columns alone. Loss and metrics of all slices are summed.
-    """
-
-    token_local: bool
-    needs_entropy: bool
-
-    def __call__(
-        self, outputs: Outputs, columns: TokenColumns[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]: ...
+from tandem.types import MicroBatch, Outputs, TokenLoss
 
 
 @dataclass(slots=True)
@@ -51,7 +18,7 @@ class LossResult:
 
     loss: float
     metrics: dict[str, float]
-    outputs: Outputs
+    outputs: Outputs[torch.Tensor]
 
 
 class TrainEngine(Protocol):
@@ -61,11 +28,11 @@ class TrainEngine(Protocol):
     the gradients. After `offload`, only `onload`, `save` and `named_weights` are legal.
     """
 
-    def forward(self, micro_batch: MicroBatch, *, entropy: bool = False) -> Outputs:
+    def forward(self, micro_batch: MicroBatch, *, entropy: bool = False) -> Outputs[torch.Tensor]:
         """Log-probs (and entropy on request) of a policy, or values of a critic, of the scored tokens; no gradient."""
         ...
 
-    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss) -> LossResult:
+    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[torch.Tensor]) -> LossResult:
         """Add the gradient of `loss` to the gradients."""
         ...
 
