@@ -63,7 +63,7 @@ class Prompt:
     data_source: str
     """Chooses the reward function and names the validation metrics."""
     ground_truth: Any
-    row: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The data row as read, every column, for reward functions that ask for columns by name."""
 
 
@@ -118,7 +118,7 @@ class Completion:
     token_ids: IntArray
     """int32 `[T]`; a stop token is included, the text after a stop string is not cut."""
     logprobs: FloatArray
-    """float32 `[T]`: log softmax(logits / temperature) at the sampled token, before top-k and top-p (temperature 0: 1)."""
+    """float32 `[T]`: log softmax(logits / temperature) at each token, before top-k and top-p (greedy: at 1)."""
     versions: IntArray
     """int32 `[T]`: the policy version that made each token."""
     finish: FinishReason
@@ -158,7 +158,7 @@ class Score:
     """The verdict on one trajectory. `value` is None exactly when `failure` says why there is none."""
 
     value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Further numbers of the reward function; each becomes a metric. `acc` is the core validation metric."""
     prediction: str | None = None
     """The extracted answer (`pred`), which majority voting needs."""
@@ -268,9 +268,11 @@ class Batch:
 def _ragged_take(offsets: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Indices of the values of `rows`, head to tail, and the offsets of the result."""
     lengths = (offsets[1:] - offsets[:-1])[rows]
-    result = np.zeros(len(rows) + 1, dtype=np.int64)
+    result: IntArray = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(lengths, out=result[1:])
-    return np.repeat(offsets[rows] - result[:-1], lengths) + np.arange(result[-1]), result
+    shift: IntArray = np.repeat(np.asarray(offsets[rows] - result[:-1]), lengths)
+    take: IntArray = np.add(shift, np.arange(int(result[-1])))
+    return take, result
 
 
 @dataclass(frozen=True, slots=True)

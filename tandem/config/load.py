@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -42,9 +42,10 @@ def validate(kind: type[Config], tree: Mapping[str, Any]) -> tuple[Config | None
         if name not in tree and not info.is_required():
             sections[name] = info.get_default(call_default_factory=True)
             continue
-        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])
+        section_type: Any = Annotated[cast(Any, info.annotation), info]
+        given = _with_default_type(name, tree.get(name, {}))
         try:
-            sections[name] = adapter.validate_python(_with_default_type(name, tree.get(name, {})))
+            sections[name] = TypeAdapter[Any](section_type).validate_python(given)
         except ValidationError as error:
             problems += [_describe(item, name, kind) for item in error.errors()]
     problems += [message for message in _between_sections(kind, sections)]
@@ -58,8 +59,8 @@ def dump_config(config: TrainConfig | SftConfig) -> str:
 
 def _with_default_type(name: str, section: Any) -> Any:
     if name == "algorithm" and isinstance(section, dict) and "type" not in section:
-        return {"type": "grpo", **section}
-    return section
+        return {"type": "grpo", **cast(dict[str, Any], section)}
+    return cast(Any, section)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise UserError(f"{path}: must hold sections (model:, data:, …), found {type(tree).__name__}")
-    return tree
+    return cast(dict[str, Any], tree)
 
 
 def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
@@ -86,16 +87,24 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
             yield f"override {override!r}: write it as section.key=value"
             continue
         *parents, last = dotted.split(".")
-        node: Any = tree
-        for parent in parents:
-            node = node.setdefault(parent, {}) if isinstance(node, dict) else None
-        if not isinstance(node, dict):
+        node = _section_at(tree, parents)
+        if node is None:
             yield f"override {override!r}: {'.'.join(parents)} is a value, not a section"
             continue
         try:
             node[last] = _scalar(yaml.safe_load(text))
         except yaml.YAMLError:
             yield f"override {override!r}: {text!r} is not valid YAML; put it in quotes"
+
+
+def _section_at(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    """The section at `path`, made where it is missing; None when a plain value is in the way."""
+    node: Any = tree
+    for name in path:
+        if not isinstance(node, dict):
+            return None
+        node = cast(dict[str, Any], node).setdefault(name, {})
+    return cast(dict[str, Any], node) if isinstance(node, dict) else None
 
 
 def _scalar(value: Any) -> Any:
@@ -145,7 +154,7 @@ def _dotted_keys(kind: Any, prefix: str = "") -> Iterator[str]:
 def _sections_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
-    return [section for part in getattr(annotation, "__args__", ()) for section in _sections_in(part)]
+    return [section for part in get_args(annotation) for section in _sections_in(part)]
 
 
 def _between_sections(kind: type[Section], sections: Mapping[str, Any]) -> Iterator[str]:
