@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from tandem.types import TokenLoss
+
 
 class Signal(Enum):
     """What the loop must ask the engines for before `advantages`."""
@@ -56,9 +58,33 @@ class Advantages:
 class Algorithm(Protocol):
     """Chosen by `algorithm.type`; the loop never branches on which one it is.
 
-    `loss` and `value_loss` are `TokenLoss`es (tandem.training.base): sums over tokens, weighted by `columns.weights`.
+    Once a step, in this order: the loop fills what `needs` names, calls `advantages`, then cuts the step into optimizer
+    steps and calls `weights` for each, before it is cut further into micro-batches.
     """
 
-    needs: frozenset[Signal]
+    @property
+    def needs(self) -> frozenset[Signal]: ...
 
-    def advantages(self, rollouts: Rollouts) -> Advantages: ...
+    @property
+    def loss(self) -> TokenLoss[torch.Tensor]:
+        """Of the policy."""
+        ...
+
+    @property
+    def value_loss(self) -> TokenLoss[torch.Tensor] | None:
+        """Of the critic; None without one."""
+        ...
+
+    def advantages(self, rollouts: Rollouts) -> Advantages:
+        """Of one step's trajectories; may move the algorithm's own state (the adaptive KL coefficient)."""
+        ...
+
+    def weights(self, mask_T: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
+        """`columns.weights` of one optimizer step, from its trained tokens and the trajectory each belongs to."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs; plain JSON."""
+        ...
+
+    def load_state(self, state: dict[str, float]) -> None: ...
