@@ -1,1 +1,1 @@
-
+"""Records of a run: metrics, trajectories, environment, report."""

@@ -1,0 +1,97 @@
+"""trajectories/step_000001.parquet: everything that happened to each trajectory of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tandem.files import replacing
+from tandem.types import Batch, Group, IntArray
+
+_TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
+_PARTS = pa.map_(pa.string(), pa.float64())
+_REPEATED = ["data_source", "ground_truth", "prompt", "status"]
+"""Columns worth a dictionary; on token columns it costs most of the writing time and saves nothing."""
+
+
+def trajectories_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "trajectories" / f"step_{step:06d}.parquet"
+
+
+def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch) -> None:
+    """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        pq.write_table(
+            _table(step, groups, batch), temporary, compression="zstd", use_dictionary=_REPEATED, write_statistics=False
+        )
+
+
+def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one step, all columns or those named."""
+    with pq.ParquetFile(path) as file:
+        return file.read(columns=None if columns is None else list(columns))
+
+
+def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    scores = [score for group in groups for score in group.scores]
+    assert len(trajectories) == len(scores) == len(batch), (len(trajectories), len(scores), len(batch))
+    tokens, offsets = batch.tokens, batch.response_offsets
+    return pa.table(
+        {
+            "step": pa.array(np.full(len(batch), step, np.int64)),
+            "prompt_index": pa.array([t.prompt.index for t in trajectories], pa.int64()),
+            "group": pa.array(batch.groups),
+            "sample": pa.array([t.sample for t in trajectories], pa.int32()),
+            "data_source": _text(t.prompt.data_source for t in trajectories),
+            "ground_truth": _text(str(t.prompt.ground_truth) for t in trajectories),
+            "prompt": _text(t.prompt.text for t in trajectories),
+            "response": _text(t.text for t in trajectories),
+            "prompt_ids": _ragged(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
+            "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
+            "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
+            "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
+            "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
+            "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
+            "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
+            "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
+            "reward": pa.array([s.value for s in scores], pa.float64()),
+            "reward_parts": pa.array([list(s.parts.items()) for s in scores], _PARTS),
+            "prediction": _text(s.prediction for s in scores),
+            "turns": pa.array([[asdict(turn) for turn in t.turns] for t in trajectories], _TURNS),
+            "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),
+            "error": _text(s.error for s in scores),
+            "generation_s": pa.array([t.generation_s for t in trajectories], pa.float64()),
+            "reward_s": pa.array([s.seconds for s in scores], pa.float64()),
+        }
+    )
+
+
+def _ragged(offsets: IntArray, values: np.ndarray[Any, Any] | None, kind: pa.DataType) -> pa.Array:
+    """A list a row, without a Python list; a NaN becomes null, and so does each row of a column that is not filled."""
+    if values is None:
+        return pa.nulls(len(offsets) - 1, pa.list_(kind))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, kind, from_pandas=True))
+
+
+def _text(values: Iterable[str | None]) -> pa.Array:
+    """UTF-8 cannot hold lone surrogates, which JSON rows and user functions may bring; they become escapes."""
+    clean = [None if value is None else value.encode("utf-8", "backslashreplace").decode() for value in values]
+    return pa.array(clean, pa.string())
+
+
+def _mean_over_trained(batch: Batch) -> np.ndarray[Any, Any]:
+    """`[B]`: the mean advantage of each row's trained tokens; NaN where there is none."""
+    if batch.tokens.advantages is None:
+        return np.full(len(batch), np.nan)
+    rows = batch.row_of_token[batch.loss_mask]
+    counts = np.bincount(rows, minlength=len(batch))
+    sums = np.bincount(rows, weights=batch.tokens.advantages[batch.loss_mask], minlength=len(batch))
+    return np.divide(sums, counts, out=np.full(len(batch), np.nan), where=counts > 0)

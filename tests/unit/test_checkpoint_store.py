@@ -1,0 +1,187 @@
+"""Checkpoints are complete or absent: pruning, damage, and a process killed at any file operation."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.checkpoint import CheckpointStore
+from tandem.errors import UserError
+
+
+def fill(directory: Path, content: str) -> None:
+    for part in ("model", "state"):
+        (directory / part).mkdir()
+        (directory / part / "data.bin").write_text(f"{part} {content}")
+
+
+def save(store: CheckpointStore, step: int, content: str = "first") -> None:
+    with store.write(step) as directory:
+        fill(directory, content)
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_a_written_checkpoint_is_the_latest_and_verifies(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    assert store.latest() is None
+    save(store, 10)
+    assert names(tmp_path) == ["latest", "step_000010"]
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000010\n"
+    latest = CheckpointStore(tmp_path, keep_last=2).latest()
+    assert latest == tmp_path / "checkpoints" / "step_000010"
+    store.verify(latest)
+    manifest = json.loads((latest / "manifest.json").read_text())
+    assert manifest["step"] == 10
+    assert manifest["files"]["model/data.bin"] == {
+        "bytes": 11,
+        "sha256": "ccd80eeadf0275982e0af8e4a6acd7874c61d4750d0a2b53b7ac4a14a5e4a367",
+    }
+
+
+def test_keep_last_and_best(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1)
+    store.mark_best(1)
+    for step in (2, 3, 4):
+        save(store, step)
+    assert names(tmp_path) == ["best", "latest", "step_000001", "step_000003", "step_000004"]
+    assert store.best() == tmp_path / "checkpoints" / "step_000001"
+    store.mark_best(4)
+    assert names(tmp_path) == ["best", "latest", "step_000003", "step_000004"]
+
+
+def test_an_exception_leaves_everything_as_it_was(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 1)
+    with pytest.raises(RuntimeError, match="disk full"), store.write(2) as directory:
+        fill(directory, "half")
+        raise RuntimeError("disk full")
+    assert names(tmp_path) == ["latest", "step_000001"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog):
+    store = CheckpointStore(tmp_path, keep_last=3)
+    for step in (1, 2, 3):
+        save(store, step)
+    (tmp_path / "checkpoints/step_000003/model/data.bin").write_text("short")
+    (tmp_path / "checkpoints/step_000002/state/data.bin").unlink()
+    assert store.latest() == tmp_path / "checkpoints" / "step_000001"
+    assert "model/data.bin has 5 bytes, the manifest says 11" in caplog.text
+    assert "state/data.bin is missing" in caplog.text
+    (tmp_path / "checkpoints/step_000001/manifest.json").write_text("{")
+    with pytest.raises(UserError, match="no complete checkpoint") as raised:
+        store.latest()
+    assert "manifest.json cannot be read" in str(raised.value)
+
+
+def test_verify_compares_content(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 1)
+    path = tmp_path / "checkpoints" / "step_000001"
+    (path / "model/data.bin").write_text("model fIrst")
+    assert store.latest() == path, "sizes alone do not tell"
+    with pytest.raises(UserError, match=r"model/data\.bin has another content"):
+        store.verify(path)
+
+
+def test_overwriting_a_step_replaces_it(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1)
+    save(store, 1, "second")
+    assert names(tmp_path) == ["latest", "step_000001"]
+    assert (tmp_path / "checkpoints/step_000001/model/data.bin").read_text() == "model second"
+
+
+def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=3)
+    for step in (5, 10, 15):
+        save(store, step)
+    (tmp_path / "checkpoints" / "latest").write_text("step_000005\n")
+    assert store.latest() == tmp_path / "checkpoints" / "step_000005"
+    save(store, 6)
+    assert names(tmp_path) == ["latest", "step_000005", "step_000006"]
+
+
+KILL_EVERYWHERE = """
+import os, shutil, sys
+from pathlib import Path
+from tandem.checkpoint import CheckpointStore
+
+root = Path(sys.argv[1])
+real_fsync = os.fsync
+EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "shutil.rmtree"}
+left = None
+
+def operation():
+    global left
+    if left is not None:
+        left -= 1
+        if left < 0:
+            os._exit(9)
+
+sys.addaudithook(lambda event, arguments: operation() if event in EVENTS else None)
+
+def fsync(descriptor):
+    operation()
+    real_fsync(descriptor)
+
+os.fsync = fsync
+
+def save(store, step, content):
+    with store.write(step) as directory:
+        for part in ("model", "state"):
+            (directory / part).mkdir()
+            (directory / part / "data.bin").write_text(f"{part} {content}")
+
+def check(run, step):
+    latest = CheckpointStore(run, 1).latest()
+    CheckpointStore(run, 1).verify(latest)
+    contents = {(latest / part / "data.bin").read_text().split()[1] for part in ("model", "state")}
+    assert contents in ({"old"}, {"new"}), contents
+    leftovers = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".step")]
+    assert not leftovers, leftovers
+    return f"{latest.name}:{contents.pop()}"
+
+def killed_after(operations, run, step):
+    save(CheckpointStore(run, 1), 1, "old")
+    child = os.fork()
+    if child == 0:
+        global left
+        left = operations
+        try:
+            save(CheckpointStore(run, 1), step, "new")
+        except BaseException:
+            os._exit(8)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9), status
+    seen = check(run, step)
+    shutil.rmtree(run)
+    return status, seen
+
+for step in (1, 2):
+    operations, outcomes, status = 0, set(), 9
+    while status == 9:
+        status, seen = killed_after(operations, root / "run", step)
+        outcomes.add(seen)
+        operations += 1
+    print(step, operations, *sorted(outcomes))
+"""
+
+
+def test_a_kill_at_any_file_operation_leaves_a_loadable_latest(tmp_path):
+    """A child process dies at its n-th file operation while it writes step 2, or step 1 anew, for every n."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_EVERYWHERE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    overwritten, added = (line.split() for line in done.stdout.splitlines())
+    assert int(overwritten[1]) > 30
+    assert int(added[1]) > 30
+    assert overwritten[2:] == ["step_000001:new", "step_000001:old"]
+    assert added[2:] == ["step_000001:old", "step_000002:new"]

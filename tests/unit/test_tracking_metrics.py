@@ -1,0 +1,109 @@
+"""Metrics on disk, on the console and in TensorBoard."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tandem.errors import UserError
+from tandem.tracking.console import ConsoleTracker
+from tandem.tracking.environment import write_environment
+from tandem.tracking.jsonl import JsonlTracker, read_metrics
+from tandem.tracking.tensorboard import TensorBoardTracker
+
+
+def test_each_step_is_one_strict_json_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.log(1, {"reward/mean": 0.1, "critic/vf_explained_var": math.nan, "actor/kl": np.float32(0.5)})
+    first = path.read_text()
+    assert first == '{"step": 1, "reward/mean": 0.1, "critic/vf_explained_var": null, "actor/kl": 0.5}\n'
+    tracker.log(2, {"reward/mean": 1 / 3})
+    tracker.close()
+    records = read_metrics(path)
+    assert math.isnan(records[0]["critic/vf_explained_var"])
+    assert records[1] == {"step": 2, "reward/mean": 1 / 3}
+
+
+def test_a_resumed_run_appends_after_a_torn_line_and_its_records_win(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.2}\n{"step": 3, "rew')
+    tracker = JsonlTracker(path)
+    tracker.log(2, {"reward/mean": 0.25})
+    tracker.log(3, {"reward/mean": 0.3})
+    tracker.close()
+    assert path.read_text().splitlines()[2:] == [
+        '{"step": 3, "rew',
+        '{"step": 2, "reward/mean": 0.25}',
+        '{"step": 3, "reward/mean": 0.3}',
+    ]
+    assert [(record["step"], record["reward/mean"]) for record in read_metrics(path)] == [(1, 0.1), (2, 0.25), (3, 0.3)]
+    JsonlTracker(path).close()
+    assert path.read_text().count("\n") == 5, "opening a whole file adds nothing"
+
+
+def test_plain_console_prints_one_line_a_step():
+    out = io.StringIO()
+    tracker = ConsoleTracker(total_steps=4, console=Console(file=out, width=40))
+    tracker.log(1, {"reward/mean": 0.123456, "actor/kl": 1e-5, "time/step_s": 2.0, "other": 1.0})
+    tracker.log(2, {"reward/mean": 0.5, "val/gsm8k/acc/mean@1": 0.25})
+    tracker.close()
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("step 1/4  reward 0.1235  kl 1e-05  s/step 2  left ")
+    assert second.startswith("step 2/4  reward 0.5  val/gsm8k/acc/mean@1 0.25  left ")
+
+
+def test_terminal_console_shows_progress_and_keeps_validation():
+    out = io.StringIO()
+    tracker = ConsoleTracker(total_steps=4, console=Console(file=out, width=120, force_terminal=True))
+    tracker.log(2, {"reward/mean": 0.5, "val/[x]/acc/mean@1": 0.25})
+    tracker.close()
+    assert "step 2  val/[x]/acc/mean@1 0.25" in out.getvalue()
+    assert "2/4" in out.getvalue()
+    assert "reward 0.5" in out.getvalue()
+
+
+def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in ((0, 1, 2), (1, 2)):
+        tracker = TensorBoardTracker(tmp_path)
+        for step in steps:
+            tracker.log(step, {"reward/mean": step + len(steps), "actor/lr": 1e-6})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["actor/lr", "reward/mean"]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 3.0), (1, 3.0), (2, 4.0)]
+
+
+def test_missing_tensorboard_tells_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+    with pytest.raises(UserError, match=r"pip install 'tandem-rl\[tensorboard\]'"):
+        TensorBoardTracker(tmp_path)
+
+
+def test_tracking_and_checkpoints_import_no_torch(tmp_path):
+    code = (
+        "import sys, tandem.checkpoint, tandem.tracking.trajectories, tandem.tracking.console, "
+        "tandem.tracking.jsonl, tandem.tracking.environment, tandem.tracking.tensorboard as t;"
+        "assert 'tensorboard' not in sys.modules; t.TensorBoardTracker(sys.argv[1]).close();"
+        "assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_environment_names_versions_hardware_and_seed(tmp_path):
+    write_environment(tmp_path, seed=7)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["seed"] == 7
+    assert environment["command"] == sys.argv
+    assert environment["packages"]["pyarrow"] == __import__("pyarrow").__version__
+    assert environment["cores"] >= 1
+    assert environment["memory_gib"] > 0.1
+    assert environment["gpus"] == [] or "," in environment["gpus"][0]

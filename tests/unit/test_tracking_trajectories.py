@@ -1,0 +1,112 @@
+"""Trajectory files hold every column, aligned with the batch."""
+
+import numpy as np
+import pytest
+
+from tandem.tracking.trajectories import read_trajectories, trajectories_path, write_trajectories
+from tandem.types import Batch, Group, Prompt, Score, Status, TokenColumns, Trajectory, Turn
+
+
+def prompt(index: int, ids: list[int]) -> Prompt:
+    return Prompt(index, np.array(ids, np.int32), f"prompt {index}", "toy", {"answer": index})
+
+
+def trajectory(asked: Prompt, sample: int, ids: list[int], mask: list[bool], **more) -> Trajectory:
+    return Trajectory(
+        asked,
+        sample,
+        np.array(ids, np.int32),
+        np.array(mask),
+        np.full(len(ids), -0.5, np.float32),
+        np.full(len(ids), 3, np.int32),
+        text=f"response {ids}",
+        status=more.pop("status", Status.COMPLETED),
+        **more,
+    )
+
+
+@pytest.fixture
+def step():
+    """Two prompts with two samples each: a tool turn in the first row, an empty response, a failed reward."""
+    first, second = prompt(7, [1, 2, 3]), prompt(9, [4])
+    groups = [
+        Group(
+            [
+                trajectory(first, 0, [10, 11, 12], [True, False, True], turns=(Turn("policy", 2), Turn("tool", 1))),
+                trajectory(first, 1, [], []),
+            ],
+            [Score(1.0, {"acc": 1.0, "format": 0.5}, prediction="42", seconds=0.25), Score(0.0)],
+        ),
+        Group(
+            [
+                trajectory(second, 0, [13], [True], status=Status.TRUNCATED, generation_s=1.5),
+                trajectory(second, 1, [14, 15], [False, False]),
+            ],
+            [Score(0.5), Score(None, failure=Status.REWARD_ERROR, error="Traceback \ud800")],
+        ),
+    ]
+    batch = Batch(
+        prompt_ids=np.array([1, 2, 3, 1, 2, 3, 4, 4], np.int32),
+        prompt_offsets=np.array([0, 3, 6, 7, 8]),
+        response_ids=np.array([10, 11, 12, 13, 14, 15], np.int32),
+        response_offsets=np.array([0, 3, 3, 4, 6]),
+        loss_mask=np.array([True, False, True, True, False, False]),
+        versions=np.full(6, 3, np.int32),
+        groups=np.array([0, 0, 1, 1], np.int32),
+        rewards=np.array([1.0, 0.0, 0.5, 0.0], np.float32),
+        scored=np.array([True, True, True, False]),
+        tokens=TokenColumns(
+            rollout_logprobs=np.array([-1, 0, -2, -3, 0, 0], np.float32),
+            old_logprobs=np.array([-1.5, np.nan, -2.5, -3.5, np.nan, np.nan], np.float32),
+            advantages=np.array([0.5, 0, 1.5, -1, 0, 0], np.float32),
+        ),
+    )
+    return groups, batch
+
+
+def test_every_column_comes_back(tmp_path, step):
+    path = trajectories_path(tmp_path, 12)
+    write_trajectories(path, 12, *step)
+    assert path == tmp_path / "trajectories" / "step_000012.parquet"
+    assert [entry.name for entry in path.parent.iterdir()] == ["step_000012.parquet"]
+    assert read_trajectories(path).to_pydict() == {
+        "step": [12] * 4,
+        "prompt_index": [7, 7, 9, 9],
+        "group": [0, 0, 1, 1],
+        "sample": [0, 1, 0, 1],
+        "data_source": ["toy"] * 4,
+        "ground_truth": ["{'answer': 7}", "{'answer': 7}", "{'answer': 9}", "{'answer': 9}"],
+        "prompt": ["prompt 7", "prompt 7", "prompt 9", "prompt 9"],
+        "response": ["response [10, 11, 12]", "response []", "response [13]", "response [14, 15]"],
+        "prompt_ids": [[1, 2, 3], [1, 2, 3], [4], [4]],
+        "response_ids": [[10, 11, 12], [], [13], [14, 15]],
+        "loss_mask": [[True, False, True], [], [True], [False, False]],
+        "rollout_logprobs": [[-1, 0, -2], [], [-3], [0, 0]],
+        "trainer_logprobs": [[-1.5, None, -2.5], [], [-3.5], [None, None]],
+        "advantages": [[0.5, 0, 1.5], [], [-1], [0, 0]],
+        "advantage": [1.0, None, -1.0, None],
+        "policy_versions": [[3, 3, 3], [], [3], [3, 3]],
+        "reward": [1.0, 0.0, 0.5, None],
+        "reward_parts": [[("acc", 1.0), ("format", 0.5)], [], [], []],
+        "prediction": ["42", None, None, None],
+        "turns": [[{"author": "policy", "tokens": 2}, {"author": "tool", "tokens": 1}], [], [], []],
+        "status": ["completed", "completed", "truncated", "reward_error"],
+        "error": [None, None, None, "Traceback \\ud800"],
+        "generation_s": [0.0, 0.0, 1.5, 0.0],
+        "reward_s": [0.25, 0.0, 0.0, 0.0],
+    }
+
+
+def test_columns_that_nothing_filled_are_null(tmp_path, step):
+    groups, batch = step
+    batch.tokens.old_logprobs = batch.tokens.advantages = None
+    write_trajectories(tmp_path / "t.parquet", 1, groups, batch)
+    table = read_trajectories(tmp_path / "t.parquet", ["trainer_logprobs", "advantages", "advantage"])
+    assert table.to_pydict() == {name: [None] * 4 for name in ("trainer_logprobs", "advantages", "advantage")}
+
+
+def test_rows_must_match_the_batch(tmp_path, step):
+    groups, batch = step
+    with pytest.raises(AssertionError):
+        write_trajectories(tmp_path / "t.parquet", 1, groups[:1], batch)
+    assert not (tmp_path / "t.parquet").exists()
