@@ -1,0 +1,69 @@
+"""Which rows a step uses: each row once an epoch, in an order that a cursor resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tandem.errors import UserError
+from tandem.types import IntArray
+
+
+class Sampler(Iterator[list[int]]):
+    """Endless steps of `rows_per_step` row indices; a step may straddle two epochs, so no row is ever dropped.
+
+    The order of epoch e depends on (seed, e) alone, so the cursor, a count of rows, is the whole state.
+    """
+
+    def __init__(self, length: int, rows_per_step: int, shuffle: bool, seed: int):
+        assert length > 0 and rows_per_step > 0
+        self._length = length
+        self._rows_per_step = rows_per_step
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drawn = 0
+        self._order = (0, self._order_of(0))
+
+    def __next__(self) -> list[int]:
+        rows = [self._row(self._drawn + i) for i in range(self._rows_per_step)]
+        self._drawn += self._rows_per_step
+        return rows
+
+    @property
+    def epoch(self) -> float:
+        """Epochs gone through, the present one by its share."""
+        return self._drawn / self._length
+
+    def steps_for(self, epochs: int) -> int:
+        """Steps until every row has been used `epochs` times."""
+        return -(-self._length * epochs // self._rows_per_step)
+
+    def state(self) -> dict[str, int | bool]:
+        """What `load_state` needs; plain enough for JSON."""
+        return {"drawn": self._drawn, "length": self._length, "seed": self._seed, "shuffle": self._shuffle}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue after the last row drawn; `rows_per_step` may differ. Raises UserError if the order would change."""
+        present = self.state()
+        for key, name in (("length", "rows of data"), ("seed", "trainer.seed"), ("shuffle", "data.shuffle")):
+            if state[key] != present[key]:
+                raise UserError(
+                    f"cannot resume: {name} was {state[key]} and is {present[key]} now, so the data order "
+                    "would differ; put it back, or start a new run"
+                )
+        self._drawn = int(state["drawn"])
+
+    def _row(self, position: int) -> int:
+        epoch, index = divmod(position, self._length)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._order_of(epoch))
+        return int(self._order[1][index])
+
+    def _order_of(self, epoch: int) -> IntArray:
+        if not self._shuffle:
+            return np.arange(self._length)
+        # Raw bits, whose stream numpy never changes, where that of Generator.permutation may differ between versions.
+        keys = np.random.Philox(np.random.SeedSequence([self._seed, epoch])).random_raw(self._length)
+        return np.argsort(keys, kind="stable")
