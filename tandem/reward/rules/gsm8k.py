@@ -1,0 +1,57 @@
+"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168): is the final number right?
+
+Numbers are compared as decimal strings in canonical form: 1,000 = $1000.00 = 1000. and no digit is ever rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
+"""Groups: minus sign (not that of a subtraction), digits."""
+_MARKED = re.compile(rf"####[ \t]*\+?([-−])?\$?([-−])?({_UNSIGNED})(?![0-9]|[.,][0-9])")
+
+
+def strict(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    """Right when the last `#### number` is the ground truth; an answer without one is wrong."""
+    return _verdict(marked_answer(solution_str), ground_truth)
+
+
+def flexible(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    """Right when the last number of the text is the ground truth, whatever is written around it."""
+    return _verdict(last_number(solution_str), ground_truth)
+
+
+def marked_answer(text: str) -> str | None:
+    """The number after the last `####` that has one, in canonical form."""
+    found = _MARKED.findall(text)
+    if not found:
+        return None
+    before, after, digits = found[-1]
+    return canonical(digits, negative=bool(before or after))
+
+
+def last_number(text: str) -> str | None:
+    """The last number of the text, in canonical form."""
+    found = _NUMBER.findall(text)
+    if not found:
+        return None
+    sign, digits = found[-1]
+    return canonical(digits, negative=bool(sign))
+
+
+def canonical(digits: str, negative: bool = False) -> str:
+    """One spelling a value: no separators, no leading or trailing zeros, no minus before zero."""
+    whole, _, fraction = digits.replace(",", "").partition(".")
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    value = f"{whole}.{fraction}" if fraction else whole
+    return f"-{value}" if negative and value != "0" else value
+
+
+def _verdict(answer: str | None, ground_truth: Any) -> dict[str, Any]:
+    if not _MARKED.fullmatch(f"#### {str(ground_truth).strip()}"):
+        raise ValueError(f"the ground truth {ground_truth!r} is not a number")
+    right = float(answer == marked_answer(f"#### {ground_truth}"))
+    return {"score": right, "acc": right, "pred": answer}
