@@ -1,1 +1,1 @@
-
+"""The controller: the dataflow, and what a run has around it."""

@@ -93,3 +93,10 @@ def _weight_names(path: Path) -> list[str]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens that end an answer: those of the generation config and the tokenizer's end of sequence."""
+    named: Any = model.generation_config.eos_token_id if model.generation_config else None
+    stops = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
+    return tuple(sorted(stops))

@@ -1,0 +1,123 @@
+"""The PPO family's dataflow: one function, one line a stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+
+from tandem.algorithms import Algorithm
+from tandem.algorithms.base import Rollouts, Signal
+from tandem.batching import to_batch
+from tandem.reward import RewardManager
+from tandem.types import Batch, Group, Prompt, StepMetrics
+from tandem.weights.base import WeightSync
+from tandem.workers.critic import Critic
+from tandem.workers.policy import Actor, Reference
+from tandem.workers.rollout import RolloutWorker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Roles:
+    """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
+
+    rollout: RolloutWorker
+    reward: RewardManager
+    actor: Actor
+    reference: Reference | None
+    critic: Critic | None
+    weights: WeightSync
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step leaves behind."""
+
+    groups: list[Group]
+    batch: Batch
+    metrics: StepMetrics
+
+
+@dataclass(slots=True)
+class Clock:
+    """Runs stages and keeps the seconds of each as `time/<stage>_s`."""
+
+    seconds: StepMetrics = field(default_factory=dict[str, float])
+
+    def __call__(self, stage: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        start = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.seconds[f"time/{stage}_s"] = time.perf_counter() - start
+
+
+def train_step(roles: Roles, algorithm: Algorithm, prompts: Sequence[Prompt], samples: int, step: int) -> Step:
+    """Generate, score, judge, learn, publish. `step` counts from 1; the trained weights are published as its version.
+
+    Sheng et al. 2024 (HybridFlow), figure 1: generation, preparation and learning stages of RLHF.
+    """
+    clock = Clock()
+    siblings = clock("generation", roles.rollout.generate, prompts, samples, step)
+    groups = clock("reward", roles.reward.score, siblings, step)
+    batch = to_batch(groups)
+    columns = batch.tokens
+    if roles.actor.needs_old_logprobs:
+        columns.old_logprobs = clock("old_logprobs", roles.actor.logprobs, batch)
+    if roles.reference:
+        columns.ref_logprobs = clock("ref_logprobs", roles.reference.logprobs, batch)
+    if roles.critic:
+        columns.values = clock("values", roles.critic.values, batch)
+    metrics = clock("advantages", judge, algorithm, batch)
+    if roles.critic:
+        metrics |= clock("critic_update", roles.critic.update, batch, step)
+    metrics |= clock("actor_update", roles.actor.update, batch, step)
+    clock("publish", roles.weights.publish, step)
+    return Step(groups, batch, {**roles.reward.metrics(groups), **metrics, **clock.seconds})
+
+
+def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
+    """Fill the batch's advantages and returns."""
+    tokens = batch.tokens.map(torch.from_numpy)
+    policy_logprobs = tokens.rollout_logprobs if tokens.old_logprobs is None else tokens.old_logprobs
+    assert policy_logprobs is not None
+    verdict = algorithm.advantages(
+        Rollouts(
+            rewards_B=torch.from_numpy(batch.rewards),
+            scored_B=torch.from_numpy(batch.scored),
+            groups_B=torch.from_numpy(batch.groups.astype(np.int64)),
+            offsets=torch.from_numpy(batch.response_offsets),
+            mask_T=torch.from_numpy(batch.loss_mask),
+            policy_logprobs_T=policy_logprobs,
+            ref_logprobs_T=tokens.ref_logprobs,
+            values_T=tokens.values,
+        )
+    )
+    batch.tokens.advantages = verdict.advantages_T.numpy()
+    batch.tokens.returns = None if verdict.returns_T is None else verdict.returns_T.numpy()
+    return verdict.metrics
+
+
+def needs(algorithm: Algorithm, signal: Signal) -> bool:
+    return signal in algorithm.needs
+
+
+def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:
+    """Lengths of prompts and responses, staleness and entropy of the rollout."""
+    responses, prompts = batch.response_lengths, np.diff(batch.prompt_offsets)
+    metrics: dict[str, Any] = {}
+    for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
+        metrics |= {f"{name}/mean": lengths.mean(), f"{name}/max": lengths.max(), f"{name}/min": lengths.min()}
+    metrics["response_length/clip_ratio"] = (responses >= max_response_tokens).mean()
+    if batch.loss_mask.any():
+        assert batch.tokens.rollout_logprobs is not None
+        metrics["rollout/entropy"] = -batch.tokens.rollout_logprobs[batch.loss_mask].mean()
+        metrics["rollout/staleness/mean"] = (version - batch.versions[batch.loss_mask]).mean()
+    return {name: float(value) for name, value in metrics.items()}

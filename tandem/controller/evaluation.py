@@ -1,0 +1,29 @@
+"""`tandem eval`: a model directory and a data set -> validation metrics."""
+
+from __future__ import annotations
+
+from tandem.config import TrainConfig
+from tandem.controller.inputs import RlInputs
+from tandem.controller.resources import best_device
+from tandem.controller.validation import validate
+from tandem.generation.native import NativeEngine
+from tandem.models.loading import load_policy, stop_token_ids
+from tandem.reward import RewardManager
+from tandem.types import StepMetrics
+from tandem.workers.rollout import RolloutWorker
+
+
+def evaluate_model(config: TrainConfig, inputs: RlInputs) -> StepMetrics:
+    """Answer and score `data.val_files` with `model.path`."""
+    assert inputs.val is not None
+    policy = load_policy(config.model).to(best_device())
+    engine = NativeEngine(policy, config.generation, inputs.tokenizer)
+    engine.load_weights(0, None)
+    stops = stop_token_ids(policy, inputs.tokenizer)
+    rollout = RolloutWorker(engine, inputs.tokenizer, config.generation, stops, config.trainer.seed)
+    reward = RewardManager(config.reward, config.trainer.seed)
+    try:
+        return validate(rollout, reward, list(inputs.val), step=0)[0]
+    finally:
+        rollout.close()
+        reward.close()

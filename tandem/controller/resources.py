@@ -1,0 +1,30 @@
+"""The device of this process, and what a step costs on it."""
+
+from __future__ import annotations
+
+import resource
+
+import torch
+
+from tandem.types import StepMetrics
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def reset_peak_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def describe_resources(tokens: int, seconds: float) -> StepMetrics:
+    """Throughput over the whole step (prompt and response tokens) and peak memory: of the GPU, else of the process."""
+    on_gpu = torch.cuda.is_available()
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "time/step_s": seconds,
+        "perf/tokens_per_s": tokens / seconds,
+        "perf/tokens_per_s_per_gpu": tokens / seconds / max(torch.cuda.device_count(), 1),
+        "perf/peak_memory_gib": peak / 2**30,
+    }

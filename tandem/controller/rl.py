@@ -1,0 +1,123 @@
+"""Reinforcement learning as a job: roles from a configuration, one dataflow step a step."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tandem.algorithms import Algorithm, make_algorithm
+from tandem.algorithms.base import Signal
+from tandem.config import TrainConfig
+from tandem.controller.dataflow import Roles, describe_batch, train_step
+from tandem.controller.inputs import RlInputs
+from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
+from tandem.controller.validation import validate
+from tandem.data import Sampler
+from tandem.files import write_text
+from tandem.generation.native import NativeEngine
+from tandem.models.loading import load_critic, load_policy, stop_token_ids
+from tandem.reward import RewardManager
+from tandem.tracking import trajectories_path, write_trajectories
+from tandem.training.fsdp import FsdpEngine
+from tandem.types import Batch, StepMetrics
+from tandem.weights.shared import SharedWeights
+from tandem.workers.critic import Critic
+from tandem.workers.policy import Actor, Reference
+from tandem.workers.rollout import RolloutWorker
+
+
+class RlJob:
+    """PPO, GRPO and their kin on one rank, every role an object of this process."""
+
+    def __init__(self, config: TrainConfig, inputs: RlInputs) -> None:
+        assert inputs.train is not None
+        self._config = config
+        self._inputs = inputs
+        self._sampler = Sampler(
+            len(inputs.train), config.data.prompts_per_step, config.data.shuffle, config.trainer.seed
+        )
+        trainer = config.trainer
+        self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
+        self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
+        self._engines, self._roles = make_roles(config, inputs, self._algorithm, self.total_steps)
+
+    def step(self, step: int) -> StepMetrics:
+        config, train = self._config, self._inputs.train
+        assert train is not None
+        reset_peak_memory()
+        start = time.perf_counter()
+        prompts = [train[row] for row in next(self._sampler)]
+        done = train_step(self._roles, self._algorithm, prompts, config.algorithm.group_size, step)
+        if config.trainer.trajectories_every and step % config.trainer.trajectories_every == 0:
+            write_trajectories(trajectories_path(config.trainer.run_dir, step), step, done.groups, done.batch)
+        seconds = time.perf_counter() - start
+        return {
+            **done.metrics,
+            **describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1),
+            **describe_resources(_tokens(done.batch), seconds),
+            "data/epoch": self._sampler.epoch,
+        }
+
+    def evaluate(self, step: int) -> StepMetrics:
+        assert self._inputs.val is not None
+        return validate(self._roles.rollout, self._roles.reward, list(self._inputs.val), step)[0]
+
+    def save(self, directory: Path) -> None:
+        for name, engine in self._engines.items():
+            target = directory / name
+            target.mkdir(exist_ok=True)
+            engine.save(target)
+        self._inputs.tokenizer.save_pretrained(directory / "model")
+        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
+        write_text(directory / "state" / "rl.json", json.dumps(state))
+
+    def load(self, directory: Path) -> None:
+        for name, engine in self._engines.items():
+            engine.load(directory / name)
+        state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
+        self._sampler.load_state(state["sampler"])
+        self._algorithm.load_state(state["algorithm"])
+        version = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))["step"]
+        self._roles.weights.publish(version)
+
+    def close(self) -> None:
+        self._roles.rollout.close()
+        self._roles.reward.close()
+
+
+def make_roles(
+    config: TrainConfig, inputs: RlInputs, algorithm: Algorithm, total_steps: int
+) -> tuple[dict[str, FsdpEngine], Roles]:
+    """The roles that the algorithm needs, and the engines to checkpoint by their place in a checkpoint."""
+    device = best_device()
+    training, temperature = config.training, config.generation.temperature
+    optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
+    policy = load_policy(config.model).to(device)
+    engines = {".": FsdpEngine(policy, training, training.optimizer, optimizer_steps, temperature=temperature)}
+    reference = critic = None
+    if Signal.REF_LOGPROBS in algorithm.needs:
+        frozen = load_policy(config.model).to(device).requires_grad_(False)
+        reference = Reference(FsdpEngine(frozen, training, None, 0, temperature=temperature), config)
+    if Signal.VALUES in algorithm.needs:
+        assert config.algorithm.type == "ppo"
+        values = load_critic(config.model).to(device)
+        engines["critic"] = FsdpEngine(values, training, config.algorithm.critic_optimizer, optimizer_steps)
+        critic = Critic(engines["critic"], algorithm, config)
+    generator = NativeEngine(policy, config.generation, inputs.tokenizer)
+    weights = SharedWeights(generator)
+    weights.publish(0)
+    stops = stop_token_ids(policy, inputs.tokenizer)
+    roles = Roles(
+        rollout=RolloutWorker(generator, inputs.tokenizer, config.generation, stops, config.trainer.seed),
+        reward=RewardManager(config.reward, config.trainer.seed),
+        actor=Actor(engines["."], algorithm, config),
+        reference=reference,
+        critic=critic,
+        weights=weights,
+    )
+    return engines, roles
+
+
+def _tokens(batch: Batch) -> int:
+    return len(batch.prompt_ids) + len(batch.response_ids)

@@ -1,0 +1,161 @@
+"""What every training run has around its steps: the run directory, records, checkpoints, validation, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tandem.checkpoint import CheckpointStore, open_run_dir
+from tandem.config import SftConfig, TrainConfig, dump_config
+from tandem.errors import UserError
+from tandem.files import write_text
+from tandem.tracking import Tracker, make_trackers, write_environment, write_report
+from tandem.types import StepMetrics
+
+
+class Job(Protocol):
+    """The steps of one kind of training. Steps count from 1."""
+
+    total_steps: int
+
+    def step(self, step: int) -> StepMetrics: ...
+
+    def evaluate(self, step: int) -> StepMetrics: ...
+
+    def save(self, directory: Path) -> None:
+        """Everything that the steps after this one depend on."""
+        ...
+
+    def load(self, directory: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where the run stands; saved with every checkpoint."""
+
+    step: int = 0
+    best: float | None = None
+
+
+class StopRequest:
+    """Ctrl-C asks the run to stop after the step in hand; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        def ask(signum: int, frame: object) -> None:
+            if self.made:
+                raise KeyboardInterrupt
+            self.made = True
+            print("\nstopping after this step (Ctrl-C again: at once, back to the last checkpoint)", flush=True)
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def claim_run_dir(config: TrainConfig | SftConfig) -> None:
+    """Make `trainer.run_dir` this run's; raises UserError when it holds something else."""
+    changes = open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume)
+    for change in changes:
+        print(f"resuming with {change}")
+    write_environment(config.trainer.run_dir, config.trainer.seed)
+
+
+def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
+    """Run the job to its last step or to Ctrl-C (then False), from the last checkpoint where there is one."""
+    trainer = config.trainer
+    store = CheckpointStore(trainer.run_dir, trainer.keep_last)
+    progress = _restore(job, store) if trainer.resume else _Progress()
+    trackers = make_trackers(config.tracking, trainer.run_dir, job.total_steps, progress.step)
+    stop = StopRequest()
+    try:
+        with stop.listening():
+            if progress.step == 0 and trainer.eval_every:
+                _log(trackers, 0, job.evaluate(0))
+            for step in range(progress.step + 1, job.total_steps + 1):
+                _one_step(config, job, store, progress, trackers, step, stop)
+                if stop.made:
+                    break
+    finally:
+        for tracker in trackers:
+            tracker.close()
+        job.close()
+    write_report(trainer.run_dir)
+    return progress.step == job.total_steps
+
+
+def _one_step(
+    config: TrainConfig | SftConfig,
+    job: Job,
+    store: CheckpointStore,
+    progress: _Progress,
+    trackers: list[Tracker],
+    step: int,
+    stop: StopRequest,
+) -> None:
+    trainer = config.trainer
+    last = step == job.total_steps
+    metrics = job.step(step)
+    if _due(step, trainer.eval_every) or (last and trainer.eval_every):
+        metrics |= job.evaluate(step)
+    progress.step = step
+    best = _improve(progress, metrics, trainer.best_metric)
+    if last or best or stop.made or _due(step, trainer.save_every):
+        _save(job, store, progress)
+        if best:
+            store.mark_best(step)
+    _log(trackers, step, metrics)
+
+
+def _improve(progress: _Progress, metrics: StepMetrics, name: str | None) -> bool:
+    if name is None or name not in metrics or (progress.best is not None and metrics[name] <= progress.best):
+        return False
+    progress.best = metrics[name]
+    return True
+
+
+def _save(job: Job, store: CheckpointStore, progress: _Progress) -> None:
+    with store.write(progress.step) as directory:
+        for part in ("model", "state"):
+            (directory / part).mkdir()
+        job.save(directory)
+        write_text(directory / "state" / "run.json", json.dumps({"step": progress.step, "best": progress.best}))
+
+
+def _restore(job: Job, store: CheckpointStore) -> _Progress:
+    checkpoint = store.latest()
+    if checkpoint is None:
+        return _Progress()
+    job.load(checkpoint)
+    progress = _Progress(**json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8")))
+    print(f"resuming after step {progress.step} from {checkpoint}")
+    return progress
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _log(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:
+    for tracker in trackers:
+        tracker.log(step, metrics)
+
+
+def resumable_config(run_dir: Path) -> Path:
+    """The configuration that a run to be resumed was started with."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"--resume {run_dir}: no config.yaml there; give the directory of a run")
+    return path
