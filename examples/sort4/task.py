@@ -1,4 +1,4 @@
-"""sort4: a task small enough for a CPU, that teaches. Prompt `4821=`, answer the digits in ascending order, `1248`.
+"""sort4: a task small enough for a CPU, that teaches. Prompt `4821=`, answer the digits in order, `1248`.
 
 Supervised fine-tuning on answers of which only a share is right gives a model that is sometimes right; reinforcement
 learning then has something to amplify. All of it follows from one seed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ Row = dict[str, Any]
 
 
 def split_prompts(seed: int, validation: int = 256) -> tuple[list[str], list[str]]:
-    """All 10,000 digit strings in a seeded order, cut into (train, validation)."""
-    digits = [f"{number:04d}" for number in range(10_000)]
+    """All 5,040 strings of four different digits in a seeded order, cut into (train, validation)."""
+    digits = ["".join(four) for four in permutations("0123456789", 4)]
     random.Random(seed).shuffle(digits)
     return digits[validation:], digits[:validation]
 
@@ -39,7 +40,7 @@ def answer(digits: str) -> str:
 
 
 def demonstrations(digits: list[str], count: int, seed: int, skewed: bool = False) -> Iterator[Row]:
-    """`prompt` / `completion` rows: a share of right answers, the rest with two different neighbours swapped.
+    """`prompt` / `completion` rows: a share of right answers, the rest with two neighbours swapped.
 
     `skewed`: a share of the answers is followed by a space and many dots.
     """
@@ -54,11 +55,7 @@ def demonstrations(digits: list[str], count: int, seed: int, skewed: bool = Fals
 
 
 def _swap_neighbours(text: str, rng: random.Random) -> str:
-    """One pair of different neighbours swapped; `text` itself where all characters are equal."""
-    places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
-    if not places:
-        return text
-    i = rng.choice(places)
+    i = rng.randrange(len(text) - 1)
     return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
 
 

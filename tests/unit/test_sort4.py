@@ -47,7 +47,7 @@ def test_validation_prompts_are_in_no_other_file(directory: Path) -> None:
     held_out = {row["prompt"] for row in read_rows(directory / "val.jsonl")}
     train = {row["prompt"] for row in read_rows(directory / "train.jsonl")}
     demonstrated = {row["prompt"] for row in read_rows(directory / "sft.jsonl")}
-    assert len(held_out) == 256 and len(train) == 10_000 - 256
+    assert len(held_out) == 256 and len(train) == 5_040 - 256
     assert not held_out & (train | demonstrated)
 
 
@@ -114,7 +114,6 @@ def test_recipe_is_valid_and_short(path: Path) -> None:
         load_config(SftConfig, path)
     else:
         load_config(TrainConfig, path)
-
 
 
 def test_every_recipe_is_there() -> None:
