@@ -1,0 +1,119 @@
+"""Trajectories and demonstrations -> Batch -> optimizer steps -> micro-batches.
+
+Suffixes: `_B` rows of the batch, `_R` rows of a micro-batch, `_N` its tokens, prompts included, `_S` its scored tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem.types import Batch, BoolArray, Demonstration, FloatArray, Group, IntArray, MicroBatch, TokenColumns
+
+
+def to_batch(groups: Sequence[Group]) -> Batch:
+    """The trajectories of a step, groups in order; a row whose score has no value is neither `scored` nor masked in."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    rewards = [score.value for group in groups for score in group.scores]
+    scored_B = np.array([reward is not None for reward in rewards], dtype=np.bool_)
+    response_offsets = _offsets([len(trajectory.response_ids) for trajectory in trajectories])
+    loss_mask: BoolArray = _head_to_tail([trajectory.loss_mask for trajectory in trajectories], np.bool_)
+    return Batch(
+        prompt_ids=_head_to_tail([trajectory.prompt.token_ids for trajectory in trajectories], np.int32),
+        prompt_offsets=_offsets([len(trajectory.prompt.token_ids) for trajectory in trajectories]),
+        response_ids=_head_to_tail([trajectory.response_ids for trajectory in trajectories], np.int32),
+        response_offsets=response_offsets,
+        loss_mask=loss_mask & np.repeat(scored_B, np.diff(response_offsets)),
+        versions=_head_to_tail([trajectory.versions for trajectory in trajectories], np.int32),
+        groups=np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups]),
+        rewards=np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32),
+        scored=scored_B,
+        tokens=TokenColumns(
+            rollout_logprobs=_head_to_tail([trajectory.rollout_logprobs for trajectory in trajectories], np.float32)
+        ),
+    )
+
+
+def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
+    """Rows to imitate: each a group of its own, reward 0, no token columns yet."""
+    response_ids: IntArray = _head_to_tail([row.response_ids for row in demonstrations], np.int32)
+    return Batch(
+        prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
+        prompt_offsets=_offsets([len(row.prompt_ids) for row in demonstrations]),
+        response_ids=response_ids,
+        response_offsets=_offsets([len(row.response_ids) for row in demonstrations]),
+        loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
+        versions=np.zeros(len(response_ids), dtype=np.int32),
+        groups=np.arange(len(demonstrations), dtype=np.int32),
+        rewards=np.zeros(len(demonstrations), dtype=np.float32),
+        scored=np.ones(len(demonstrations), dtype=np.bool_),
+        tokens=TokenColumns(),
+    )
+
+
+def split_groups(batch: Batch, parts: int, seed: int) -> list[IntArray]:
+    """Rows of each of `parts` optimizer steps: siblings stay together, token counts are near-equal, order is by `seed`.
+
+    Groups are dealt in shuffled order, each to the step with the fewest tokens so far. Fewer groups than `parts` give
+    as many steps as there are groups.
+    """
+    groups, group_of_row_B = np.unique(batch.groups, return_inverse=True)
+    tokens_of_group = np.bincount(group_of_row_B, weights=_row_lengths(batch))
+    totals = np.zeros(min(parts, len(groups)))
+    part_of_group = np.zeros(len(groups), dtype=np.int64)
+    for group in np.random.default_rng(seed).permutation(len(groups)):
+        part_of_group[group] = part = int(totals.argmin())
+        totals[part] += tokens_of_group[group]
+    return [np.flatnonzero(part_of_group[group_of_row_B] == part) for part in range(len(totals))]
+
+
+def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int) -> list[MicroBatch]:
+    """`rows` packed longest first, at most `tokens_per_micro_batch` tokens each; a longer row is alone.
+
+    Scored are the response tokens that `loss_mask` names; a row without any is left out. Rows of like length end up
+    together, which is what attention over packed rows is fastest on.
+    """
+    scored_before = np.concatenate(([0], np.cumsum(batch.loss_mask, dtype=np.int64)))
+    has_scored_B = np.diff(scored_before[batch.response_offsets]) > 0
+    lengths_B = _row_lengths(batch)
+    kept: IntArray = np.asarray(rows, dtype=np.int64)
+    kept = kept[has_scored_B[kept]]
+    ordered = kept[np.argsort(-lengths_B[kept], kind="stable")]
+    ends = np.cumsum(lengths_B[ordered])
+    tokens: IntArray = np.concatenate((batch.prompt_ids, batch.response_ids))
+    mask: BoolArray = np.concatenate((np.zeros(len(batch.prompt_ids), dtype=np.bool_), batch.loss_mask))
+    result: list[MicroBatch] = []
+    start = used = 0
+    while start < len(ordered):
+        stop = max(start + 1, int(np.searchsorted(ends, used + tokens_per_micro_batch, side="right")))
+        result.append(_pack(batch, ordered[start:stop], tokens, mask))
+        start, used = stop, int(ends[stop - 1])
+    return result
+
+
+def _pack(batch: Batch, rows_R: IntArray, tokens: IntArray, mask: BoolArray) -> MicroBatch:
+    """`tokens` are the prompts and then the responses of the batch; `mask` says which of them are scored."""
+    prompts = len(batch.prompt_ids)
+    starts = np.stack((batch.prompt_offsets[rows_R], batch.response_offsets[rows_R] + prompts), axis=1).ravel()
+    stops = np.stack((batch.prompt_offsets[rows_R + 1], batch.response_offsets[rows_R + 1] + prompts), axis=1).ravel()
+    segments = _offsets(stops - starts)
+    take_N: IntArray = np.add(np.repeat(starts - segments[:-1], stops - starts), np.arange(int(segments[-1])))
+    target_S = np.flatnonzero(mask[take_N])
+    source_S: IntArray = np.subtract(take_N[target_S], prompts)
+    columns = batch.tokens.map(lambda column: column[source_S])
+    return MicroBatch(tokens[take_N], segments[::2], np.subtract(target_S, 1), columns, source_S)
+
+
+def _row_lengths(batch: Batch) -> IntArray:
+    """int64 `[B]`: prompt and response tokens of each row."""
+    return np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
+
+
+def _offsets(lengths: Sequence[int] | IntArray) -> IntArray:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def _head_to_tail(arrays: Sequence[IntArray | BoolArray | FloatArray], dtype: type[np.generic]) -> Any:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
