@@ -39,7 +39,7 @@ def check_text(value: Any, column: str) -> str:
 def check_messages(value: Any, column: str) -> ChatMessages:
     """`value`, which must be a list of {role, content}, the last with content. Further keys reach the template."""
     if not isinstance(value, list):
-        raise BadRow(column, "has the wrong type", f"{type(value).__name__} where text or a list of messages is needed")
+        raise BadRow(column, "has the wrong type", f"{type(value).__name__} where messages are needed")
     messages = [_check_message(item, column, f"message {number}") for number, item in enumerate(value, start=1)]
     if not messages or not messages[-1]["content"].strip():
         raise BadRow(column, "is empty", "the last message has no content" if messages else "no messages")
@@ -88,8 +88,13 @@ def render(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
-    """Token ids of each text. `special_tokens`: add what the tokenizer puts around plain text, such as a BOS token."""
+    """Token ids of each text. `special_tokens`: add what the tokenizer puts before plain text, such as a BOS token."""
     if not texts:
         return []
-    encoded = tokenizer(list(texts), add_special_tokens=special_tokens, return_attention_mask=False, verbose=False)
-    return encoded["input_ids"]  # type: ignore[return-value]
+    encoded: Any = tokenizer(list(texts), add_special_tokens=special_tokens, return_attention_mask=False, verbose=False)
+    rows: list[list[int]] = encoded["input_ids"]
+    for ids, text in zip(rows, texts, strict=True):
+        # Some tokenizers also put EOS after plain text, but these texts are to be continued.
+        if special_tokens and ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token)):
+            ids.pop()
+    return rows

@@ -105,9 +105,9 @@ class SftDataset:
     def _encode_plain(self, rows: list[_Plain]) -> list[_Tokens]:
         prompts = encode(self._tokenizer, [row.prompt for row in rows], special_tokens=True)
         completions = encode(self._tokenizer, [row.completion for row in rows], special_tokens=False)
-        eos: Any = self._tokenizer.eos_token_id
+        eos = self._tokenizer.eos_token_id
         for ids in completions:
-            if eos is not None and ids[-1:] != [eos]:
+            if isinstance(eos, int) and ids[-1:] != [eos]:
                 ids.append(eos)
         return [
             (np.array(prompt, np.int32), np.array(completion, np.int32), np.ones(len(completion), np.bool_))

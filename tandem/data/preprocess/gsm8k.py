@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-
 from tandem.data.chat import check_text
 from tandem.data.preprocess.writing import write_parquet
 from tandem.data.rows import BadRow, Row, read_rows
@@ -20,18 +18,6 @@ ENDINGS = (".jsonl.gz", ".jsonl")
 """Where both are there, the last is read."""
 FINAL_ANSWER = re.compile(r"####\s*(-?[\d,]*\.?\d+)\s*$")
 
-SCHEMA = pa.schema(
-    {
-        "data_source": pa.string(),
-        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
-        "ability": pa.string(),
-        "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
-        "extra_info": pa.struct(
-            {"split": pa.string(), "index": pa.int64(), "answer": pa.string(), "question": pa.string()}
-        ),
-    }
-)
-
 
 def convert(source: Path, out: Path) -> dict[str, int]:
     """Write `<out>/<split>.parquet` of verl rows for each published file in the folder `source`, or for that one file.
@@ -42,7 +28,7 @@ def convert(source: Path, out: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for split, rows in tables.items():
         counts[f"{split}_in"] = len(rows)
-        counts[f"{split}_out"] = write_parquet(rows, SCHEMA, out / f"{split}.parquet")
+        counts[f"{split}_out"] = write_parquet(rows, out / f"{split}.parquet")
     return counts
 
 

@@ -1,0 +1,101 @@
+"""Files -> numbered rows, and what is said of files that cannot be read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_tokenizer import verl_row
+
+from tandem.data.rows import BadRow, RowFormat, detect_format, read_rows
+from tandem.errors import UserError
+
+ROWS = [{"prompt": "a", "nested": {"list": [1, 2], "text": "é"}}, {"prompt": "b", "nested": {"list": [], "text": ""}}]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz", "rows.JSON.GZ", "rows.parquet"])
+def test_every_kind_of_file_gives_the_same_plain_rows(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=1)
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+        path.write_bytes(gzip.compress(text) if name.lower().endswith("gz") else text)
+    assert list(read_rows(path)) == [(1, ROWS[0]), (2, ROWS[1])]
+
+
+def test_row_numbers_are_line_numbers_and_bad_lines_do_not_end_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": \n[1]\n{"a": "\xff"}\n{"a": 2}')
+    rows = dict(read_rows(path))
+    assert list(rows) == [1, 3, 4, 5, 6]
+    assert (rows[1], rows[6]) == ({"a": 1}, {"a": 2})
+    assert [str(rows[n]).split("(")[0] for n in (3, 4, 5)] == [
+        "the line is not valid JSON ",
+        "the line is not a JSON object {…} ",
+        "the line is not valid JSON ",
+    ]
+
+
+def _parquet_bytes() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist([{"prompt": "x" * 50}] * 100), sink, compression="none", use_dictionary=False)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("gone.jsonl", None, "no such file"),
+        ("empty.parquet", b"", "the file is empty"),
+        ("blank.jsonl", b"\n \n", "holds no rows"),
+        ("cut.parquet", _parquet_bytes()[:-20], "damaged"),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 500)[:-12], "damaged"),
+        ("plain.jsonl.gz", b'{"prompt": "a"}\n', "damaged"),
+        ("text.parquet", b'{"prompt": "a"}\n', "damaged"),
+        ("rows.csv", b"a,b\n", r"unknown file ending.*\.parquet, \.jsonl"),
+    ],
+)
+def test_an_unreadable_file_is_named_with_its_reason(
+    tmp_path: Path, name: str, content: bytes | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name}: .*{reason}"):
+        list(read_rows(tmp_path / name))
+
+
+def test_parquet_without_rows_and_with_a_damaged_page(tmp_path: Path) -> None:
+    empty = tmp_path / "none.parquet"
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), empty)
+    with pytest.raises(UserError, match="holds no rows"):
+        list(read_rows(empty))
+    damaged = bytearray(_parquet_bytes())
+    damaged[4:40] = b"\xff" * 36
+    (tmp_path / "page.parquet").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"page\.parquet: .*damaged"):
+        list(read_rows(tmp_path / "page.parquet"))
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    (tmp_path / "part.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"part\.jsonl: .*directory"):
+        list(read_rows(tmp_path / "part.jsonl"))
+
+
+def test_formats_are_told_by_their_columns() -> None:
+    every = (RowFormat.VERL, RowFormat.MESSAGES, RowFormat.PROMPT_COMPLETION, RowFormat.PROMPT)
+    assert detect_format(verl_row(), every) is RowFormat.VERL
+    assert detect_format({"prompt": "a", "data_source": None}, every) is RowFormat.PROMPT
+    assert detect_format({"prompt": "a", "completion": "b"}, every) is RowFormat.PROMPT_COMPLETION
+    assert detect_format({"messages": [], "prompt": "a"}, every) is RowFormat.MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("row", "missing"), [({"prompt": "a"}, "completion"), ({"text": "a"}, "messages"), ({"completion": "b"}, "prompt")]
+)
+def test_the_column_that_is_nearest_to_a_format_is_called_missing(row: dict[str, str], missing: str) -> None:
+    with pytest.raises(BadRow, match=f"column `{missing}` is missing .*the row has {next(iter(row))}"):
+        detect_format(row, (RowFormat.MESSAGES, RowFormat.PROMPT_COMPLETION))

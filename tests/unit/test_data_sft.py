@@ -1,0 +1,156 @@
+"""Rows to imitate -> Demonstration: what is prompt, what is learned."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_tokenizer import CHAT_TEMPLATE, char_tokenizer, write_lines
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.data.dataset import RLHFDataset
+from tandem.data.sft import SftDataset
+from tandem.errors import UserError
+from tandem.types import Demonstration
+
+TOKENIZER = char_tokenizer()
+SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "hi"}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def load(tmp_path: Path, rows: list[Any], tokenizer: Any = TOKENIZER, **options: Any) -> SftDataset:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    return SftDataset([path], tokenizer, SftDataConfig(train_files=[path], **options))
+
+
+def ids(*parts: str) -> list[int]:
+    """A part that is a special token counts as one token, any other as its characters."""
+    pieces = [piece for part in parts for piece in ([part] if part.startswith("<") else part)]
+    return TOKENIZER.convert_tokens_to_ids(pieces)
+
+
+def check(found: Demonstration, prompt: list[int], *runs: tuple[list[int], bool]) -> None:
+    assert found.prompt_ids.tolist() == prompt and found.prompt_ids.dtype == np.int32
+    assert found.response_ids.tolist() == [token for run, _ in runs for token in run]
+    assert found.response_ids.dtype == np.int32 and found.loss_mask.dtype == np.bool_
+    assert found.loss_mask.tolist() == [learned for run, learned in runs for _ in run]
+
+
+def test_the_loss_is_on_every_assistant_turn_and_its_end(tmp_path: Path) -> None:
+    row = {"messages": [SYSTEM, USER, assistant("yes"), {"role": "user", "content": "so"}, assistant("no")]}
+    dataset = load(tmp_path, [row])
+    asked = ids("<|start|>", "system\ns", "<|end|>", "\n", "<|start|>", "user\nhi", "<|end|>", "\n")
+    check(
+        dataset[0],
+        [*asked, *ids("<|start|>", "assistant\n")],
+        (ids("yes", "<|end|>", "\n"), True),
+        (ids("<|start|>", "user\nso", "<|end|>", "\n", "<|start|>", "assistant\n"), False),
+        (ids("no", "<|end|>", "\n"), True),
+    )
+    assert dataset.description == "rows.jsonl: 1 `messages` rows; 0 skipped"
+
+
+def test_messages_after_the_last_answer_are_not_learned(tmp_path: Path) -> None:
+    found = load(tmp_path, [{"messages": [USER, assistant("a"), USER]}])[0]
+    assert found.loss_mask.tolist() == [True] * 3 + [False] * (len(found.loss_mask) - 3)
+
+
+def test_only_the_completion_of_a_prompt_of_messages_is_learned(tmp_path: Path) -> None:
+    row = {"prompt": [USER, assistant("a"), USER], "completion": [assistant("b")]}
+    asked = ids("<|start|>", "user\nhi", "<|end|>", "\n")
+    told = ids("<|start|>", "assistant\na", "<|end|>", "\n")
+    prompt = [*asked, *told, *asked, *ids("<|start|>", "assistant\n")]
+    check(load(tmp_path, [row])[0], prompt, (ids("b", "<|end|>", "\n"), True))
+
+
+def test_strings_are_tokenised_apart_and_end_with_eos_once(tmp_path: Path) -> None:
+    rows = [{"prompt": "12=", "completion": "21"}, {"prompt": "12=", "completion": "21<eos>"}]
+    dataset = load(tmp_path, rows)
+    for found in (dataset[0], dataset[1]):
+        check(found, ids("12="), (ids("21", "<eos>"), True))
+    tokenizer = char_tokenizer()
+    tokenizer.eos_token = None
+    check(load(tmp_path, rows, tokenizer)[0], ids("12="), (ids("21"), True))
+
+
+def test_prompts_are_the_ones_that_reinforcement_learning_asks(tmp_path: Path) -> None:
+    tokenizer = char_tokenizer(around="<bos> $A <eos>")
+    rows = [
+        {"prompt": "12=", "completion": "21"},
+        {"prompt": [SYSTEM, USER], "completion": [assistant("a")]},
+        {"prompt": [USER], "messages": [USER, assistant("a")]},
+    ]
+    taught = load(tmp_path, rows, tokenizer)
+    asked = RLHFDataset([tmp_path / "rows.jsonl"], tokenizer, DataConfig())
+    for index in range(3):
+        assert taught[index].prompt_ids.tolist() == asked[index].token_ids.tolist()
+    assert taught[0].prompt_ids[0] == tokenizer.bos_token_id
+    assert taught[0].response_ids.tolist() == ids("21", "<eos>")
+
+
+def byte_pair_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, with ` yes` and a line break before `yes` as merges, as in byte-level tokenizers of real models."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("y", "e"), ("ye", "s"), ("Ġ", "yes")]
+    tokens = ["<|start|>", "<|end|>", *alphabet, *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    result = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, additional_special_tokens=["<|start|>", "<|end|>"], eos_token="<|end|>"
+    )
+    result.chat_template = CHAT_TEMPLATE
+    return result
+
+
+def test_masks_hold_with_tokens_of_many_characters_and_characters_of_many_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_pair_tokenizer()
+    row = {"messages": [{"role": "user", "content": "yes 日?"}, assistant("日 yes yes")]}
+    found = load(tmp_path, [row], tokenizer)[0]
+    assert found.loss_mask.all()
+    assert tokenizer.decode(found.prompt_ids.tolist()) == "<|start|>user\nyes 日?<|end|>\n<|start|>assistant\n"
+    assert tokenizer.decode(found.response_ids.tolist()) == "日 yes yes<|end|>\n"
+    assert len(found.response_ids) == 3 + 1 + 1 + 1 + 1  # three bytes, two ` yes`, the end, the line break
+
+
+FORGETFUL = CHAT_TEMPLATE.replace("{{ m.content }}", "{% if loop.last %}<think>{% endif %}{{ m.content }}")
+
+BAD_ROWS = [
+    ({"prompt": "a"}, "column `completion` is missing", CHAT_TEMPLATE),
+    ({"text": "a"}, "column `messages` is missing", CHAT_TEMPLATE),
+    ({"prompt": "", "completion": "a"}, "column `prompt` is empty", CHAT_TEMPLATE),
+    ({"prompt": "a", "completion": " "}, "column `completion` is empty", CHAT_TEMPLATE),
+    ({"prompt": "a", "completion": [assistant("b")]}, r"column `completion` has the wrong type \(list", CHAT_TEMPLATE),
+    ({"prompt": [USER], "completion": "b"}, r"column `completion` has the wrong type \(str", CHAT_TEMPLATE),
+    ({"prompt": [USER], "completion": [USER]}, r"does not begin with an assistant message \(but user", CHAT_TEMPLATE),
+    ({"messages": "a"}, r"column `messages` has the wrong type \(str", CHAT_TEMPLATE),
+    ({"messages": [USER]}, "column `messages` has no assistant turn after a prompt", CHAT_TEMPLATE),
+    ({"messages": [assistant("a"), USER]}, "column `messages` has no assistant turn after a prompt", CHAT_TEMPLATE),
+    ({"messages": [USER, SYSTEM, assistant("a")]}, "refused by the chat template", CHAT_TEMPLATE),
+    ({"messages": [USER, assistant("a")], "images": ["x"]}, "column `images` is not supported", CHAT_TEMPLATE),
+    ({"prompt": "a" * 20, "completion": "b" * 20}, r"data.max_tokens \(41 tokens, the limit is 40", CHAT_TEMPLATE),
+    (
+        {"messages": [USER, assistant("a"), USER, assistant("b")]},
+        r"cannot be split into turns by this chat template \(the text up to message 2",
+        FORGETFUL,
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "reason", "template"), BAD_ROWS)
+def test_a_bad_row_is_named_or_left_out(tmp_path: Path, row: Any, reason: str, template: str) -> None:
+    rows, tokenizer = [{"prompt": "a", "completion": "b"}, row], char_tokenizer(template)
+    with pytest.raises(UserError, match=rf"rows\.jsonl, row 2: .*{reason}"):
+        load(tmp_path, rows, tokenizer, max_tokens=40)
+    dataset = load(tmp_path, rows, tokenizer, max_tokens=40, on_bad_row="skip")
+    assert (len(dataset), dataset.skipped) == (1, 1)
+
+
+def test_messages_without_a_chat_template_are_one_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no chat template"):
+        load(tmp_path, [{"messages": [USER, assistant("a")]}], char_tokenizer(None), on_bad_row="skip")
