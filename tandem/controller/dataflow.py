@@ -13,7 +13,7 @@ import torch
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts, Signal
 from tandem.batching import to_batch
-from tandem.reward import RewardManager
+from tandem.reward.manager import RewardManager
 from tandem.types import Batch, Group, Prompt, StepMetrics
 from tandem.weights.base import WeightSync
 from tandem.workers.critic import Critic

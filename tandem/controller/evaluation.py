@@ -8,7 +8,7 @@ from tandem.controller.resources import best_device
 from tandem.controller.validation import validate
 from tandem.generation.native import NativeEngine
 from tandem.models.loading import load_policy, stop_token_ids
-from tandem.reward import RewardManager
+from tandem.reward.manager import RewardManager
 from tandem.types import StepMetrics
 from tandem.workers.rollout import RolloutWorker
 

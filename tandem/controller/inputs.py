@@ -11,10 +11,11 @@ from typing import ParamSpec, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config import SftConfig, TrainConfig
-from tandem.data import RLHFDataset, SftDataset
+from tandem.data.dataset import RLHFDataset
+from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.models.loading import load_tokenizer
-from tandem.reward import check_functions
+from tandem.reward.functions import check_functions
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,12 +13,12 @@ from tandem.controller.dataflow import Roles, describe_batch, train_step
 from tandem.controller.inputs import RlInputs
 from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
 from tandem.controller.validation import validate
-from tandem.data import Sampler
+from tandem.data.sampler import Sampler
 from tandem.files import write_text
 from tandem.generation.native import NativeEngine
 from tandem.models.loading import load_critic, load_policy, stop_token_ids
-from tandem.reward import RewardManager
-from tandem.tracking import trajectories_path, write_trajectories
+from tandem.reward.manager import RewardManager
+from tandem.tracking.trajectories import trajectories_path, write_trajectories
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, StepMetrics
 from tandem.weights.shared import SharedWeights
@@ -94,15 +94,15 @@ def make_roles(
     training, temperature = config.training, config.generation.temperature
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = load_policy(config.model).to(device)
-    engines = {".": FsdpEngine(policy, training, training.optimizer, optimizer_steps, temperature=temperature)}
+    engines = {".": FsdpEngine.policy(policy, training, training.optimizer, optimizer_steps, temperature)}
     reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
-        frozen = load_policy(config.model).to(device).requires_grad_(False)
-        reference = Reference(FsdpEngine(frozen, training, None, 0, temperature=temperature), config)
+        frozen = FsdpEngine.policy(load_policy(config.model).to(device), training, None, temperature=temperature)
+        reference = Reference(frozen, config)
     if Signal.VALUES in algorithm.needs:
         assert config.algorithm.type == "ppo"
         values = load_critic(config.model).to(device)
-        engines["critic"] = FsdpEngine(values, training, config.algorithm.critic_optimizer, optimizer_steps)
+        engines["critic"] = FsdpEngine.critic(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
     generator = NativeEngine(policy, config.generation, inputs.tokenizer)
     weights = SharedWeights(generator)

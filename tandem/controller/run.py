@@ -14,7 +14,11 @@ from tandem.checkpoint import CheckpointStore, open_run_dir
 from tandem.config import SftConfig, TrainConfig, dump_config
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.tracking import Tracker, make_trackers, write_environment, write_report
+from tandem.tracking.base import Tracker
+from tandem.tracking.console import ConsoleTracker
+from tandem.tracking.environment import write_environment
+from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.report import write_report
 from tandem.types import StepMetrics
 
 
@@ -78,7 +82,7 @@ def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
     trainer = config.trainer
     store = CheckpointStore(trainer.run_dir, trainer.keep_last)
     progress = _restore(job, store) if trainer.resume else _Progress()
-    trackers = make_trackers(config.tracking, trainer.run_dir, job.total_steps, progress.step)
+    trackers = _trackers(config, job.total_steps, progress.step)
     stop = StopRequest()
     try:
         with stop.listening():
@@ -146,6 +150,16 @@ def _restore(job: Job, store: CheckpointStore) -> _Progress:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Tracker]:
+    run_dir = config.trainer.run_dir
+    trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(total_steps, first_step)]
+    if config.tracking.tensorboard:
+        from tandem.tracking.tensorboard import TensorBoardTracker
+
+        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+    return trackers
 
 
 def _log(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:

@@ -13,7 +13,7 @@ from tandem.batching import demonstrations_to_batch
 from tandem.config import SftConfig
 from tandem.controller.inputs import SftInputs
 from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
-from tandem.data import Sampler
+from tandem.data.sampler import Sampler
 from tandem.files import write_text
 from tandem.models.loading import load_policy
 from tandem.training.fsdp import FsdpEngine
@@ -32,7 +32,7 @@ class SftJob:
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         policy = load_policy(config.model).to(best_device())
-        self._engine = FsdpEngine(policy, config.training, config.training.optimizer, self.total_steps)
+        self._engine = FsdpEngine.policy(policy, config.training, config.training.optimizer, self.total_steps)
 
     def step(self, step: int) -> StepMetrics:
         reset_peak_memory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from tandem.reward import RewardManager
+from tandem.reward.manager import RewardManager
 from tandem.types import Group, Prompt, Score, StepMetrics
 from tandem.workers.rollout import RolloutWorker
 

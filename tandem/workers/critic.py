@@ -34,7 +34,7 @@ class Critic:
         assert loss is not None
         done: list[StepMetrics] = []
         for epoch in range(config.algorithm.epochs):
-            for rows in split_groups(batch.groups, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
+            for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
                 mask = batch.loss_mask & np.isin(batch.row_of_token, rows)
                 weights = self._algorithm.weights(torch.from_numpy(mask), torch.from_numpy(batch.row_of_token))
                 batch.tokens.weights, batch.tokens.shares = weights.numpy(), token_shares(mask)

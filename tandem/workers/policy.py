@@ -47,7 +47,7 @@ class Actor(Reference):
         seen = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
         done: list[StepMetrics] = []
         for epoch in range(config.algorithm.epochs):
-            for rows in split_groups(batch.groups, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
+            for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
                 informative = rows[self._informative(batch)[rows]]
                 self._weigh(batch, rows, informative)
                 done.append(

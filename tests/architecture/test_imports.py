@@ -1,0 +1,98 @@
+"""The order of imports, one owner of each heavy package, and what must stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "tandem"
+FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, COMMANDS = range(6)
+LAYERS = {
+    **dict.fromkeys(("types", "errors", "files", "config"), FOUNDATION),
+    "models": MODELS,
+    **dict.fromkeys(
+        ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
+    ),
+    **dict.fromkeys(("checkpoint", "tracking"), STAGE),
+    "workers": WORKERS,
+    "controller": CONTROLLER,
+    "cli": COMMANDS,
+}
+MAY_TOUCH = {("weights", "generation")}
+"""Stages that meet: a weight sync is the engine's counterpart and speaks its protocol."""
+OWNERS = {"tensorboard": "tracking/tensorboard.py", "vllm": None, "sglang": None, "megatron": None, "ray": None}
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module or ""}
+            if node.module == "tandem":
+                found |= {f"tandem.{alias.name}" for alias in node.names}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way_and_stages_meet_only_in_types(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    assert part in LAYERS, f"{part} has no place in the import order; give it one"
+    for name in imports_of(path):
+        pieces = name.split(".")
+        if pieces[0] != "tandem" or len(pieces) < 2 or pieces[1] == "__version__" or pieces[1] == part:
+            continue
+        other = pieces[1]
+        assert LAYERS[other] <= LAYERS[part], f"{part} imports {other}, which comes after it"
+        if LAYERS[part] == LAYERS[other] == STAGE:
+            assert (part, other) in MAY_TOUCH, f"the stages {part} and {other} must meet in tandem.types"
+
+
+def test_each_heavy_package_has_one_owner() -> None:
+    for path in FILES:
+        for name in imports_of(path):
+            package = name.split(".")[0]
+            if package in OWNERS:
+                assert str(path.relative_to(PACKAGE)) == OWNERS[package], f"{path} imports {package}"
+
+
+LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.worker_main"]
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_import_no_torch(module: str) -> None:
+    code = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_exported_names_exist_and_are_sorted() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+                names = ast.literal_eval(node.value)
+                module = ".".join(["tandem", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+                loaded = __import__(module, fromlist=names)
+                assert [name for name in names if not hasattr(loaded, name)] == []
+                assert sorted(names, key=str.swapcase) == names or sorted(names) == names
+
+
+def test_the_package_stays_small() -> None:
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in FILES)
+    assert lines < 5000, f"{lines} lines in tandem/"
