@@ -79,7 +79,7 @@ class RewardManager:
             timeouts = sum(score.failure is Status.REWARD_TIMEOUT for score in lost)
             raise RewardShareExceeded(
                 f"{len(lost)} of {len(scores)} trajectories lost their reward ({len(lost) - timeouts} to errors, "
-                f"{timeouts} to time-outs), more than reward.max_error_share = {self._config.max_error_share:g} allows. "
+                f"{timeouts} to time-outs), more than reward.max_error_share = {self._config.max_error_share:g}. "
                 f"The first:\n{lost[0].error}"
             )
 

@@ -129,11 +129,13 @@ def _serve(
     connection: Connection[Any, Any],
 ) -> None:
     results: list[Result] = []
-    flushed = time.monotonic()
+    process, flushed = os.getpid(), time.monotonic()
     for position, call in chunk:
         started = time.monotonic()
         board.begin(position, started)
-        verdicts = _verdicts(references[call.function], functions[call.function], call)
+        verdicts = execute(references[call.function], functions[call.function], call)
+        if os.getpid() != process:  # user code has forked, and the child came back here
+            os._exit(1)
         board.end()
         now = time.monotonic()
         results.append(Result(position, verdicts, now - started))
@@ -144,13 +146,14 @@ def _serve(
         connection.send(results)
 
 
-def _verdicts(reference: str, function: RewardFunction | UserError, call: Call) -> list[Verdict]:
+def execute(reference: str, function: RewardFunction | UserError, call: Call) -> list[Verdict]:
+    """One verdict a row. Raises nothing: whatever goes wrong is the verdict."""
     try:
         if isinstance(function, UserError):
             raise function
         _seed(call.seed)
         return read(function, call.places, _call(function, call.rows))
-    except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit too, fails its trajectory
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too
         return [failed(reference, place, error) for place in call.places]
 
 

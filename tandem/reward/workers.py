@@ -2,8 +2,8 @@
 
     consumes       Calls of one `run`
     produces       a Result each: verdicts, or the failure of the one call that hung or took its process down
-    waits for      results on the sockets, at most until the next call's time is up
-    unblocked by   results, the end of a process, time
+    waits for      results on the sockets, a tenth of a second at a time
+    unblocked by   results, the end of a process, a call that is overdue
 
 A worker gets a chunk of calls, so that trivial functions cost microseconds. When its running call outlives the limit or
 its process dies, that call fails, results that it had sent stand, and the rest goes to a fresh worker.
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -29,8 +29,8 @@ from tandem.reward.worker_main import Board, Call, Result
 
 MAX_CHUNK = 64
 MAX_FALSE_STARTS = 5
-_LOOK_S = 0.5
-"""Between looks at workers whose calls have not begun."""
+_LOOK_S = 0.1
+"""Between looks at workers that are silent: how much later than its time-out a call may end."""
 _START = "import sys; sys.path[:] = sys.argv[4:]; from tandem.reward.worker_main import main; main()"
 """The worker finds modules exactly where its parent does, and does not run the parent's `__main__` again."""
 
@@ -81,7 +81,7 @@ class WorkerPool:
 
     def _collect(self) -> None:
         busy = {worker.connection: worker for worker in self._workers if worker.pending}
-        for connection in wait(list(busy), self._patience(busy.values())):
+        for connection in wait(list(busy), min(_LOOK_S, self._timeout_s)):
             worker = busy[connection]  # type: ignore[index]
             try:
                 self._record(worker, worker.connection.recv())
@@ -92,11 +92,6 @@ class WorkerPool:
                 self._bury(worker, overdue)
             elif worker.pending and worker.is_dead():
                 self._bury(worker)
-
-    def _patience(self, busy: Iterable[_Worker]) -> float:
-        now = time.monotonic()
-        begun = [running[1] for worker in busy if (running := worker.board.running())]
-        return max(0.0, min([_LOOK_S, self._timeout_s, *(start + self._timeout_s - now for start in begun)]))
 
     def _record(self, worker: _Worker, results: list[Result]) -> None:
         for result in results:

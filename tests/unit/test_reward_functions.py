@@ -1,0 +1,239 @@
+"""Reward functions: found, told apart, called with what they ask for, and checked in what they return."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.config import RewardConfig
+from tandem.errors import UserError
+from tandem.reward.functions import Kind, check_functions, load
+from tandem.reward.verdicts import Verdict
+from tandem.reward.worker_main import Call, execute
+from tandem.types import Prompt, Status, Trajectory
+
+MESSAGES = [{"role": "user", "content": "2 + 2?"}]
+
+
+def trajectory(text: str = "4", index: int = 7, sample: int = 0, **row: Any) -> Trajectory:
+    none = np.zeros(0, np.int32)
+    prompt = Prompt(index, none, "2 + 2?", "sums", "4", row)
+    ids = np.array([11, 12], np.int32)
+    mask, logprobs = np.ones(2, np.bool_), np.zeros(2, np.float32)
+    return Trajectory(prompt, sample, ids, mask, logprobs, ids, text, Status.COMPLETED)
+
+
+def judge(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Verdict]:
+    """What a worker does with one call."""
+    function = load(reference)
+    places = tuple(f"row {t.prompt.index}, sample {t.sample}" for t in siblings)
+    call = Call(0, seed, places, tuple(pickle.dumps(function.arguments(t)) for t in siblings))
+    return execute(reference, function, call)
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(source: str, name: str = "f") -> str:
+        path = tmp_path / "rewards.py"
+        path.write_text(source)
+        return f"{path}:{name}"
+
+    return write
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (
+            "def f(data_source, solution_str, ground_truth, extra_info=None, **kwargs): return solution_str == '4'",
+            "VERL",
+        ),
+        ("def f(solution_str, ground_truth): return {'score': solution_str == ground_truth}", "VERL"),
+        ("def f(prompts, completions, **columns): return [c == '4' for c in completions]", "TRL"),
+        ("def f(completions, ground_truth): return [c == t for c, t in zip(completions, ground_truth)]", "TRL"),
+        ("def f(completion, ground_truth, **row): return completion == ground_truth", "TRAJECTORY"),
+        ("def f(completion): return {'score': int(completion == '4')}", "TRAJECTORY"),
+    ],
+)
+def test_each_signature_sync_and_async(write: Any, source: str, prefix: str, kind: str) -> None:
+    reference = write(prefix + source)
+    assert load(reference).kind is Kind[kind]
+    assert [v.value for v in judge(reference, trajectory("4"))] == [1.0]
+    assert [v.value for v in judge(reference, trajectory("5"))] == [0.0]
+
+
+def test_verl_functions_get_extra_info(write: Any) -> None:
+    reference = write("def f(data_source, solution_str, ground_truth, extra_info): return extra_info['index'] + 0.5")
+    assert judge(reference, trajectory(extra_info={"index": 2}))[0].value == 2.5
+
+
+def test_row_columns_go_to_those_who_name_them(write: Any) -> None:
+    reference = write("def f(completion, ground_truth, level): return level")
+    assert load(reference).arguments(trajectory(level=3, other="x")) == {
+        "completion": "4",
+        "ground_truth": "4",
+        "level": 3,
+    }
+    assert judge(reference, trajectory(level=3))[0].value == 3.0
+    missing = judge(reference, trajectory(index=9))[0].failure
+    assert missing is not None and "row 9" in missing.message and "'level'" in missing.message
+
+
+def test_trl_answers_messages_with_messages_and_text_with_text(write: Any) -> None:
+    function = load(write("def f(prompts, completions, completion_ids, **columns): return [0.0 for _ in prompts]"))
+    chat = function.arguments(trajectory("4", prompt=MESSAGES, level=1))
+    assert chat["prompts"] == MESSAGES
+    assert chat["completions"] == [{"role": "assistant", "content": "4"}]
+    assert (chat["level"], chat["completion_ids"], "prompt" in chat) == (1, [11, 12], False)
+    plain = function.arguments(trajectory("4", prompt="2+2="))
+    assert (plain["prompts"], plain["completions"]) == ("2+2=", "4")
+
+
+def test_trl_judges_siblings_in_one_call(write: Any) -> None:
+    reference = write("def f(prompts, completions, **columns): return [len(completions), None, columns['level'][2]]")
+    verdicts = judge(reference, *(trajectory(sample=s, level=s) for s in range(3)))
+    assert [v.value for v in verdicts] == [3.0, None, 2.0]
+    assert not any(v.failure for v in verdicts)
+
+
+def test_dict_results(write: Any) -> None:
+    reference = write(
+        "def f(completion): return {'score': 0.5, 'acc': True, 'pred': 4, 'length': 2, 'note': 'x', 'gap': None}"
+    )
+    assert judge(reference, trajectory())[0] == Verdict(0.5, {"acc": 1.0, "length": 2.0}, "4")
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor([0.5]), 0.5])
+def test_any_single_number_is_a_reward(write: Any, number: Any) -> None:
+    function = f"import pickle\ndef f(completion): return pickle.loads({pickle.dumps(number)!r})"
+    assert judge(write(function), trajectory())[0] == Verdict(0.5)
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [
+        ("float('nan')", "returned nan as the reward"),
+        ("float('-inf')", "returned -inf as the reward"),
+        ("'1.0'", "returned str '1.0' as the reward, not a number"),
+        ("None", "returned NoneType None as the reward"),
+        ("[1.0]", "returned list [1.0] as the reward"),
+        ("10 ** 400", "not a number: int too large"),
+        ("{'acc': 1}", "dict without 'score'"),
+        ("{'score': None}", "as 'score', not a number"),
+        ("{'score': float('nan')}", "returned nan as 'score'"),
+        ("{'score': 1, 'part': float('inf')}", "returned inf as 'part'"),
+        ("{'score': 1, 'mean': 1}", "parts named ['mean']"),
+    ],
+)
+def test_bad_returns_are_errors_that_name_function_and_row(write: Any, result: str, complaint: str) -> None:
+    reference = write(f"def f(completion): return {result}")
+    verdict = judge(reference, trajectory(index=41, sample=3))[0]
+    assert verdict.value is None and verdict.failure is not None
+    assert verdict.failure.message.startswith(f"reward function {reference!r} on row 41, sample 3: ")
+    assert complaint in verdict.failure.message
+
+
+@pytest.mark.parametrize("result", ["1.0", "'ab'", "None", "[1.0]", "[1.0, 2.0, 3.0]", "{0: 1.0, 1: 2.0}"])
+def test_bad_trl_returns_fail_every_sibling(write: Any, result: str) -> None:
+    reference = write(f"def f(completions): return {result}")
+    assert all(v.failure for v in judge(reference, trajectory(), trajectory(sample=1)))
+
+
+def test_a_bad_trl_element_fails_its_sibling_only(write: Any) -> None:
+    good, bad, number = judge(
+        write("def f(completions): return [1.0, 'x', 0]"), *(trajectory(sample=s) for s in range(3))
+    )
+    assert (good, number) == (Verdict(1.0), Verdict(0.0))
+    assert bad.failure is not None and "sample 1" in bad.failure.message
+
+
+@pytest.mark.parametrize("error", ["ValueError('odd')", "SystemExit(3)", "KeyboardInterrupt()", "RecursionError()"])
+def test_whatever_is_raised_is_that_trajectorys_error(write: Any, error: str) -> None:
+    failure = judge(write(f"def f(completion):\n    raise {error}"), trajectory())[0].failure
+    assert failure is not None
+    assert f"raise {error}" in failure.message and "worker_main" not in failure.message
+
+
+def test_mutated_inputs_harm_nobody(write: Any) -> None:
+    reference = write("def f(completion, extra_info): extra_info['n'] += 1; return extra_info['n']")
+    shared = {"n": 0}
+    siblings = [trajectory(sample=s, extra_info=shared) for s in range(2)]
+    assert [judge(reference, t)[0].value for t in siblings] == [1.0, 1.0]
+    together = write(
+        "def f(completions, extra_info):\n    extra_info[0]['n'] = 9\n    return [e['n'] for e in extra_info]"
+    )
+    assert [v.value for v in judge(together, *siblings)] == [9.0, 0.0]
+    assert shared == {"n": 0}
+
+
+def test_random_rewards_repeat(write: Any) -> None:
+    reference = write("import random, numpy\ndef f(completion): return random.random() + numpy.random.rand()")
+    first, again, other = (judge(reference, trajectory(), seed=seed)[0].value for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_async_functions_may_await(write: Any) -> None:
+    reference = write("import asyncio\nasync def f(completion):\n    await asyncio.sleep(0)\n    return 0.25")
+    assert judge(reference, trajectory())[0].value == 0.25
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "complaint"),
+    [
+        ("def g(completion): ...", "f", r"has no 'f'; its functions are \['g'\]"),
+        ("f = 3", "f", "is 3, not a function"),
+        ("class f: ...", "f", "not a function"),
+        ("def f(a, b): ...", "f", r"has the signature \(a, b\)"),
+        ("def f(*args, **kwargs): ...", "f", "these signatures fit"),
+        ("def f(solution_str, ground_truth, tokenizer): ...", "f", r"nothing is known to pass as \['tokenizer'\]"),
+        ("def f(x, /, completion): ...", "f", r"\['x'\]"),
+        ("import no_such_module", "f", "No module named 'no_such_module'"),
+        ("def f(:", "f", "SyntaxError"),
+    ],
+)
+def test_functions_that_fit_nothing(write: Any, source: str, name: str, complaint: str) -> None:
+    reference = write(source, name)
+    with pytest.raises(UserError, match=complaint) as caught:
+        check_functions(RewardConfig(functions=[reference]), [])
+    assert reference in str(caught.value)
+    if "signature" in str(caught.value):
+        assert all(kind.value in str(caught.value) for kind in Kind)
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("nowhere/reward.py:f", "there is no file .*nowhere/reward.py"),
+        ("no_such_package.rewards:f", "No module named 'no_such_package'"),
+        ("tandem.reward.rules.gsm8k:no", "has no 'no'; its functions are .*'strict'"),
+        ("reward.py", "not a reference; write `path/to/file.py:function`"),
+    ],
+)
+def test_references_to_nothing(reference: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        check_functions(RewardConfig(functions=[reference]), [])
+
+
+def test_all_problems_are_told_at_once(write: Any) -> None:
+    good = write("def f(completion): return 1.0")
+    with pytest.raises(UserError) as caught:
+        check_functions(RewardConfig(functions=["a.py:f", good, {"function": good, "weight": 2}, "b.py:f"]), [])
+    message = str(caught.value)
+    assert "a.py" in message and "b.py" in message and "listed more than once" in message
+
+
+def test_sources_without_a_built_in_reward() -> None:
+    check_functions(RewardConfig(), ["openai/gsm8k", "gsm8k"])
+    with pytest.raises(UserError, match=r"no built-in reward for data_source 'mine' .*openai/gsm8k.*reward.functions"):
+        check_functions(RewardConfig(), ["gsm8k", "mine"])
+
+
+def test_files_are_imported_once_and_edits_are_seen(write: Any) -> None:
+    source = "calls = []\ndef f(completion): calls.append(1); return len(calls)"
+    reference = write(source)
+    assert [judge(reference, trajectory())[0].value for _ in range(2)] == [1.0, 2.0]
+    assert judge(write(source + " + 10"), trajectory())[0].value == 11.0

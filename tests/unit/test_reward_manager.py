@@ -1,0 +1,206 @@
+"""RewardManager: from siblings to scores, metrics, and the share of failures a run survives."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.config import RewardConfig
+from tandem.errors import RewardShareExceeded, UserError
+from tandem.reward.manager import RewardManager, metrics
+from tandem.types import Group, Prompt, Score, Status, Trajectory
+
+SOURCE = """
+import random, time
+
+def right(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "hang":
+        time.sleep(3600)
+    if solution_str == "raise":
+        raise ValueError("cannot judge " + str(extra_info))
+    right = solution_str == ground_truth
+    return {"score": right, "acc": right, "pred": solution_str, "length": len(solution_str)}
+
+def longest(prompts, completions, **columns):
+    longest = max(map(len, completions))
+    return [None if c == "n/a" else len(c) == longest for c in completions]
+
+def only_answers(completions):
+    return [None if c == "n/a" else 1.0 for c in completions]
+
+def draw(completion):
+    return random.random()
+
+async def short(completion, ground_truth, **row):
+    return {"score": -len(completion), "acc": 0.125, "words": len(completion.split())}
+"""
+Start = Callable[..., RewardManager]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture
+def start(file: Path) -> Iterator[Start]:
+    started: list[RewardManager] = []
+
+    def start(*functions: Any, seed: int = 0, **config: Any) -> RewardManager:
+        named = [
+            f"{file}:{f}" if isinstance(f, str) else {"function": f"{file}:{f[0]}", "weight": f[1]} for f in functions
+        ]
+        config = {"functions": named, "workers": 1, "timeout_s": 0.5, **config}
+        started.append(RewardManager(RewardConfig(**config), seed=seed))
+        return started[-1]
+
+    yield start
+    for manager in started:
+        manager.close()
+
+
+def siblings(
+    *texts: str, index: int = 0, source: str = "sums", truth: str = "4", aborted: str = ""
+) -> list[Trajectory]:
+    none = np.zeros(0, np.int32)
+    prompt = Prompt(index, none, "2 + 2?", source, truth, {"extra_info": {"index": index}})
+    return [
+        Trajectory(
+            prompt=prompt,
+            sample=sample,
+            response_ids=none,
+            loss_mask=none.astype(np.bool_),
+            rollout_logprobs=none.astype(np.float32),
+            versions=none,
+            text=text,
+            status=Status.ABORTED if text == aborted else Status.COMPLETED,
+        )
+        for sample, text in enumerate(texts)
+    ]
+
+
+def test_one_function_gives_value_parts_and_prediction(start: Start) -> None:
+    group, second = start("right").score([siblings("4", "55"), siblings("6", index=1, truth="6")])
+    assert [s.value for s in group.scores] == [1.0, 0.0]
+    assert group.scores[1].parts == {"acc": 0.0, "length": 2.0}
+    assert [s.prediction for s in group.scores] == ["4", "55"]
+    assert [s.value for s in second.scores] == [1.0]
+    assert [t.text for t in group.trajectories] == ["4", "55"]
+    assert all(s.seconds > 0 for s in group.scores)
+
+
+def test_several_functions_are_a_weighted_sum(start: Start) -> None:
+    manager = start(("right", 2.0), "longest", ("short", 0.5))
+    (group,) = manager.score([siblings("4", "5 5")])
+    # right: 1 0, longest: 0 1, short: -1 -3
+    assert [s.value for s in group.scores] == [2.0 + 0.0 - 0.5, 0.0 + 1.0 - 1.5]
+    assert group.scores[1].parts == {
+        "right": 0.0,
+        "right/length": 3.0,
+        "longest": 1.0,
+        "short": -3.0,
+        "short/words": 2.0,
+        "acc": 0.0,
+    }
+    assert group.scores[0].prediction == "4"
+
+
+def test_none_means_not_applicable(start: Start) -> None:
+    (group,) = start("longest", "only_answers").score([siblings("4", "n/a")])
+    assert group.scores[0].value == 1.0 and group.scores[0].failure is None
+    assert (group.scores[1].value, group.scores[1].failure) == (None, Status.NOT_SCORED)
+    (group,) = start("longest", "short").score([siblings("4444", "n/a")])
+    assert [s.value for s in group.scores] == [1.0 - 4.0, -3.0]
+    assert "longest" not in group.scores[1].parts
+
+
+def test_aborted_trajectories_are_not_sent(start: Start) -> None:
+    groups = start("longest").score([siblings("4", "cut off", aborted="cut off"), siblings("off", aborted="off")])
+    assert [[s.value for s in group.scores] for group in groups] == [[1.0, None], [None]]
+    assert groups[0].scores[1].failure is Status.NOT_SCORED
+    assert groups[0].scores[1].error == "generation was aborted"
+
+
+def test_failures_are_never_zero_and_each_is_shown_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    manager = start("right", "short")
+    with caplog.at_level(logging.ERROR, logger="tandem.reward"):
+        groups = manager.score([siblings("4", "raise", "hang", index=i) for i in range(2)])
+        manager.score([siblings("raise")])
+    assert [s.value for s in groups[1].scores] == [0.0, None, None]
+    assert [s.failure for s in groups[1].scores] == [None, Status.REWARD_ERROR, Status.REWARD_TIMEOUT]
+    assert "cannot judge {'index': 1}" in str(groups[1].scores[1].error)
+    assert "row 1, sample 2: took longer than" in str(groups[1].scores[2].error)
+    assert [record.getMessage().count("row 0") for record in caplog.records] == [1, 1]
+    assert "Traceback" in caplog.records[0].getMessage()
+
+
+def test_stochastic_rewards_repeat(start: Start) -> None:
+    def draws(manager: RewardManager, step: int) -> list[float | None]:
+        return [s.value for g in manager.score([siblings("a", "b"), siblings("c", index=1)], step) for s in g.scores]
+
+    manager = start("draw")
+    first = draws(manager, step=1)
+    assert len(set(first)) == 3
+    assert draws(manager, step=1) == first
+    assert draws(manager, step=2) != first
+    assert draws(start("draw", seed=1), step=1) != first
+    assert draws(start("draw", workers=2), step=1) == first
+
+
+def test_built_in_rewards_go_by_data_source(start: Start) -> None:
+    manager = start()
+    (group,) = manager.score([siblings("#### 1,000", "1000", source="openai/gsm8k", truth="1000")])
+    assert [s.value for s in group.scores] == [1.0, 0.0]
+    with pytest.raises(UserError, match="no built-in reward for data_source 'sums'"):
+        manager.score([siblings("4")])
+
+
+def test_bad_references_raise_before_any_process() -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        RewardManager(RewardConfig(functions=["nowhere.py:f"]))
+
+
+def hand_made(*scores: Score) -> Group:
+    return Group(siblings(*["x"] * len(scores)), list(scores))
+
+
+ERROR = Score(None, failure=Status.REWARD_ERROR, error="the traceback")
+TIMEOUT = Score(None, failure=Status.REWARD_TIMEOUT, error="too slow")
+NOT_SCORED = Score(None, failure=Status.NOT_SCORED)
+
+
+def test_metrics_count_the_scored_only() -> None:
+    groups = [
+        hand_made(Score(3.0, {"acc": 1.0}), ERROR, TIMEOUT),
+        hand_made(Score(1.0, {"acc": 0.0, "n": 7.0}), NOT_SCORED),
+    ]
+    assert metrics(groups) == {
+        "reward/mean": 2.0,
+        "reward/max": 3.0,
+        "reward/min": 1.0,
+        "reward/std": 1.0,
+        "reward/acc": 0.5,
+        "reward/n": 7.0,
+        "reward/errors": 1.0,
+        "reward/timeouts": 1.0,
+        "reward/not_scored": 1.0,
+    }
+
+
+def test_metrics_of_nothing_scored_are_counts() -> None:
+    assert metrics([hand_made(ERROR)]) == {"reward/errors": 1.0, "reward/timeouts": 0.0, "reward/not_scored": 0.0}
+
+
+def test_the_run_stops_above_the_error_share(start: Start) -> None:
+    manager = start("draw", max_error_share=0.5)
+    manager.check_share([hand_made(Score(1.0), ERROR, NOT_SCORED), hand_made(TIMEOUT)])
+    manager.check_share([])
+    with pytest.raises(
+        RewardShareExceeded, match=r"3 of 5 .* .2 to errors, 1 to time-outs.* = 0\.5.*\n.*the traceback"
+    ):
+        manager.check_share([hand_made(Score(1.0), ERROR, NOT_SCORED), hand_made(TIMEOUT, ERROR)])

@@ -1,0 +1,192 @@
+"""Reward workers: hanging and dying calls cost their own reward and nothing else, and no process stays behind."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.errors import TandemError
+from tandem.reward.worker_main import Call
+from tandem.reward.workers import WorkerPool
+
+SOURCE = """
+import asyncio, os, random, signal, subprocess, sys, time
+
+def f(completion):
+    print("a reward function that talks", completion)
+    if completion == "raise":
+        raise ValueError("no reward for this one")
+    if completion == "hang":
+        time.sleep(3600)
+    if completion == "hang with a child":
+        subprocess.run(["sleep", "3600"])
+    if completion == "exit":
+        os._exit(3)
+    if completion == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if completion == "leave a child and exit":
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(4)
+    if completion == "fork and come back" and os.fork() == 0:
+        sys.exit()
+    if completion == "pid":
+        return os.getpid()
+    if completion == "big":
+        return {"score": 1, "pred": "x" * 1_000_000}
+    return float(completion) if completion[0].isdigit() else 1.0
+
+async def g(completion):
+    await asyncio.sleep(3600 if completion == "hang" else 0)
+    return 2.0
+
+def draw(completion):
+    return random.random()
+"""
+F, G, DRAW = range(3)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    path.write_text(SOURCE)
+    return [f"{path}:{name}" for name in ("f", "g", "draw")]
+
+
+@pytest.fixture(scope="module")
+def pool(references: list[str]) -> Iterator[WorkerPool]:
+    pool = WorkerPool(references, count=2, timeout_s=0.5)
+    yield pool
+    pool.close()
+
+
+def call(completion: str, row: int = 0, function: int = F) -> Call:
+    return Call(function, row, (f"row {row}",), (pickle.dumps({"completion": completion}),))
+
+
+def outcomes(pool: WorkerPool, completions: list[str], function: int = F) -> list[object]:
+    """The value of each call, or the last line of its failure."""
+    results = pool.run([call(c, row, function) for row, c in enumerate(completions)])
+    verdicts = [result.verdicts[0] for result in results]
+    assert all(f"row {row}:" in v.failure.message for row, v in enumerate(verdicts) if v.failure)
+    return [v.failure.message.splitlines()[-1] if v.failure else v.value for v in verdicts]
+
+
+def processes_of(session: int) -> list[str]:
+    """Command lines of what lives in a session (a worker has one of its own)."""
+    listed = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return [args for sid, stat, args in rows if int(sid) == session and not stat.startswith("Z")]
+
+
+def test_results_come_in_order_whatever_is_printed(pool: WorkerPool) -> None:
+    assert outcomes(pool, [str(i) for i in range(300)]) == [float(i) for i in range(300)]
+    assert pool.run([]) == []
+
+
+def test_large_results_pass(pool: WorkerPool) -> None:
+    results = pool.run([call("big", row) for row in range(4)])
+    assert [len(r.verdicts[0].prediction or "") for r in results] == [1_000_000] * 4
+
+
+def test_one_in_ten_raises(pool: WorkerPool) -> None:
+    found = outcomes(pool, ["raise" if row % 10 == 3 else "1" for row in range(100)])
+    assert found == ["ValueError: no reward for this one" if row % 10 == 3 else 1.0 for row in range(100)]
+
+
+def test_a_call_that_hangs_times_out_and_its_chunk_is_kept(pool: WorkerPool) -> None:
+    results = pool.run([call("hang" if row == 5 else "1", row) for row in range(20)])
+    assert [r.verdicts[0].value for r in results] == [None if row == 5 else 1.0 for row in range(20)]
+    failure = results[5].verdicts[0].failure
+    assert failure is not None and failure.timed_out
+    assert "row 5: took longer than reward.timeout_s = 0.5 s" in failure.message
+
+
+def test_async_calls_time_out_too(pool: WorkerPool) -> None:
+    results = pool.run([call("hang" if row == 1 else "1", row, G) for row in range(4)])
+    assert [r.verdicts[0].value for r in results] == [2.0, None, 2.0, 2.0]
+    assert results[1].verdicts[0].failure is not None and results[1].verdicts[0].failure.timed_out
+
+
+@pytest.mark.parametrize(
+    ("deed", "what"),
+    [("exit", "ended with exit status 3"), ("kill", "was killed by signal 9"), ("leave a child and exit", "status 4")],
+)
+def test_a_call_that_ends_its_process_is_to_blame_alone(pool: WorkerPool, deed: str, what: str) -> None:
+    found = outcomes(pool, [deed if row in (0, 7) else str(row) for row in range(12)])
+    assert [row for row, value in enumerate(found) if value != float(row)] == [0, 7]
+    assert what in str(found[0]) and what in str(found[7])
+
+
+def test_a_forked_child_that_comes_back_disturbs_nothing(pool: WorkerPool) -> None:
+    assert outcomes(pool, ["fork and come back", "2", "fork and come back", "4"]) == [1.0, 2.0, 1.0, 4.0]
+
+
+def test_random_numbers_follow_the_seed_not_the_worker(pool: WorkerPool) -> None:
+    alone = outcomes(pool, ["x"] * 8, DRAW)
+    after_others = pool.run([call("1", 90), call("hang", 91), *(call("x", row, DRAW) for row in range(8))])
+    assert [r.verdicts[0].value for r in after_others[2:]] == alone
+    assert len(set(alone)) == 8
+
+
+def test_what_a_call_started_dies_with_it_and_close_ends_all(references: list[str]) -> None:
+    pool = WorkerPool(references, count=1, timeout_s=0.5)
+    (worker,) = outcomes(pool, ["pid"])
+    assert isinstance(worker, float) and len(processes_of(int(worker))) == 1
+    assert "took longer" in str(outcomes(pool, ["hang with a child"]))
+    assert processes_of(int(worker)) == []
+    (successor,) = outcomes(pool, ["pid"])
+    assert isinstance(successor, float) and successor != worker
+    pool.close()
+    pool.close()
+    assert processes_of(int(successor)) == []
+
+
+def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed(references: list[str]) -> None:
+    pool = WorkerPool(references, count=1, timeout_s=5)
+    (worker,) = outcomes(pool, ["pid"])
+    assert isinstance(worker, float)
+    os.kill(int(worker), signal.SIGKILL)
+    assert outcomes(pool, ["1", "2"]) == [1.0, 2.0]
+    pool.close()
+
+
+def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch, references: list[str]) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    pool = WorkerPool(references, count=1, timeout_s=0.5)
+    with pytest.raises(TandemError, match="ended with exit status 1 6 times in a row outside of any call"):
+        pool.run([call("1")])
+    pool.close()
+
+
+def test_workers_die_with_their_parent(references: list[str]) -> None:
+    script = (
+        "import os, pickle\n"
+        "from tandem.reward.workers import WorkerPool\n"
+        "from tandem.reward.worker_main import Call\n"
+        "pool = WorkerPool([os.environ['REFERENCE']], count=1, timeout_s=60)\n"
+        "call = lambda completion: Call(0, 0, ('row 0',), (pickle.dumps({'completion': completion}),))\n"
+        "print(int(pool.run([call('pid')])[0].verdicts[0].value), flush=True)\n"
+        "pool.run([call('hang')])\n"
+    )
+    environment = {**os.environ, "REFERENCE": references[F]}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert processes_of(worker)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while processes_of(worker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes_of(worker) == []
+
+
+def test_workers_import_neither_torch_nor_numpy() -> None:
+    script = "import sys, tandem.reward.worker_main; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
