@@ -28,9 +28,8 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch)
     """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        pq.write_table(
-            _table(step, groups, batch), temporary, compression="zstd", use_dictionary=_REPEATED, write_statistics=False
-        )
+        table = _table(step, groups, batch)
+        pq.write_table(table, temporary, compression="zstd", use_dictionary=_REPEATED)  # pyright: ignore[reportArgumentType]
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

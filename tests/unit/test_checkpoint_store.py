@@ -113,7 +113,6 @@ from pathlib import Path
 from tandem.checkpoint import CheckpointStore
 
 root = Path(sys.argv[1])
-real_fsync = os.fsync
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 left = None
 
@@ -126,11 +125,7 @@ def operation():
 
 sys.addaudithook(lambda event, arguments: operation() if event in EVENTS else None)
 
-def fsync(descriptor):
-    operation()
-    real_fsync(descriptor)
-
-os.fsync = fsync
+os.fsync = lambda descriptor: operation()  # the kernel outlives the process: nothing need reach the disk
 
 def save(store, step, content):
     with store.write(step) as directory:

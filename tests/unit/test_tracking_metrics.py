@@ -90,7 +90,7 @@ def test_missing_tensorboard_tells_how_to_install_it(tmp_path, monkeypatch):
 
 def test_tracking_and_checkpoints_import_no_torch(tmp_path):
     code = (
-        "import sys, tandem.checkpoint, tandem.tracking.trajectories, tandem.tracking.console, "
+        "import sys, tandem.checkpoint, tandem.tracking.report, tandem.tracking.console, "
         "tandem.tracking.jsonl, tandem.tracking.environment, tandem.tracking.tensorboard as t;"
         "assert 'tensorboard' not in sys.modules; t.TensorBoardTracker(sys.argv[1]).close();"
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
