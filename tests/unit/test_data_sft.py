@@ -118,7 +118,12 @@ def test_masks_hold_with_tokens_of_many_characters_and_characters_of_many_tokens
     assert len(found.response_ids) == 3 + 1 + 1 + 1 + 1  # three bytes, two ` yes`, the end, the line break
 
 
-FORGETFUL = CHAT_TEMPLATE.replace("{{ m.content }}", "{% if loop.last %}<think>{% endif %}{{ m.content }}")
+FORGETFUL = CHAT_TEMPLATE.replace(
+    "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}<think>{% endif %}{{ m.content }}"
+)
+"""Shows thoughts in the last answer only, so the first answer looks different once there is a second."""
+ESTRANGED = CHAT_TEMPLATE.replace("<|start|>assistant\n", "<|start|>bot\n")
+"""Asks for an answer in other words than it shows answers in."""
 
 BAD_ROWS = [
     ({"prompt": "a"}, "column `completion` is missing", CHAT_TEMPLATE),
@@ -139,6 +144,7 @@ BAD_ROWS = [
         r"cannot be split into turns by this chat template \(the text up to message 2",
         FORGETFUL,
     ),
+    ({"messages": [USER, assistant("a")]}, "cannot be split into turns by this chat template", ESTRANGED),
 ]
 
 
