@@ -75,6 +75,11 @@ class Algorithm(Protocol):
         """Of the critic; None without one."""
         ...
 
+    @property
+    def zero_without_advantage(self) -> bool:
+        """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
+        ...
+
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Of one step's trajectories; may move the algorithm's own state (the adaptive KL coefficient)."""
         ...

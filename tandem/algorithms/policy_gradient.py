@@ -37,6 +37,7 @@ class PolicyGradient(ABC):
             kl_estimator=config.kl.estimator,
         )
         self.value_loss: TokenLoss[torch.Tensor] | None = None
+        self.zero_without_advantage = config.kl.place != "loss" and config.entropy_coefficient == 0
 
     @abstractmethod
     def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
-from tandem.algorithms.base import Rollouts, Signal
+from tandem.algorithms.base import Rollouts
 from tandem.batching import to_batch
 from tandem.reward.manager import RewardManager
+from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
 from tandem.weights.base import WeightSync
 from tandem.workers.critic import Critic
@@ -80,7 +81,7 @@ def train_step(roles: Roles, algorithm: Algorithm, prompts: Sequence[Prompt], sa
         metrics |= clock("critic_update", roles.critic.update, batch, step)
     metrics |= clock("actor_update", roles.actor.update, batch, step)
     clock("publish", roles.weights.publish, step)
-    return Step(groups, batch, {**roles.reward.metrics(groups), **metrics, **clock.seconds})
+    return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
 
 
 def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
@@ -103,10 +104,6 @@ def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
     batch.tokens.advantages = verdict.advantages_T.numpy()
     batch.tokens.returns = None if verdict.returns_T is None else verdict.returns_T.numpy()
     return verdict.metrics
-
-
-def needs(algorithm: Algorithm, signal: Signal) -> bool:
-    return signal in algorithm.needs
 
 
 def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:

@@ -98,5 +98,5 @@ def _first_line(error: BaseException) -> str:
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config and the tokenizer's end of sequence."""
     named: Any = model.generation_config.eos_token_id if model.generation_config else None
-    stops = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
+    stops: set[Any] = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
     return tuple(sorted(stops))

@@ -1,0 +1,221 @@
+"""One step of the framework changes the weights as examples/rl_loop.py does, on the same trajectories."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config, Qwen2ForCausalLM
+
+from tandem.algorithms import make_algorithm
+from tandem.batching import split_groups, to_batch
+from tandem.config import ModelConfig, TrainConfig
+from tandem.config.load import validate
+from tandem.controller.dataflow import judge
+from tandem.models.loading import load_critic, load_policy
+from tandem.training.fsdp import FsdpEngine
+from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
+from tandem.workers.critic import Critic
+from tandem.workers.policy import Actor, Reference
+
+TEMPERATURE, MAX_RESPONSE, LR, EPS = 0.8, 12, 1e-3, 1e-4
+"""A large epsilon: AdamW's first step would blow the rounding noise of a zero gradient up to the learning rate."""
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"type": "grpo"},
+    "grpo, two optimizer steps, asymmetric and dual clip": {
+        "type": "grpo",
+        "minibatches": 2,
+        "clip_ratio_low": 0.01,
+        "clip_ratio_high": 0.02,
+        "dual_clip": 1.01,
+        "aggregation": "sequence_mean_token_mean",
+    },
+    "grpo, kl in the loss, entropy": {
+        "type": "grpo",
+        "kl": {"place": "loss", "coefficient": 0.1, "estimator": "k3"},
+        "entropy_coefficient": 0.05,
+        "aggregation": "sequence_mean_token_sum",
+    },
+    "dr. grpo": {"type": "grpo", "normalize_by_std": False, "aggregation": "fixed_length"},
+    "ppo": {"type": "ppo", "group_size": 4, "gae_lambda": 0.9, "gamma": 0.95},
+    "ppo, two optimizer steps, kl in the reward": {
+        "type": "ppo",
+        "group_size": 4,
+        "minibatches": 2,
+        "value_clip": 0.01,
+        "gae_lambda": 0.9,
+        "kl": {"place": "reward", "coefficient": 0.2, "estimator": "k1"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "rl_loop.py"
+    spec = importlib.util.spec_from_file_location("rl_loop", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Policy, another one as reference, and a critic whose value head is not zero."""
+    shape = Qwen2Config(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("policy", "reference")):
+        torch.manual_seed(seed)
+        Qwen2ForCausalLM(shape).save_pretrained(directory / name)
+    torch.manual_seed(2)
+    critic = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
+    torch.nn.init.normal_(critic.score.weight)
+    critic.save_pretrained(directory / "critic")
+    return {name: directory / name for name in ("policy", "reference", "critic")}
+
+
+def trajectories(seed: int = 0) -> list[Group]:
+    """Three prompts, four answers each; a tool speaks in one, one has no reward, one group is all equal."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(3):
+        prompt = Prompt(index, rng.integers(0, 40, 3 + index).astype(np.int32), "", "test", None)
+        members, scores = [], []
+        for sample in range(4):
+            length = int(rng.integers(2, MAX_RESPONSE + 1))
+            mask = np.ones(length, dtype=np.bool_)
+            if (index, sample) == (0, 1):
+                mask[1 : length - 1] = False
+            members.append(
+                Trajectory(
+                    prompt=prompt,
+                    sample=sample,
+                    response_ids=rng.integers(0, 40, length).astype(np.int32),
+                    loss_mask=mask,
+                    rollout_logprobs=np.full(length, -3.5, np.float32) * mask,
+                    versions=np.zeros(length, np.int32),
+                    text="",
+                    status=Status.COMPLETED,
+                )
+            )
+            value = 1.0 if index == 2 else float(rng.integers(0, 3))
+            failed = (index, sample) == (1, 2)
+            scores.append(Score(None, failure=Status.REWARD_ERROR) if failed else Score(value))
+        groups.append(Group(members, scores))
+    return groups
+
+
+def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainConfig:
+    optimizer = {"lr": LR, "eps": EPS, "max_grad_norm": 0.5}
+    if algorithm["type"] == "ppo":
+        algorithm = {**algorithm, "critic_optimizer": optimizer}
+    config, problems = validate(
+        TrainConfig,
+        {
+            "model": {
+                "path": models["policy"],
+                **({"critic_path": models["critic"]} if "ppo" in algorithm["type"] else {}),
+            },
+            "data": {"train_files": ["unused"]},
+            "algorithm": algorithm,
+            "generation": {"temperature": TEMPERATURE, "max_response_tokens": MAX_RESPONSE},
+            "training": {"optimizer": optimizer, "tokens_per_micro_batch": 40},
+            "trainer": {"run_dir": "unused", "steps": 1},
+        },
+    )
+    assert config is not None, problems
+    return config
+
+
+def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -> tuple[Any, Any]:
+    """The trained policy and critic."""
+    algorithm = make_algorithm(config.algorithm, MAX_RESPONSE)
+    policy = load_policy(config.model)
+    actor = Actor(
+        FsdpEngine.policy(policy, config.training, config.training.optimizer, 2, TEMPERATURE), algorithm, config
+    )
+    if config.algorithm.kl.place != "none":
+        frozen = load_policy(ModelConfig(path=models["reference"]))
+        reference = Reference(FsdpEngine.policy(frozen, config.training, None, temperature=TEMPERATURE), config)
+        batch.tokens.ref_logprobs = reference.logprobs(batch)
+    batch.tokens.old_logprobs = actor.logprobs(batch)
+    critic_model = critic = None
+    if config.algorithm.type == "ppo":
+        critic_model = load_critic(config.model)
+        engine = FsdpEngine.critic(critic_model, config.training, config.algorithm.critic_optimizer, 2)
+        critic = Critic(engine, algorithm, config)
+        batch.tokens.values = critic.values(batch)
+    judge(algorithm, batch)
+    if critic:
+        critic.update(batch, step=1)
+    actor.update(batch, step=1)
+    return policy, critic_model
+
+
+def oracle_step(
+    oracle: ModuleType, config: TrainConfig, models: dict[str, Path], batch: Batch, groups: list[Group]
+) -> Any:
+    algorithm, kl = config.algorithm, config.algorithm.kl
+    settings = oracle.Settings(
+        temperature=TEMPERATURE, clip_low=algorithm.clip_ratio_low, clip_high=algorithm.clip_ratio_high,
+        dual_clip=algorithm.dual_clip, aggregation=algorithm.aggregation, max_response_tokens=MAX_RESPONSE,
+        entropy_coefficient=algorithm.entropy_coefficient, kl_place=kl.place, kl_estimator=kl.estimator,
+        kl_coefficient=kl.coefficient, max_grad_norm=0.5,
+    )  # fmt: skip
+    rollouts = [
+        oracle.Rollout(
+            t.prompt.token_ids.tolist(),
+            t.response_ids.tolist(),
+            number,
+            score.value,
+            [bool(made) for made in t.loss_mask],
+        )
+        for number, group in enumerate(groups)
+        for t, score in zip(group.trajectories, group.scores, strict=True)
+    ]
+    parts = [rows.tolist() for rows in split_groups(batch, algorithm.minibatches, (config.trainer.seed, 1, 0))]
+    policy = AutoModelForCausalLM.from_pretrained(models["policy"]).eval()
+    reference = AutoModelForCausalLM.from_pretrained(models["reference"]).eval()
+    adamw = torch.optim.AdamW(policy.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    if algorithm.type == "grpo":
+        settings.normalize_by_std = algorithm.normalize_by_std
+        oracle.grpo_step(policy, adamw, rollouts, settings, parts, reference)
+        return policy, None
+    settings.gamma, settings.gae_lambda, settings.value_clip = (
+        algorithm.gamma,
+        algorithm.gae_lambda,
+        algorithm.value_clip,
+    )
+    critic = AutoModelForTokenClassification.from_pretrained(models["critic"], num_labels=1).eval()
+    critic_adamw = torch.optim.AdamW(critic.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    oracle.ppo_step(policy, critic, adamw, critic_adamw, rollouts, settings, parts, reference)
+    return policy, critic
+
+
+def largest_difference(ours: Any, theirs: Any) -> float:
+    theirs_by_name = dict(theirs.named_parameters())
+    return max(float((p - theirs_by_name[name]).detach().abs().max()) for name, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_step_equals_the_oracle(oracle: ModuleType, models: dict[str, Path], case: str) -> None:
+    config = configuration(models, CASES[case])
+    groups = trajectories()
+    batch = to_batch(groups)
+    ours, our_critic = framework_step(config, models, batch)
+    theirs, their_critic = oracle_step(oracle, config, models, batch, groups)
+    before = AutoModelForCausalLM.from_pretrained(models["policy"])
+    assert largest_difference(ours, before) > 1e-4
+    assert largest_difference(ours, theirs) < 1e-6
+    if our_critic is not None:
+        assert largest_difference(our_critic, their_critic) < 1e-6
