@@ -42,6 +42,8 @@ class RLHFDataset:
     """Bad rows left out."""
     description: str
     """One line: files, rows by detected format, rows skipped by reason."""
+    data_sources: list[str]
+    """Every `data_source` among the prompts."""
 
     def __init__(self, data_files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, config: DataConfig):
         self._tokenizer = tokenizer
@@ -52,6 +54,7 @@ class RLHFDataset:
             Prompt(index, token_ids, asked.text, asked.data_source, asked.ground_truth, asked.row)
             for index, (asked, token_ids) in enumerate(encoded)
         ]
+        self.data_sources = sorted({prompt.data_source for prompt in self._prompts})
         self.skipped = len(report.bad)
         self.description = report.describe()
 

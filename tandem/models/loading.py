@@ -20,19 +20,27 @@ from tandem.config import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory; UserError when there is none."""
     _check_directory(config.path)
+    if not any((config.path / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make an empty one
+        raise _no_tokenizer(config.path, f"none of {', '.join(_TOKENIZER_FILES)}")
     try:
         return AutoTokenizer.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"model.path: {config.path} has no usable tokenizer ({_first_line(error)}); "
-            "copy tokenizer.json and tokenizer_config.json of the base model into it"
-        ) from None
+        raise _no_tokenizer(config.path, _first_line(error)) from None
+
+
+def _no_tokenizer(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"model.path: {path} has no usable tokenizer ({reason}); "
+        "copy tokenizer.json and tokenizer_config.json of the base model into it"
+    )
 
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:

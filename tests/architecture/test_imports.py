@@ -87,7 +87,9 @@ def test_exported_names_exist_and_are_sorted() -> None:
         for node in tree.body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
                 names = ast.literal_eval(node.value)
-                module = ".".join(["tandem", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+                module = ".".join(["tandem", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+                    ".__init__"
+                )
                 loaded = __import__(module, fromlist=names)
                 assert [name for name in names if not hasattr(loaded, name)] == []
                 assert sorted(names, key=str.swapcase) == names or sorted(names) == names

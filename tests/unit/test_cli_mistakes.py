@@ -1,0 +1,118 @@
+"""Each of the user's mistakes gets one clear message and exit status 2, before a run directory exists."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tandem.cli import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a refused command says."""
+    assert main(list(arguments)) == 2
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("algorithm.groupsize=4", ["algorithm.groupsize: unknown key; did you mean algorithm.group_size?"]),
+        ("data.prompts_per_step=many", ["data.prompts_per_step", "integer", "'many'"]),
+        ("algorithm.group_size=1", ["algorithm.group_size", "at least 2"]),
+        ("trainer.epochs=2", ["exactly one of steps and epochs", "both given"]),
+        ("algorithm.kl={place: loss, control: adaptive}", ["algorithm.kl", "place: reward"]),
+        ("model.critic_path=x", ["model.critic_path", "no critic"]),
+        ("generation.max_response_tokens=600", ["616 tokens", "512 positions"]),
+        ("data.train_files=[/nowhere.jsonl]", ["/nowhere.jsonl", "no such"]),
+        ("data.max_prompt_tokens=3", ["train.jsonl", "row 1", "5", "3"]),
+        ("reward.functions=[/nowhere.py:f]", ["/nowhere.py"]),
+        ("reward.functions=[json:loads]", ["json:loads", "signature"]),
+        ("reward.functions=[]", ["sort4", "openai/gsm8k"]),
+        ("model.path=/nowhere", ["model.path", "/nowhere"]),
+        ("trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every", "data.val_files"]),
+    ],
+)
+def test_one_mistake(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path, overrides: str, said: list[str]
+) -> None:
+    message = refused(capsys, "train", str(grpo_config), *overrides.split("|"))
+    for words in said:
+        assert words in message, message
+    assert not (tmp_path / "run").exists()
+
+
+def test_three_errors_are_listed_at_once(capsys: pytest.CaptureFixture[str], grpo_config: Path) -> None:
+    message = refused(
+        capsys, "train", str(grpo_config), "model.pth=x", "trainer.steps=-1", "algorithm.group_size=1", "data.shufle=1"
+    )
+    assert "4 errors" in message
+    for words in ("model.pth", "trainer.steps", "algorithm.group_size", "data.shufle"):
+        assert words in message
+
+
+def test_mistakes_in_files_and_model_are_listed_at_once(capsys: pytest.CaptureFixture[str], grpo_config: Path) -> None:
+    message = refused(
+        capsys,
+        "train",
+        str(grpo_config),
+        "model.path=/nowhere",
+        "data.val_files=[/no.parquet]",
+        "reward.functions=[a.py:b]",
+    )
+    for words in ("/nowhere", "/no.parquet", "a.py"):
+        assert words in message
+
+
+def test_broken_data_files(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    whole = tmp_path / "whole.parquet"
+    pq.write_table(pa.table({"prompt": ["1="] * 999, "data_source": ["sort4"] * 999}), whole)
+    truncated = tmp_path / "truncated.parquet"
+    truncated.write_bytes(whole.read_bytes()[:-100])
+    columnless = tmp_path / "columnless.jsonl"
+    columnless.write_text(json.dumps({"question": "1="}) + "\n")
+    for path in (empty, truncated, columnless):
+        assert str(path) in refused(capsys, "train", str(grpo_config), f"data.train_files=[{path}]")
+
+
+def test_a_model_without_tokenizer(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(sort4 / "model", bare, ignore=shutil.ignore_patterns("*token*", "vocab*", "merges*", "special*"))
+    message = refused(capsys, "train", str(grpo_config), f"model.path={bare}")
+    assert str(bare) in message and "tokenizer" in message
+
+
+def test_files_that_are_no_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no such configuration file" in refused(capsys, "train", "/nowhere.yaml")
+    path = tmp_path / "list.yaml"
+    path.write_text("- a\n- b\n")
+    assert "must hold sections" in refused(capsys, "train", str(path))
+    path.write_text("model: {path: ")
+    assert "not valid YAML" in refused(capsys, "train", str(path))
+    assert "no configuration given" in refused(capsys, "train")
+    assert "no config.yaml there" in refused(capsys, "train", "--resume", str(tmp_path))
+
+
+def test_a_directory_that_holds_another_run(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: {}")
+    assert "--resume" in refused(capsys, "train", str(grpo_config))
+
+
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
+    assert main(["train", str(grpo_config), "--dry-run"]) == 0
+    assert "4,784" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
