@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tandem.data.chat import check_text
-from tandem.data.preprocess.writing import write_parquet
 from tandem.data.rows import BadRow, Row, read_rows
 from tandem.errors import UserError
+from tandem.files import replacing
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Think step by step, and give the final answer as a number on the last line, after "####".'
@@ -25,10 +28,13 @@ def convert(source: Path, out: Path) -> dict[str, int]:
     Returns rows in and out by split. Raises UserError, before anything is written, for a row that is not GSM8K's.
     """
     tables = {split: list(_read_split(path, split)) for split, path in _find_splits(source).items()}
+    out.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
     for split, rows in tables.items():
-        counts[f"{split}_in"] = len(rows)
-        counts[f"{split}_out"] = write_parquet(rows, out / f"{split}.parquet")
+        table = pa.Table.from_pylist(rows)
+        with replacing(out / f"{split}.parquet") as path:
+            pq.write_table(table, path)
+        counts |= {f"{split}_in": len(rows), f"{split}_out": table.num_rows}
     return counts
 
 
