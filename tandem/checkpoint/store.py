@@ -92,11 +92,6 @@ class CheckpointStore:
         write_text(self.directory / "best", self._path(step).name + "\n")
         self._prune(self._steps()[-1])
 
-    def best(self) -> Path | None:
-        """The checkpoint marked as best."""
-        step = self._named("best")
-        return None if step is None else self._path(step)
-
     def _path(self, step: int) -> Path:
         return self.directory / f"step_{step:06d}"
 

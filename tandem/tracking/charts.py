@@ -49,7 +49,7 @@ def figure(title: str, series: Sequence[Series], band: tuple[Series, Series] | N
     drawn = [_grid(x, y), _shade(edges, x, y), *(_curve(i, s, x, y) for i, s in enumerate(thinned))]
     label = escape(f"{title}: {', '.join(s.name for s in every)}")
     return (
-        f"<figure><figcaption><b>{escape(title)}</b>{_legend(series, band)}</figcaption>"
+        f"<figure><figcaption><b>{escape(title)}</b>{_legend(title, series, band)}</figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
         f"{''.join(drawn)}{_tooltips(every, steps, x)}</svg></figure>"
     )
@@ -138,7 +138,7 @@ def _shade(edges: list[Series], x: _Axis, y: _Axis) -> str:
 
 
 def _curve(index: int, series: Series, x: _Axis, y: _Axis) -> str:
-    color = f"s{index % _COLORS}{' dashed' if index >= _COLORS else ''}"
+    color = f"s{index % _COLORS}"
     at = [(f"{x(step):.1f}", f"{y(value):.1f}") for step, value in series.points]
     line = f'<polyline class="{color}" points="{" ".join(map(",".join, at))}"/>'
     dots = [f'<circle class="{color}" cx="{cx}" cy="{cy}" r="2.2"/>' for cx, cy in at] if len(at) <= 30 else []
@@ -160,13 +160,12 @@ def _tooltips(series: list[Series], steps: list[int], x: _Axis) -> str:
     return "".join(columns)
 
 
-def _legend(series: Sequence[Series], band: tuple[Series, Series] | None) -> str:
+def _legend(title: str, series: Sequence[Series], band: tuple[Series, Series] | None) -> str:
     """Name and last value of each curve."""
-    colors = [f"k{index % _COLORS}" for index in range(len(series))]
-    told = [(color, s.name, number(s.points[-1][1])) for color, s in zip(colors, series, strict=True)]
+    told = [(f"s{index % _COLORS}", s.name, number(s.points[-1][1])) for index, s in enumerate(series)]
     if band:
-        low, high = (number(s.points[-1][1]) for s in band)
-        told.append(("kband", "min – max", f"{low} – {high}"))
+        told.append(("band", "min – max", " – ".join(number(s.points[-1][1]) for s in band)))
     return "".join(
-        f'<span class="key"><i class="{color}"></i>{escape(name)} <em>{last}</em></span>' for color, name, last in told
+        f'<span><i class="{color}"></i>{"" if name == title else escape(name)} <em>{last}</em></span>'
+        for color, name, last in told
     )

@@ -50,7 +50,7 @@ def test_keep_last_and_best(tmp_path):
     for step in (2, 3, 4):
         save(store, step)
     assert names(tmp_path) == ["best", "latest", "step_000001", "step_000003", "step_000004"]
-    assert store.best() == tmp_path / "checkpoints" / "step_000001"
+    assert (tmp_path / "checkpoints" / "best").read_text() == "step_000001\n"
     store.mark_best(4)
     assert names(tmp_path) == ["best", "latest", "step_000003", "step_000004"]
 

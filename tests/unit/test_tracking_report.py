@@ -122,15 +122,15 @@ def test_a_report_shows_every_metric_and_loads_nothing(tmp_path):
     assert write_report(run) == run / "report.html"
     page = (run / "report.html").read_text(encoding="utf-8")
     elements = Elements(page)
-    for name in ("reward/mean", "critic/vf_explained_var", "something/new", "actor/lr", "pass@1", "config.yaml"):
+    for name in ("reward", "critic/vf_explained_var", "something/new", "actor/lr", "pass@1", "config.yaml"):
         assert name in elements.text
     assert "GRPO · <tiny>" in elements.text
     assert "constant: actor/lr 1e-6" in elements.text
-    assert "step 2\nreward/mean 0.2\nreward/min 0\nreward/max 1" in elements.text
+    assert "step 2\nmean 0.2\nmin 0\nmax 1" in elements.text
     assert not {tag for tag, _ in elements.seen} & {"script", "link", "img", "iframe"}
     assert not [tag for tag, attributes in elements.seen if {"src", "href", "xlink:href"} & set(attributes)]
     assert "url(" not in page and "@import" not in page and "http" not in page
-    assert "prefers-color-scheme:dark" in page
+    assert "prefers-color-scheme: dark" in page
 
 
 def test_texts_are_escaped_and_control_characters_shown(tmp_path):
