@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,13 @@ class LossResult:
     loss: float
     metrics: dict[str, float]
     outputs: Outputs[torch.Tensor]
+
+    @classmethod
+    def of(cls, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], outputs: Outputs[torch.Tensor]) -> LossResult:
+        """What the loss returned, off its graph."""
+        columns = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
+        detached = Outputs(*(None if column is None else column.detach() for column in columns))
+        return cls(loss.detach().item(), {name: metric.item() for name, metric in metrics.items()}, detached)
 
 
 class TrainEngine(Protocol):

@@ -34,10 +34,7 @@ class FakeTrainEngine:
         outputs = self._outputs(micro_batch)
         value, metrics = loss(outputs, micro_batch.columns.map(torch.from_numpy))
         value.backward()
-        detached = [
-            None if x is None else x.detach() for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
-        ]
-        return LossResult(float(value), {name: float(metric) for name, metric in metrics.items()}, Outputs(*detached))
+        return LossResult.of(value, metrics, outputs)
 
     def optimizer_step(self) -> dict[str, float]:
         gradient = torch.zeros_like(self.table) if self.table.grad is None else self.table.grad

@@ -15,7 +15,7 @@ Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a chunk, `_V` voca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,8 +62,7 @@ class ValueHead:
         outputs = self.forward(hidden_S, targets_S, entropy=False)
         value, metrics = loss(outputs, columns)
         value.backward()
-        assert outputs.values_S is not None
-        return result_of(value.detach(), metrics, Outputs(values_S=outputs.values_S.detach()))
+        return LossResult.of(value, metrics, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +97,16 @@ class VocabularyHead:
     ) -> tuple[torch.Tensor, LossResult]:
         grad_hidden_S = torch.empty_like(hidden_S)
         outputs = _empty(len(hidden_S), hidden_S.device, entropy=True)
-        value, metrics = torch.zeros((), device=hidden_S.device), {}
+        value = torch.zeros((), device=hidden_S.device)
+        metrics: dict[str, torch.Tensor] = {}
         for cut, workspace in self._chunks(hidden_S):
             outputs_C = outputs.slice(cut.start, cut.stop)
             self._evaluate(hidden_S[cut], targets_S[cut], outputs_C, workspace)
             value_C, metrics_C, slopes_C = _differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
             self._add_gradient(hidden_S[cut], targets_S[cut], outputs_C, slopes_C, workspace, grad_hidden_S[cut])
             value = value + value_C
-            metrics = {name: metrics.get(name, 0.0) + metric for name, metric in metrics_C.items()}
-        return grad_hidden_S, result_of(value, metrics, outputs)
+            metrics = {name: metrics[name] + metric if metrics else metric for name, metric in metrics_C.items()}
+        return grad_hidden_S, LossResult.of(value, metrics, outputs)
 
     def _two_passes(
         self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
@@ -119,7 +119,7 @@ class VocabularyHead:
             self._evaluate(hidden_S[cut], targets_S[cut], Outputs(), workspace)
             slopes_C = slopes.slice(cut.start, cut.stop)
             self._add_gradient(hidden_S[cut], targets_S[cut], outputs_C, slopes_C, workspace, grad_hidden_S[cut])
-        return grad_hidden_S, result_of(value, metrics, outputs)
+        return grad_hidden_S, LossResult.of(value, metrics, outputs)
 
     @property
     def _tokens_per_chunk(self) -> int:
@@ -187,12 +187,6 @@ class VocabularyHead:
         grad_bias = None if bias is None else self.gradient_of(bias)
         if grad_bias is not None:
             grad_bias.add_(grad_CV.sum(0))
-
-
-def result_of(
-    value: torch.Tensor, metrics: Mapping[str, torch.Tensor | float], outputs: Outputs[torch.Tensor]
-) -> LossResult:
-    return LossResult(float(value), {name: float(metric) for name, metric in metrics.items()}, outputs)
 
 
 def _empty(tokens: int, device: torch.device, entropy: bool) -> Outputs[torch.Tensor]:
