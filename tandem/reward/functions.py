@@ -92,13 +92,13 @@ def load(reference: str) -> RewardFunction:
 def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> None:
     """Raises one UserError that lists everything wrong with `reward.functions`; call it before allocating anything."""
     problems = []
-    for reference in references(config):
+    for reference, count in Counter(reference for reference, _ in weighted(config)).items():
         try:
             load(reference)
         except UserError as error:
             problems.append(str(error))
-    twice = [reference for reference, count in Counter(r for r, _ in weighted(config)).items() if count > 1]
-    problems += [f"reward function {reference!r} is listed more than once; add its weights up" for reference in twice]
+        if count > 1:
+            problems.append(f"reward function {reference!r} is listed more than once; add its weights up")
     if not config.functions:
         problems += [no_built_in(source) for source in sorted(set(data_sources) - set(BUILT_IN))]
     if problems:
@@ -106,13 +106,9 @@ def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> None:
 
 
 def weighted(config: RewardConfig) -> list[tuple[str, float]]:
-    """(reference, weight) of each function that the configuration names."""
-    return [(f, 1.0) if isinstance(f, str) else (f.function, f.weight) for f in config.functions]
-
-
-def references(config: RewardConfig) -> list[str]:
-    """Every function a run may call: those it names, else the built-in ones. The order is fixed."""
-    return list(dict.fromkeys([r for r, _ in weighted(config)] or BUILT_IN.values()))
+    """(reference, weight) of each function that a run may call: those it names, else the built-in ones."""
+    named = [(f, 1.0) if isinstance(f, str) else (f.function, f.weight) for f in config.functions]
+    return named or [(reference, 1.0) for reference in dict.fromkeys(BUILT_IN.values())]
 
 
 def no_built_in(data_source: str) -> str:

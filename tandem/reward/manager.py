@@ -7,29 +7,22 @@ import pickle
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from tandem.config import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError
-from tandem.reward.functions import Kind, check_functions, load, no_built_in, references, weighted
+from tandem.reward.functions import Kind, check_functions, load, no_built_in, weighted
 from tandem.reward.rules import BUILT_IN
-from tandem.reward.verdicts import STATISTICS, Verdict
+from tandem.reward.verdicts import STATISTICS, Failure, Verdict
 from tandem.reward.worker_main import Call
 from tandem.reward.workers import WorkerPool
 from tandem.types import Group, Score, Status, StepMetrics, Trajectory
 
 _log = logging.getLogger("tandem.reward")
 
-Place = tuple[int, int]
-"""Indices of group and trajectory."""
-
-
-class _Judged(NamedTuple):
-    function: int
-    verdict: Verdict
-    seconds: float
+Judged = tuple[int, Verdict, float]
+"""Index of the function, its verdict on a trajectory, seconds."""
 
 
 class RewardManager:
@@ -44,9 +37,9 @@ class RewardManager:
         check_functions(config, ())
         self._config = config
         self._seed = seed
-        self._references = references(config)
-        self._functions = [load(reference) for reference in self._references]
-        self._weights = [weight for _, weight in weighted(config)] or [1.0] * len(self._references)
+        self._functions = [load(reference) for reference, _ in weighted(config)]
+        self._weights = [weight for _, weight in weighted(config)]
+        self._references = [function.reference for function in self._functions]
         self._names = _part_names(self._references)
         self._shown: set[str] = set()
         self._pool = WorkerPool(self._references, config.workers, config.timeout_s)
@@ -54,18 +47,18 @@ class RewardManager:
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored."""
         calls: list[Call] = []
-        targets: list[list[Place]] = []
+        targets: list[tuple[int, list[tuple[int, int]]]] = []
         for number, trajectories in enumerate(siblings):
             alive = [(number, i) for i, t in enumerate(trajectories) if t.status is not Status.ABORTED]
             for function in self._applicable(trajectories[0].prompt.data_source) if alive else ():
                 together = self._functions[function].kind is Kind.TRL
                 for places in [alive] if together else [[place] for place in alive]:
                     calls.append(self._call(function, [trajectories[i] for _, i in places], step))
-                    targets.append(places)
-        judged: defaultdict[Place, list[_Judged]] = defaultdict(list)
-        for call, places, result in zip(calls, targets, self._pool.run(calls), strict=True):
+                    targets.append((function, places))
+        judged: defaultdict[tuple[int, int], list[Judged]] = defaultdict(list)
+        for (function, places), result in zip(targets, self._pool.run(calls), strict=True):
             for place, verdict in zip(places, result.verdicts, strict=True):
-                judged[place].append(_Judged(call.function, verdict, result.seconds / len(places)))
+                judged[place].append((function, verdict, result.seconds / len(places)))
         return [
             Group(trajectories, [self._combine(judged[number, i]) for i in range(len(trajectories))])
             for number, trajectories in enumerate(siblings)
@@ -97,19 +90,19 @@ class RewardManager:
     def _call(self, function: int, trajectories: list[Trajectory], step: int) -> Call:
         first = trajectories[0]
         return Call(
-            function=function,
+            reference=self._references[function],
             seed=zlib.crc32(f"{self._seed}/{first.prompt.index}/{first.sample}/{step}".encode()),
             places=tuple(f"row {t.prompt.index}, sample {t.sample}" for t in trajectories),
             rows=tuple(pickle.dumps(self._functions[function].arguments(t)) for t in trajectories),
         )
 
-    def _combine(self, judged: list[_Judged]) -> Score:
-        seconds = sum(j.seconds for j in judged)
-        for failure in filter(None, (j.verdict.failure for j in judged)):
-            self._show(failure.site, failure.message)
+    def _combine(self, judged: list[Judged]) -> Score:
+        seconds = sum(each for _, _, each in judged)
+        for failure in filter(None, (verdict.failure for _, verdict, _ in judged)):
+            self._show(failure)
             status = Status.REWARD_TIMEOUT if failure.timed_out else Status.REWARD_ERROR
             return Score(None, failure=status, error=failure.message, seconds=seconds)
-        valued = [(j.function, j.verdict, j.verdict.value) for j in judged if j.verdict.value is not None]
+        valued = [(function, verdict, verdict.value) for function, verdict, _ in judged if verdict.value is not None]
         if not valued:
             reason = "no reward function applies" if judged else "generation was aborted"
             return Score(None, failure=Status.NOT_SCORED, error=reason, seconds=seconds)
@@ -132,10 +125,10 @@ class RewardManager:
                 parts.setdefault("acc" if part == "acc" else f"{name}/{part}", number)
         return parts
 
-    def _show(self, site: str, message: str) -> None:
-        if site not in self._shown:
-            self._shown.add(site)
-            _log.error("%s\n(shown once; all are counted in reward/errors and reward/timeouts)", message)
+    def _show(self, failure: Failure) -> None:
+        if failure.site not in self._shown:
+            self._shown.add(failure.site)
+            _log.error("%s\n(shown once; all are counted in reward/errors and reward/timeouts)", failure.message)
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:
@@ -157,9 +150,8 @@ def metrics(groups: Iterable[Group]) -> StepMetrics:
     }
 
 
-def _part_names(refs: list[str]) -> list[str]:
-    """A function's own name where it is unique, else its reference."""
-    names = [reference.rpartition(":")[2] for reference in refs]
-    count = Counter(names)
-    taken = STATISTICS | {"acc"}
-    return [n if count[n] == 1 and n not in taken else reference for n, reference in zip(names, refs, strict=True)]
+def _part_names(references: list[str]) -> list[str]:
+    """A function's own name where it is free, else its reference."""
+    names = [reference.rpartition(":")[2] for reference in references]
+    free = {name for name, count in Counter(names).items() if count == 1} - STATISTICS - {"acc"}
+    return [name if name in free else reference for name, reference in zip(names, references, strict=True)]

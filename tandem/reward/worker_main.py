@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 class Call(NamedTuple):
     """One call of a reward function. Rows are pickled one by one, so that no call shares an object with another."""
 
-    function: int
-    """Index into the references."""
+    reference: str
+    """Of the function; one that the pool was started with."""
     seed: int
     """Of `random` and `numpy.random`; below 2 ** 32."""
     places: tuple[str, ...]
@@ -53,39 +54,21 @@ class Result(NamedTuple):
 
 
 class Board:
-    """Memory that a worker shares with its parent: the call that runs, and since when."""
+    """Memory that a worker shares with its parent: the call that began last, and when, by the monotonic clock."""
 
     SIZE = mmap.PAGESIZE
-    _POSITION, _STARTED = struct.Struct("=q"), struct.Struct("=d")
+    _LAYOUT = struct.Struct("=qd")
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, self.SIZE)
 
-    def clear(self) -> None:
-        """Parent, while the worker idles: no call has begun."""
-        self.begin(-1, 0.0)
+    def write(self, position: int, started: float) -> None:
+        """Position -1: no call of the chunk has begun; start 0: it has ended."""
+        self._LAYOUT.pack_into(self._memory, 0, position, started)
 
-    def begin(self, position: int, now: float) -> None:
-        self.end()
-        self._POSITION.pack_into(self._memory, 0, position)
-        self._STARTED.pack_into(self._memory, 8, now)
-
-    def end(self) -> None:
-        self._STARTED.pack_into(self._memory, 8, 0.0)
-
-    def latest(self) -> int:
-        """The call that began last; -1: none."""
-        return self._POSITION.unpack_from(self._memory, 0)[0]
-
-    def running(self) -> tuple[int, float] | None:
-        """(position, start by the monotonic clock) of the call that runs."""
-        started = self._STARTED.unpack_from(self._memory, 8)[0]
-        position = self.latest()
-        unchanged = started == self._STARTED.unpack_from(self._memory, 8)[0]
-        return (position, started) if started and unchanged else None
-
-    def close(self) -> None:
-        self._memory.close()
+    def read(self) -> tuple[int, float]:
+        """Not atomic: believe what two looks agree on."""
+        return self._LAYOUT.unpack_from(self._memory)
 
 
 def main() -> None:
@@ -96,13 +79,10 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     connection, board = Connection(socket), Board(memory)
-    references: list[str] = connection.recv()
-    functions = [_load(reference) for reference in references]
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        functions = {reference: _load(reference) for reference in connection.recv()}
         while True:
-            _serve(connection.recv(), references, functions, board, connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+            _serve(connection.recv(), functions, board, connection)
 
 
 def _die_with(parent: int) -> None:
@@ -114,7 +94,7 @@ def _die_with(parent: int) -> None:
 
 
 def _load(reference: str) -> RewardFunction | UserError:
-    """The parent has loaded it before; if it has gone since, each of its calls fails with the reason."""
+    """The parent has loaded it before; when the file has changed since, each call fails with the reason."""
     try:
         return load(reference)
     except UserError as error:
@@ -123,8 +103,7 @@ def _load(reference: str) -> RewardFunction | UserError:
 
 def _serve(
     chunk: list[tuple[int, Call]],
-    references: list[str],
-    functions: list[RewardFunction | UserError],
+    functions: dict[str, RewardFunction | UserError],
     board: Board,
     connection: Connection[Any, Any],
 ) -> None:
@@ -132,11 +111,11 @@ def _serve(
     process, flushed = os.getpid(), time.monotonic()
     for position, call in chunk:
         started = time.monotonic()
-        board.begin(position, started)
-        verdicts = execute(references[call.function], functions[call.function], call)
+        board.write(position, started)
+        verdicts = execute(functions[call.reference], call)
         if os.getpid() != process:  # user code has forked, and the child came back here
             os._exit(1)
-        board.end()
+        board.write(position, 0.0)
         now = time.monotonic()
         results.append(Result(position, verdicts, now - started))
         if now - flushed > FLUSH_S:
@@ -146,7 +125,7 @@ def _serve(
         connection.send(results)
 
 
-def execute(reference: str, function: RewardFunction | UserError, call: Call) -> list[Verdict]:
+def execute(function: RewardFunction | UserError, call: Call) -> list[Verdict]:
     """One verdict a row. Raises nothing: whatever goes wrong is the verdict."""
     try:
         if isinstance(function, UserError):
@@ -154,7 +133,7 @@ def execute(reference: str, function: RewardFunction | UserError, call: Call) ->
         _seed(call.seed)
         return read(function, call.places, _call(function, call.rows))
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too
-        return [failed(reference, place, error) for place in call.places]
+        return [failed(call.reference, place, error) for place in call.places]
 
 
 def _seed(seed: int) -> None:

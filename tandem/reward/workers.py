@@ -51,13 +51,13 @@ class WorkerPool:
         self._false_starts = 0
 
     def run(self, calls: Sequence[Call]) -> list[Result]:
-        """One result a call, in order. Raises TandemError when workers die before they begin a call."""
+        """One result a call, in order. Raises TandemError when workers keep dying without a call to blame."""
         for worker in self._workers:
             if worker.pending:  # left over from a run that was interrupted
                 self._replace(worker)
         self._calls, self._waiting, self._results, self._false_starts = calls, deque(range(len(calls))), {}, 0
         while len(self._results) < len(calls):
-            for worker in list(self._workers):
+            for worker in self._workers:
                 if self._waiting and not worker.pending:
                     self._hand_out(worker)
             self._collect()
@@ -66,77 +66,69 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers and whatever they started. Safe to repeat."""
         for worker in self._workers:
-            worker.kill()
-            worker.close()
+            worker.end()
         self._workers = []
 
     def _hand_out(self, worker: _Worker) -> None:
         # Chunks shrink towards the end, so that the workers end together.
         size = min(MAX_CHUNK, -(-len(self._waiting) // (2 * len(self._workers))))
-        positions = [self._waiting.popleft() for _ in range(size)]
-        try:
-            worker.send([(position, self._calls[position]) for position in positions])
-        except (BrokenPipeError, ConnectionResetError):
-            self._bury(worker)
+        worker.pending = [self._waiting.popleft() for _ in range(size)]
+        worker.board.write(-1, 0.0)
+        worker.send([(position, self._calls[position]) for position in worker.pending])
 
     def _collect(self) -> None:
-        busy = {worker.connection: worker for worker in self._workers if worker.pending}
-        for connection in wait(list(busy), min(_LOOK_S, self._timeout_s)):
-            worker = busy[connection]  # type: ignore[index]
-            try:
-                self._record(worker, worker.connection.recv())
-            except (EOFError, ConnectionResetError):
-                self._bury(worker)
-        for worker in list(self._workers):
-            if (overdue := worker.overdue(self._timeout_s)) is not None:
+        busy = [worker for worker in self._workers if worker.pending]
+        ready = wait([worker.connection for worker in busy], min(_LOOK_S, self._timeout_s))
+        for worker in busy:
+            if worker.connection in ready and (results := worker.receive()):
+                self._record(worker, results)
+            elif (overdue := worker.overdue(self._timeout_s)) is not None:
                 self._bury(worker, overdue)
-            elif worker.pending and worker.is_dead():
+            elif worker.is_dead():
                 self._bury(worker)
 
     def _record(self, worker: _Worker, results: list[Result]) -> None:
         for result in results:
             self._results[result.position] = result
             worker.pending.remove(result.position)
-        self._false_starts = 0
+            self._false_starts = 0
 
     def _bury(self, worker: _Worker, overdue: int | None = None) -> None:
-        """End a worker; the call to blame fails, what it had sent stands, the rest waits again."""
-        status = worker.kill()
-        for results in worker.last_words():
-            self._record(worker, results)
-        culprit = worker.board.latest() if overdue is None else overdue
+        """Replace a worker; the call to blame fails, what it had sent stands, the rest waits again."""
+        culprit = worker.board.read()[0] if overdue is None else overdue
+        status, last_words = self._replace(worker)
+        self._record(worker, last_words)
         if culprit in worker.pending:
             worker.pending.remove(culprit)
-            self._results[culprit] = self._failure(culprit, status, timed_out=overdue is not None)
+            if overdue is None:
+                self._fail(culprit, f"its process {_ended(status)}", timed_out=False)
+            else:
+                self._fail(culprit, f"took longer than reward.timeout_s = {self._timeout_s:g} s", timed_out=True)
         elif overdue is None:
             self._count_false_start(status)
         self._waiting.extendleft(reversed(worker.pending))
-        self._replace(worker)
 
-    def _replace(self, worker: _Worker) -> None:
-        worker.kill()
-        worker.close()
+    def _replace(self, worker: _Worker) -> tuple[int, list[Result]]:
+        last = worker.end()
         self._workers[self._workers.index(worker)] = _Worker(self._references)
+        return last
 
     def _count_false_start(self, status: int) -> None:
         self._false_starts += 1
         if self._false_starts > MAX_FALSE_STARTS:
             raise TandemError(
-                f"reward workers {_ended(status)} {self._false_starts} times in a row outside of any call; "
+                f"reward workers: {self._false_starts} in a row {_ended(status)} outside of any call; "
                 "what they said is on the standard error stream"
             )
 
-    def _failure(self, position: int, status: int, timed_out: bool) -> Result:
+    def _fail(self, position: int, reason: str, timed_out: bool) -> None:
         call = self._calls[position]
-        reference = self._references[call.function]
-        late = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
-        reason = late if timed_out else f"its process {_ended(status)}"
-        site = f"{reference}: {reason}"
+        function = f"reward function {call.reference!r}"
         failures = [
-            Failure(f"reward function {reference!r} on {place}: {reason}", site, timed_out) for place in call.places
+            Failure(f"{function} on {place}: {reason}", f"{function}: {reason}", timed_out) for place in call.places
         ]
-        seconds = self._timeout_s if timed_out else 0.0
-        return Result(position, [Verdict(None, failure=failure) for failure in failures], seconds)
+        verdicts = [Verdict(None, failure=failure) for failure in failures]
+        self._results[position] = Result(position, verdicts, self._timeout_s if timed_out else 0.0)
 
 
 class _Worker:
@@ -145,65 +137,61 @@ class _Worker:
     def __init__(self, references: list[str]) -> None:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("tandem-reward")
-        with theirs:
-            os.ftruncate(memory, Board.SIZE)
-            self.board = Board(memory)
-            descriptors = (theirs.fileno(), memory)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, *map(str, (*descriptors, os.getpid(), *sys.path))],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a function prints joins our standard error
-                env={**os.environ, "PYTHONHASHSEED": "0"},  # sets of strings iterate alike in every worker and run
-                start_new_session=True,
-            )
-        os.close(memory)
+        os.ftruncate(memory, Board.SIZE)
+        self.board = Board(memory)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.pending: list[int] = []
         """Positions of the calls it was given and has not answered."""
-        self.board.clear()
-        with suppress(BrokenPipeError, ConnectionResetError):  # `run` meets a dead worker when it sends calls
-            self.connection.send(references)
+        numbers = (theirs.fileno(), memory, os.getpid())
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, *map(str, (*numbers, *sys.path))],
+            pass_fds=numbers[:2],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what a function prints joins our standard error
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # sets of strings iterate alike in every worker and run
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(memory)
+        self.send(references)
 
-    def send(self, chunk: list[tuple[int, Call]]) -> None:
-        self.board.clear()
-        self.pending = [position for position, _ in chunk]
-        self.connection.send(chunk)
+    def send(self, message: Any) -> None:
+        # A worker that is dead is found out, and replaced, where its answer is awaited.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(message)
+
+    def receive(self) -> list[Result]:
+        """Results that it has sent; none when it is dead."""
+        with suppress(EOFError, ConnectionResetError):
+            return self.connection.recv()
+        return []
 
     def overdue(self, timeout_s: float) -> int | None:
         """The pending call that has run for longer than `timeout_s`."""
-        running = self.board.running()
-        if running is None or running[0] not in self.pending or time.monotonic() - running[1] <= timeout_s:
-            return None
-        return running[0]
+        position, started = self.board.read()
+        late = position in self.pending and 0.0 < started < time.monotonic() - timeout_s
+        return position if late and self.board.read() == (position, started) else None
 
     def is_dead(self) -> bool:
         """Without reaping it, so that its process group can still be named."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def kill(self) -> int:
-        """End it and what it started; its exit status (negative: the signal). Safe to repeat."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
+    def end(self) -> tuple[int, list[Result]]:
+        """Kill it and what it started: its exit status (negative: the signal) and results that had been on the way."""
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
-    def last_words(self) -> list[list[Result]]:
-        """Results that a dead worker had sent."""
-        messages = []
-        with suppress(EOFError, ConnectionResetError):
-            while self.connection.poll():
-                messages.append(self.connection.recv())
-        return messages
-
-    def close(self) -> None:
+        status, last = self._process.wait(), []
+        while not self.connection.closed and self.connection.poll():
+            results = self.receive()
+            if not results:
+                break
+            last += results
         self.connection.close()
-        self.board.close()
+        return status, last
 
 
 def _ended(status: int) -> str:
-    return (
-        f"was killed by signal {-status} ({signal.strsignal(-status)})"
-        if status < 0
-        else f"ended with exit status {status}"
-    )
+    if status < 0:
+        return f"was killed by signal {-status} ({signal.strsignal(-status)})"
+    return f"ended with exit status {status}"

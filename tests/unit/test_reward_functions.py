@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.config import RewardConfig
+from tandem.config import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import Kind, check_functions, load
 from tandem.reward.verdicts import Verdict
@@ -30,8 +30,8 @@ def judge(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Verdict]
     """What a worker does with one call."""
     function = load(reference)
     places = tuple(f"row {t.prompt.index}, sample {t.sample}" for t in siblings)
-    call = Call(0, seed, places, tuple(pickle.dumps(function.arguments(t)) for t in siblings))
-    return execute(reference, function, call)
+    call = Call(reference, seed, places, tuple(pickle.dumps(function.arguments(t)) for t in siblings))
+    return execute(function, call)
 
 
 @pytest.fixture
@@ -221,7 +221,9 @@ def test_references_to_nothing(reference: str, complaint: str) -> None:
 def test_all_problems_are_told_at_once(write: Any) -> None:
     good = write("def f(completion): return 1.0")
     with pytest.raises(UserError) as caught:
-        check_functions(RewardConfig(functions=["a.py:f", good, {"function": good, "weight": 2}, "b.py:f"]), [])
+        check_functions(
+            RewardConfig(functions=["a.py:f", good, RewardFunctionConfig(function=good, weight=2), "b.py:f"]), []
+        )
     message = str(caught.value)
     assert "a.py" in message and "b.py" in message and "listed more than once" in message
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,64 +15,24 @@ from tandem.errors import TandemError
 from tandem.reward.worker_main import Call
 from tandem.reward.workers import WorkerPool
 
-SOURCE = """
-import asyncio, os, random, signal, subprocess, sys, time
-
-def f(completion):
-    print("a reward function that talks", completion)
-    if completion == "raise":
-        raise ValueError("no reward for this one")
-    if completion == "hang":
-        time.sleep(3600)
-    if completion == "hang with a child":
-        subprocess.run(["sleep", "3600"])
-    if completion == "exit":
-        os._exit(3)
-    if completion == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if completion == "leave a child and exit":
-        if os.fork() == 0:
-            time.sleep(3600)
-        os._exit(4)
-    if completion == "fork and come back" and os.fork() == 0:
-        sys.exit()
-    if completion == "pid":
-        return os.getpid()
-    if completion == "big":
-        return {"score": 1, "pred": "x" * 1_000_000}
-    return float(completion) if completion[0].isdigit() else 1.0
-
-async def g(completion):
-    await asyncio.sleep(3600 if completion == "hang" else 0)
-    return 2.0
-
-def draw(completion):
-    return random.random()
-"""
-F, G, DRAW = range(3)
+SAMPLES = Path(__file__).with_name("reward_samples.py")
+F, G, DRAW = (f"{SAMPLES}:{name}" for name in ("f", "g", "draw"))
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    path = tmp_path_factory.mktemp("rewards") / "rewards.py"
-    path.write_text(SOURCE)
-    return [f"{path}:{name}" for name in ("f", "g", "draw")]
-
-
-@pytest.fixture(scope="module")
-def pool(references: list[str]) -> Iterator[WorkerPool]:
-    pool = WorkerPool(references, count=2, timeout_s=0.5)
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool([F, G, DRAW], count=2, timeout_s=0.5)
     yield pool
     pool.close()
 
 
-def call(completion: str, row: int = 0, function: int = F) -> Call:
-    return Call(function, row, (f"row {row}",), (pickle.dumps({"completion": completion}),))
+def call(completion: str, row: int = 0, reference: str = F) -> Call:
+    return Call(reference, row, (f"row {row}",), (pickle.dumps({"completion": completion}),))
 
 
-def outcomes(pool: WorkerPool, completions: list[str], function: int = F) -> list[object]:
+def outcomes(pool: WorkerPool, completions: list[str], reference: str = F) -> list[object]:
     """The value of each call, or the last line of its failure."""
-    results = pool.run([call(c, row, function) for row, c in enumerate(completions)])
+    results = pool.run([call(c, row, reference) for row, c in enumerate(completions)])
     verdicts = [result.verdicts[0] for result in results]
     assert all(f"row {row}:" in v.failure.message for row, v in enumerate(verdicts) if v.failure)
     return [v.failure.message.splitlines()[-1] if v.failure else v.value for v in verdicts]
@@ -134,8 +95,8 @@ def test_random_numbers_follow_the_seed_not_the_worker(pool: WorkerPool) -> None
     assert len(set(alone)) == 8
 
 
-def test_what_a_call_started_dies_with_it_and_close_ends_all(references: list[str]) -> None:
-    pool = WorkerPool(references, count=1, timeout_s=0.5)
+def test_what_a_call_started_dies_with_it_and_close_ends_all() -> None:
+    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float) and len(processes_of(int(worker))) == 1
     assert "took longer" in str(outcomes(pool, ["hang with a child"]))
@@ -147,8 +108,8 @@ def test_what_a_call_started_dies_with_it_and_close_ends_all(references: list[st
     assert processes_of(int(successor)) == []
 
 
-def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed(references: list[str]) -> None:
-    pool = WorkerPool(references, count=1, timeout_s=5)
+def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
+    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=5)
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float)
     os.kill(int(worker), signal.SIGKILL)
@@ -156,26 +117,25 @@ def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed(references
     pool.close()
 
 
-def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch, references: list[str]) -> None:
+def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    pool = WorkerPool(references, count=1, timeout_s=0.5)
-    with pytest.raises(TandemError, match="ended with exit status 1 6 times in a row outside of any call"):
+    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
+    with pytest.raises(TandemError, match="6 in a row ended with exit status 1 outside of any call"):
         pool.run([call("1")])
     pool.close()
 
 
-def test_workers_die_with_their_parent(references: list[str]) -> None:
+def test_workers_die_with_their_parent() -> None:
     script = (
-        "import os, pickle\n"
+        "import pickle, sys\n"
         "from tandem.reward.workers import WorkerPool\n"
         "from tandem.reward.worker_main import Call\n"
-        "pool = WorkerPool([os.environ['REFERENCE']], count=1, timeout_s=60)\n"
-        "call = lambda completion: Call(0, 0, ('row 0',), (pickle.dumps({'completion': completion}),))\n"
+        "pool = WorkerPool([sys.argv[1]], count=1, timeout_s=60)\n"
+        "call = lambda text: Call(sys.argv[1], 0, ('row 0',), (pickle.dumps({'completion': text}),))\n"
         "print(int(pool.run([call('pid')])[0].verdicts[0].value), flush=True)\n"
         "pool.run([call('hang')])\n"
     )
-    environment = {**os.environ, "REFERENCE": references[F]}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+    with subprocess.Popen([sys.executable, "-c", script, F], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         assert processes_of(worker)
