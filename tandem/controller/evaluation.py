@@ -17,7 +17,7 @@ def evaluate_model(config: TrainConfig, inputs: RlInputs) -> StepMetrics:
     """Answer and score `data.val_files` with `model.path`."""
     assert inputs.val is not None
     policy = load_policy(config.model).to(best_device())
-    engine = NativeEngine(policy, config.generation, inputs.tokenizer)
+    engine = NativeEngine(policy, max_running=config.generation.max_running, tokenizer=inputs.tokenizer)
     engine.load_weights(0, None)
     stops = stop_token_ids(policy, inputs.tokenizer)
     rollout = RolloutWorker(engine, inputs.tokenizer, config.generation, stops, config.trainer.seed)

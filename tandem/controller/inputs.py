@@ -61,7 +61,7 @@ class Problems:
 
 
 def read_rl_inputs(config: TrainConfig, *, training: bool) -> RlInputs:
-    """Load and check everything; `training` False asks for validation data only. Raises UserError with every mistake."""
+    """Load and check everything, without `training` the validation data only. Raises UserError with every mistake."""
     problems = Problems()
     problems.require(
         bool(config.data.train_files if training else config.data.val_files),

@@ -104,7 +104,7 @@ def make_roles(
         values = load_critic(config.model).to(device)
         engines["critic"] = FsdpEngine.critic(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
-    generator = NativeEngine(policy, config.generation, inputs.tokenizer)
+    generator = NativeEngine(policy, max_running=config.generation.max_running, tokenizer=inputs.tokenizer)
     weights = SharedWeights(generator)
     weights.publish(0)
     stops = stop_token_ids(policy, inputs.tokenizer)

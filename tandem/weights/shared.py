@@ -11,8 +11,10 @@ class SharedWeights:
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
+        self._version = -1
 
     def publish(self, version: int) -> None:
-        if version < self._engine.version:
-            raise EngineError(f"weights of version {version} published after version {self._engine.version}")
+        if version <= self._version:
+            raise EngineError(f"weights of version {version} published after version {self._version}")
+        self._version = version
         self._engine.load_weights(version, None)
