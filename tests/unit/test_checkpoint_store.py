@@ -135,7 +135,8 @@ def save(store, step, content):
 
 def check(run, step):
     latest = CheckpointStore(run, 1).latest()
-    CheckpointStore(run, 1).verify(latest)
+    for checkpoint in (run / "checkpoints").glob("step_*"):
+        CheckpointStore(run, 1).verify(checkpoint)
     contents = {(latest / part / "data.bin").read_text().split()[1] for part in ("model", "state")}
     assert contents in ({"old"}, {"new"}), contents
     leftovers = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".step")]
