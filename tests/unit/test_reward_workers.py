@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,14 @@ def outcomes(pool: WorkerPool, completions: list[str], reference: str = F) -> li
     return [v.failure.message.splitlines()[-1] if v.failure else v.value for v in verdicts]
 
 
-def processes_of(session: int) -> list[str]:
-    """Command lines of what lives in a session (a worker has one of its own)."""
-    listed = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return [args for sid, stat, args in rows if int(sid) == session and not stat.startswith("Z")]
+def processes_of(session: int) -> list[int]:
+    """What lives in a session (a worker has one of its own); zombies do not."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            found += [int(stat.parent.name)] if int(its_session) == session and state != "Z" else []
+    return found
 
 
 def test_results_come_in_order_whatever_is_printed(pool: WorkerPool) -> None:
@@ -98,7 +102,7 @@ def test_random_numbers_follow_the_seed_not_the_worker(pool: WorkerPool) -> None
 def test_what_a_call_started_dies_with_it_and_close_ends_all() -> None:
     pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
     (worker,) = outcomes(pool, ["pid"])
-    assert isinstance(worker, float) and len(processes_of(int(worker))) == 1
+    assert isinstance(worker, float) and processes_of(int(worker)) == [int(worker)]
     assert "took longer" in str(outcomes(pool, ["hang with a child"]))
     assert processes_of(int(worker)) == []
     (successor,) = outcomes(pool, ["pid"])
