@@ -75,6 +75,7 @@ class VocabularyHead:
     logits_per_chunk: int = 2**25
     """Bounds the memory: two float32 numbers each. A chunk holds at least one token."""
 
+    @torch.no_grad()
     def forward(self, hidden_S: torch.Tensor, targets_S: torch.Tensor, entropy: bool) -> Outputs[torch.Tensor]:
         outputs = _empty(len(hidden_S), hidden_S.device, entropy)
         for cut, workspace in self._chunks(hidden_S):

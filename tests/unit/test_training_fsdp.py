@@ -1,0 +1,289 @@
+"""The PyTorch engine against plain transformers: families, packing, order, padding, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from tandem.algorithms import make_algorithm
+from tandem.batching import micro_batches
+from tandem.config.tree import FsdpTrainingConfig, GRPOConfig, OptimizerConfig
+from tandem.errors import UserError
+from tandem.models.attention import ATTENTION
+from tandem.training.fsdp import FsdpEngine
+from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+
+VOCABULARY, ROWS = 29, 8
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2": {**COMMON, "tie_word_embeddings": True},
+    "Qwen3": {**COMMON, "head_dim": 8, "tie_word_embeddings": False},
+    "Llama": COMMON,
+    "Mistral": {**COMMON, "sliding_window": 4},
+    "GPT2": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    | {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")},
+    "Gemma": {**COMMON, "head_dim": 4},
+    "Gemma3Text": {
+        **COMMON,
+        "head_dim": 4,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "Phi": {**COMMON, "num_key_value_heads": 4},
+}
+LOSS = make_algorithm(GRPOConfig(entropy_coefficient=0.05, dual_clip=3.0), max_response_tokens=16).loss
+
+
+def model_of(family: str, attention: str = ATTENTION, head: str = "ForCausalLM", **options: Any) -> Any:
+    torch.manual_seed(0)
+    name = "Gemma3TextConfig" if family == "Gemma3Text" else f"{family}Config"
+    config = getattr(transformers, name)(**{**FAMILIES[family], **options}, num_labels=1, attn_implementation=attention)
+    config.classifier_dropout = 0.0
+    auto = AutoModelForCausalLM if head == "ForCausalLM" else AutoModelForTokenClassification
+    model = auto.from_config(config, attn_implementation=attention).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def engine_of(model: Any, temperature: float = 1.0, **training: Any) -> FsdpEngine:
+    config = FsdpTrainingConfig(**training)
+    return FsdpEngine.policy(model, config, OptimizerConfig(lr=1e-3), 10, temperature=temperature)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    random = np.random.default_rng(1)
+    prompts, responses = random.integers(1, 7, ROWS), random.integers(1, 14, ROWS)
+    tokens = int(responses.sum())
+    mask = random.random(tokens) < 0.8
+    share = (mask / mask.sum()).astype(np.float32)
+    return Batch(
+        prompt_ids=random.integers(0, VOCABULARY, prompts.sum()).astype(np.int32),
+        prompt_offsets=np.concatenate(([0], prompts.cumsum())),
+        response_ids=random.integers(0, VOCABULARY, tokens).astype(np.int32),
+        response_offsets=np.concatenate(([0], responses.cumsum())),
+        loss_mask=mask,
+        versions=np.zeros(tokens, dtype=np.int32),
+        groups=np.arange(ROWS, dtype=np.int32),
+        rewards=np.zeros(ROWS, dtype=np.float32),
+        scored=np.ones(ROWS, dtype=np.bool_),
+        tokens=TokenColumns(
+            advantages=random.normal(size=tokens).astype(np.float32),
+            old_logprobs=-random.random(tokens).astype(np.float32) * 6,
+            weights=share,
+            shares=share,
+        ),
+    )
+
+
+def padded_logits(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own padded forward: logits `[T, V]` that predict the response tokens, and those tokens."""
+    rows = [
+        np.concatenate((batch.prompt_ids[p0:p1], batch.response_ids[r0:r1]))
+        for p0, p1, r0, r1 in zip(
+            batch.prompt_offsets,
+            batch.prompt_offsets[1:],
+            batch.response_offsets,
+            batch.response_offsets[1:],
+            strict=False,
+        )
+    ]
+    longest = max(map(len, rows))
+    ids = torch.tensor(np.stack([np.pad(row, (0, longest - len(row))) for row in rows])).long()
+    mask = torch.tensor(np.stack([np.arange(longest) < len(row) for row in rows])).long()
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    responses = batch.response_lengths
+    picked = [
+        logits[i, len(row) - n - 1 : len(row) - 1] for i, (row, n) in enumerate(zip(rows, responses, strict=True))
+    ]
+    return torch.cat(picked), torch.tensor(batch.response_ids).long()
+
+
+def padded_loss(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, Outputs[torch.Tensor]]:
+    logits, targets = padded_logits(model, batch)
+    logprobs = torch.log_softmax(logits / temperature, -1)
+    mask = torch.from_numpy(batch.loss_mask)
+    outputs = Outputs(logprobs.gather(1, targets[:, None]).squeeze(1)[mask], -(logprobs.exp() * logprobs).sum(-1)[mask])
+    loss, _ = LOSS(outputs, batch.tokens.map(lambda column: torch.from_numpy(column)[mask]))
+    return loss, outputs
+
+
+def train(engine: FsdpEngine, packed: Sequence[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss of one pass and its gradients."""
+    loss = sum(engine.forward_backward(micro_batch, LOSS).loss for micro_batch in packed)
+    gradients = {name: p.grad.clone() for name, p in engine.model.named_parameters() if p.grad is not None}
+    engine.model.zero_grad()
+    return loss, gradients
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], atol: float = 1e-6) -> None:
+    assert found.keys() == wanted.keys()
+    scale = max(gradient.abs().max().item() for gradient in wanted.values())
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=atol * max(1, scale))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_entropy_loss_and_gradients_are_those_of_a_padded_transformers_pass(
+    family: str, temperature: float, batch: Batch
+) -> None:
+    model = model_of(family)
+    plain = model_of(family, "eager")
+    plain.load_state_dict(model.state_dict())
+    wanted_loss, wanted = padded_loss(plain, batch, temperature)
+    wanted_loss.backward()
+    engine = engine_of(model, temperature)
+    packed = micro_batches(batch, range(ROWS), 40)
+    assert len(packed) > 1
+    order = np.argsort(np.concatenate([m.source for m in packed]))
+    outputs = [engine.forward(m, entropy=True) for m in packed]
+    logprobs = torch.cat([o.logprobs_S for o in outputs if o.logprobs_S is not None])[order]
+    entropy = torch.cat([o.entropy_S for o in outputs if o.entropy_S is not None])[order]
+    assert wanted.logprobs_S is not None and wanted.entropy_S is not None
+    torch.testing.assert_close(logprobs, wanted.logprobs_S.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, wanted.entropy_S.detach(), rtol=0, atol=1e-5)
+    loss, gradients = train(engine, packed)
+    assert loss == pytest.approx(wanted_loss.item(), rel=1e-5, abs=1e-6)
+    assert_close(gradients, {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}, 2e-6)
+
+
+@pytest.mark.parametrize("tokens_per_micro_batch", [1, 17, 30, 64])
+def test_neither_micro_batches_nor_row_order_change_loss_or_gradients(
+    tokens_per_micro_batch: int, batch: Batch
+) -> None:
+    engine = engine_of(model_of("Qwen2"))
+    wanted_loss, wanted = train(engine, micro_batches(batch, range(ROWS), 10_000))
+    shuffled = batch.select(np.random.default_rng(3).permutation(ROWS))
+    loss, gradients = train(engine, micro_batches(shuffled, range(ROWS), tokens_per_micro_batch))
+    assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
+    assert_close(gradients, wanted)
+
+
+def test_a_row_without_weight_can_be_left_out(batch: Batch) -> None:
+    engine = engine_of(model_of("Qwen2"))
+    assert batch.tokens.weights is not None
+    batch.tokens.weights[batch.row_of_token == 3] = 0
+    wanted_loss, wanted = train(engine, micro_batches(batch, range(ROWS), 10_000))
+    loss, gradients = train(engine, micro_batches(batch, [row for row in range(ROWS) if row != 3], 10_000))
+    assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
+    assert_close(gradients, wanted)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
+def test_activation_checkpointing_recomputes_and_changes_nothing(family: str, batch: Batch) -> None:
+    calls = {False: 0, True: 0}
+    results: list[tuple[float, dict[str, torch.Tensor]]] = []
+    for checkpointing in (False, True):
+        engine = engine_of(model_of(family), activation_checkpointing=checkpointing)
+        first = next(m for m in engine.model.modules() if type(m).__name__.endswith("MLP"))
+
+        def count(*_: Any, checkpointing: bool = checkpointing) -> None:
+            calls[checkpointing] += 1
+
+        first.register_forward_pre_hook(count)
+        results.append(train(engine, micro_batches(batch, range(ROWS), 10_000)))
+    assert calls == {False: 1, True: 2}
+    assert results[0][0] == results[1][0]
+    assert_close(results[1][1], results[0][1], 0)
+
+
+def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
+    for family in ("Qwen2", "GPT2"):
+        plain = model_of(family, "eager", "ForTokenClassification")
+        model = model_of(family, ATTENTION, "ForTokenClassification")
+        model.load_state_dict(plain.state_dict())
+        engine = FsdpEngine.critic(model, FsdpTrainingConfig(), OptimizerConfig())
+        wanted = padded_logits(plain, batch)[0].squeeze(-1)[torch.from_numpy(batch.loss_mask)]
+        (whole,) = micro_batches(batch, range(ROWS), 10_000)
+        values = engine.forward(whole).values_S
+        assert values is not None
+        torch.testing.assert_close(values, wanted.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5)
+
+
+def test_bfloat16_stays_close_to_float32(batch: Batch) -> None:
+    model = model_of("Qwen2")
+    (whole,) = micro_batches(batch, range(ROWS), 10_000)
+    exact = engine_of(deepcopy(model)).forward(whole, entropy=True)
+    rounded = engine_of(model.to(torch.bfloat16)).forward(whole, entropy=True)
+    assert exact.logprobs_S is not None and rounded.logprobs_S is not None
+    assert rounded.logprobs_S.dtype == torch.float32
+    assert (exact.logprobs_S - rounded.logprobs_S).abs().mean() < 0.1
+
+
+def test_a_frozen_engine_keeps_no_gradients(batch: Batch) -> None:
+    engine = FsdpEngine.policy(model_of("Qwen2"), FsdpTrainingConfig(), optimizer=None)
+    (whole,) = micro_batches(batch, range(ROWS), 10_000)
+    assert engine.forward(whole).logprobs_S is not None
+    assert not any(parameter.requires_grad for parameter in engine.model.parameters())
+    with pytest.raises(AssertionError, match="frozen"):
+        engine.optimizer_step()
+
+
+def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_path: Path) -> None:
+    engine = engine_of(model_of("Qwen2"))
+    train(engine, micro_batches(batch, range(ROWS), 10_000))
+    engine.optimizer_step()
+    engine.save(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
+    _, wanted = padded_loss(loaded, batch)
+    (whole,) = micro_batches(batch, range(ROWS), 10_000)
+    found = engine.forward(whole).logprobs_S
+    assert found is not None and wanted.logprobs_S is not None
+    torch.testing.assert_close(
+        found, wanted.logprobs_S.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5
+    )
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["optimizer.json", "optimizer.safetensors"]
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    engine = engine_of(model_of("Qwen2"))
+    with pytest.raises(UserError, match=r"state.*not a readable training state"):
+        engine.load(tmp_path)
+    engine.save(tmp_path)
+    tensors = tmp_path / "state" / "optimizer.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"state.*not a readable training state"):
+        engine.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("Gemma2", {**COMMON, "head_dim": 4}, "model type gemma2 does not run on packed rows.*soft-capping"),
+        (
+            "Gemma2",
+            {**COMMON, "head_dim": 4, "attn_logit_softcapping": None},
+            "model type gemma2 scales or soft-caps around its output layer",
+        ),
+        ("Granite", {**COMMON, "logits_scaling": 8.0}, "model type granite scales or soft-caps"),
+        ("Cohere", {**COMMON, "logit_scale": 0.25}, "model type cohere scales or soft-caps"),
+        ("Mamba", {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1}, "model type mamba"),
+    ],
+)
+def test_a_family_that_cannot_be_run_this_way_is_refused(family: str, options: dict[str, Any], message: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**options)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION if family != "Mamba" else None)
+    with pytest.raises(UserError, match=message):
+        engine_of(model.eval())

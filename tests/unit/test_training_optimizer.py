@@ -1,0 +1,118 @@
+"""Learning-rate schedules by hand, master weights, clipping and weight decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tandem.config.tree import OptimizerConfig
+from tandem.errors import EngineError
+from tandem.training.optimizer import MasterAdamW, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup_steps", "wanted"),
+    [
+        ("constant", 0, [8, 8, 8, 8, 8]),
+        ("constant", 2, [4, 8, 8, 8, 8]),
+        ("linear", 0, [8, 6.5, 5, 3.5, 2]),
+        ("linear", 3, [8 / 3, 16 / 3, 8, 5, 2]),
+        ("cosine", 0, [8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2]),
+        ("cosine", 3, [8 / 3, 16 / 3, 8, 5, 2]),
+        ("linear", 9, [8 / 9, 16 / 9, 24 / 9, 32 / 9, 40 / 9]),
+    ],
+)
+def test_learning_rate(schedule: str, warmup_steps: int, wanted: list[float]) -> None:
+    config = OptimizerConfig(lr=8, schedule=schedule, warmup_steps=warmup_steps, min_lr_ratio=0.25)
+    assert [learning_rate(config, step, 5) for step in range(5)] == pytest.approx(wanted)
+
+
+def test_learning_rate_of_a_run_of_one_step_and_past_the_end() -> None:
+    config = OptimizerConfig(lr=8, schedule="linear")
+    assert learning_rate(config, 0, 1) == 8
+    assert learning_rate(config, 7, 5) == 0
+
+
+def linear(weight: list[float], dtype: torch.dtype = torch.float32) -> nn.Linear:
+    layer = nn.Linear(len(weight), 1, bias=True, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([weight]))
+        layer.bias.zero_()
+    return layer
+
+
+def test_the_gradient_norm_is_reported_before_clipping_and_clipped_over_all_parameters() -> None:
+    layer = linear([0.0, 0.0])
+    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1, max_grad_norm=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    layer.weight.grad, layer.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
+    assert adamw.step() == {"grad_norm": 5.0, "lr": 0.1}
+    # Clipped to (0.6, 0, 0.8); with both betas 0 and eps 1, AdamW moves by lr * g / (|g| + 1).
+    torch.testing.assert_close(layer.weight.detach(), torch.tensor([[-0.1 * 0.6 / 1.6, 0.0]]))
+    torch.testing.assert_close(layer.bias.detach(), torch.tensor([-0.1 * 0.8 / 1.8]))
+
+
+def test_a_small_gradient_is_not_scaled_up() -> None:
+    layer = linear([0.0])
+    adamw = MasterAdamW(layer, OptimizerConfig(lr=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    layer.weight.grad = torch.tensor([[0.25]])
+    assert adamw.step()["grad_norm"] == 0.25
+    torch.testing.assert_close(layer.weight.detach(), torch.tensor([[-0.2]]))
+
+
+def test_weight_decay_is_for_matrices_only() -> None:
+    layer = linear([2.0])
+    with torch.no_grad():
+        layer.bias.fill_(2.0)
+    MasterAdamW(layer, OptimizerConfig(lr=0.5, weight_decay=0.1), 1).step()
+    assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.5 * 0.1)) and layer.bias.item() == 2.0
+
+
+def test_a_step_without_gradients_still_follows_the_momentum() -> None:
+    silent, zero = linear([1.0]), linear([1.0])
+    for layer in (silent, zero):
+        adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 3)
+        layer.weight.grad = torch.ones(1, 1)
+        adamw.step()
+        if layer is zero:
+            layer.weight.grad, layer.bias.grad = torch.zeros(1, 1), torch.zeros(1)
+        adamw.step()
+    assert silent.weight.item() == zero.weight.item() < 0.85
+
+
+def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
+    layer = linear([1.0], torch.bfloat16)
+    adamw = MasterAdamW(layer, OptimizerConfig(lr=1e-4), 100)
+    for step in range(100):
+        layer(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
+        assert layer.weight.grad is None
+        adamw.step()
+        # bfloat16 below 1 has steps of 2^-8 = .0039: a single 1e-4 would be rounded away every time.
+        assert step > 15 or layer.weight.item() == 1.0
+    assert adamw.masters["weight"].item() == pytest.approx(0.99, abs=1e-5)
+    assert layer.weight.item() == pytest.approx(0.99, abs=2**-8) and layer.weight.item() < 1.0
+
+
+def test_bfloat16_gradients_of_micro_batches_are_added_in_float32() -> None:
+    layer = linear([0.0], torch.bfloat16)
+    adamw = MasterAdamW(layer, OptimizerConfig(), 1)
+    for value in [256.0, *[1.0] * 8]:
+        (layer.weight * value).sum().backward()
+    gradient = adamw.gradient_of(layer.weight)
+    assert gradient is not None and gradient.dtype == torch.float32 and gradient.item() == 264.0
+
+
+def test_the_error_names_the_parameter_and_nothing_moves() -> None:
+    layer = linear([1.0])
+    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 1)
+    layer.weight.grad, layer.bias.grad = torch.ones(1, 1), torch.tensor([torch.nan])
+    with pytest.raises(EngineError, match=r"step 0: gradient norm is nan; not finite first in bias"):
+        adamw.step()
+    assert layer.weight.item() == 1.0 and adamw.steps == 0
+
+
+def test_frozen_parameters_stay_and_take_no_gradient() -> None:
+    layer = linear([1.0])
+    layer.bias.requires_grad_(False)
+    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 1)
+    assert adamw.gradient_of(layer.bias) is None and list(adamw.masters) == ["weight"]
