@@ -155,10 +155,11 @@ def _run(config: TrainConfig | SftConfig, job: Job) -> None:
 
 
 def _quiet_transformers() -> None:
-    """Progress bars of every small load would bury ours."""
+    """Its progress bars and load reports would bury ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class RlJob:
         done = train_step(self._roles, self._algorithm, prompts, config.algorithm.group_size, step)
         if config.trainer.trajectories_every and step % config.trainer.trajectories_every == 0:
             write_trajectories(trajectories_path(config.trainer.run_dir, step), step, done.groups, done.batch)
+        self._roles.reward.check_share(done.groups)
         seconds = time.perf_counter() - start
         return {
             **done.metrics,

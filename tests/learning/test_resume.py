@@ -1,0 +1,41 @@
+"""A run that was killed and resumed equals the one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+EPOCHS, PROMPTS, PROMPTS_PER_STEP = 2, 18, 4
+STEPS = EPOCHS * PROMPTS // PROMPTS_PER_STEP
+"""Steps straddle epochs: 18 is no multiple of 4."""
+
+
+def test_ten_kills_change_nothing(grpo_config: Path, sort4: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:PROMPTS]))
+    tree = yaml.safe_load(grpo_config.read_text())
+    tree["data"] |= {"train_files": [str(few)], "val_files": [str(few)], "prompts_per_step": PROMPTS_PER_STEP}
+    tree["algorithm"] = {
+        "type": "ppo",
+        "group_size": 4,
+        "minibatches": 2,
+        "kl": {"place": "reward", "control": "adaptive", "coefficient": 0.1},
+        "critic_optimizer": {"lr": 1e-3},
+    }
+    tree["training"]["optimizer"] |= {"schedule": "cosine", "warmup_steps": 3}
+    tree["trainer"] |= {"steps": STEPS, "eval_every": 3, "save_every": 2, "best_metric": "val/sort4/reward/mean@4"}
+    config = tmp_path / "killed.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("kill_and_resume.py")), str(config), str(tmp_path), str(STEPS)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("same outcome") == 10
