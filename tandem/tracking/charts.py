@@ -124,7 +124,7 @@ def _tick(value: float, axis: _Axis) -> str:
     """All labels of an axis in one notation, without digits that the distance of ticks does not call for."""
     if abs(value) < axis.tick / 2:
         return "0"
-    if axis.tick < 1e-3 or max(abs(axis.low), abs(axis.high)) >= 1e4:
+    if not 1e-2 <= max(abs(axis.low), abs(axis.high)) < 1e4:
         return number(value)
     return f"{value:.{max(0, -math.floor(math.log10(axis.tick) + 1e-9))}f}"
 

@@ -37,9 +37,9 @@ def write_report(run_dir: Path) -> Path:
     config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     metrics = run_dir / "metrics.jsonl"
     curves = _curves(read_metrics(metrics) if metrics.exists() else [])
-    title = _text(f"{config.get('algorithm', {}).get('type', 'sft').upper()} · {Path(config['model']['path']).name}")
+    title = _text(f"{config.get('algorithm', {}).get('type', 'sft').upper()} · {run_dir.resolve().name}")
     body = [
-        f"<header><h1>{title}</h1><p>{_text(run_dir.resolve().name)}</p></header>",
+        f"<header><h1>{title}</h1><p>{_text(config['model']['path'])}</p></header>",
         _before_after(run_dir / "summary.json"),
         _tiles(curves),
         *_charts(curves),
@@ -122,7 +122,7 @@ def _chart_of(name: str) -> str:
 
 
 def _section(heading: str, charts: dict[str, list[Series]]) -> str:
-    moving = {title: taken for title, taken in charts.items() if not all(map(_constant, taken))}
+    moving = {title: taken for title, taken in sorted(charts.items()) if not all(map(_constant, taken))}
     still = [one for title, taken in charts.items() if title not in moving for one in taken]
     told = "".join(f"<span>{_text(one.name)} <em>{number(one.points[0][1])}</em></span>" for one in still)
     constants = f'<p class="constant">constant: {told}</p>' if still else ""
@@ -131,7 +131,9 @@ def _section(heading: str, charts: dict[str, list[Series]]) -> str:
 
 
 def _constant(one: Series) -> bool:
-    return len(one.points) > 1 and len({value for _, value in one.points}) == 1
+    """Rounding noise is no change."""
+    values = [value for _, value in one.points]
+    return len(values) > 1 and max(values) - min(values) <= 1e-6 * max(map(abs, values))
 
 
 def _figure(title: str, taken: list[Series]) -> str:

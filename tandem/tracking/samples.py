@@ -40,9 +40,9 @@ def samples_section(directory: Path) -> str:
 def _pick(path: Path) -> list[dict[str, Any]]:
     """The best, the worst and some between; rows that lost their reward only where there are no others."""
     table = read_trajectories(path, _COLUMNS)
-    rewards = table["reward"].to_pylist()
-    rows = [row for row, reward in enumerate(rewards) if reward is not None]
-    rows = sorted(rows, key=lambda row: -rewards[row]) or list(range(len(rewards)))
+    rewards, advantages = table["reward"].to_pylist(), table["advantage"].to_pylist()
+    scored = [row for row, reward in enumerate(rewards) if reward is not None]
+    rows = sorted(scored, key=lambda row: (-rewards[row], -(advantages[row] or 0.0))) or list(range(len(rewards)))
     places = {round((len(rows) - 1) * i / (_SHOWN_A_STEP - 1)) for i in range(_SHOWN_A_STEP)} if rows else set()
     return table.take([rows[place] for place in sorted(places)]).to_pylist()
 

@@ -109,6 +109,7 @@ def test_a_report_shows_every_metric_and_loads_nothing(tmp_path):
             "reward/min": 0.0,
             "reward/max": 1.0,
             "actor/lr": 1e-6,
+            "actor/ratio/mean": 1 + 1e-8 * step,
             "critic/vf_explained_var": None if step == 1 else 0.5 + 0.01 * step,
             "something/new": step**2,
         }
@@ -121,8 +122,9 @@ def test_a_report_shows_every_metric_and_loads_nothing(tmp_path):
     elements = Elements(page)
     for name in ("reward", "critic/vf_explained_var", "something/new", "actor/lr", "pass@1", "config.yaml"):
         assert name in elements.text
-    assert "GRPO · <tiny>" in elements.text
-    assert "constant: actor/lr 1e-6" in elements.text
+    assert "GRPO · run" in elements.text
+    assert "models/<tiny>" in elements.text
+    assert "constant: actor/lr 1e-6actor/ratio/mean 1" in elements.text
     assert "step 2\nmean 0.2\nmin 0\nmax 1" in elements.text
     assert not {tag for tag, _ in elements.seen} & {"script", "link", "img", "iframe"}
     assert not [tag for tag, attributes in elements.seen if {"src", "href", "xlink:href"} & set(attributes)]
@@ -165,6 +167,7 @@ def svg_of(*series: Series) -> ElementTree.Element:
         ([0.0, 1.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         ([0.5, 0.97], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         ([0.91, 0.97], ["0.90", "0.92", "0.94", "0.96", "0.98"]),
+        ([0.9991, 0.9999], ["0.9990", "0.9992", "0.9994", "0.9996", "0.9998", "1.0000"]),
         ([-3.0, 12.0], ["-5", "0", "5", "10", "15"]),
         ([2e-6, 1e-5], ["0", "2e-6", "4e-6", "6e-6", "8e-6", "1e-5"]),
         ([20_000.0, 41_000.0], ["0", "10k", "20k", "30k", "40k", "50k"]),
