@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -48,19 +48,11 @@ def train(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: 
     """Reinforcement learning: PPO, GRPO and their kin."""
     config = _configure(TrainConfig, arguments or [], resume)
     _quiet_transformers()
-    from tandem.controller.inputs import read_rl_inputs
-
-    inputs = read_rl_inputs(config, training=True)
-    for dataset in (inputs.train, inputs.val):
-        print(dataset.description if dataset else "no validation data")
-    if dry_run:
-        return
-    from tandem.controller.run import claim_run_dir
-
-    claim_run_dir(config)
+    from tandem.controller.inputs import read_inputs
     from tandem.controller.rl import RlJob
+    from tandem.data.dataset import RLHFDataset
 
-    _run(config, RlJob(config, inputs))
+    _run(config, read_inputs(config, RLHFDataset), RlJob, dry_run)
 
 
 @app.command()
@@ -68,17 +60,11 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
     """Supervised fine-tuning on demonstrations."""
     config = _configure(SftConfig, arguments or [], resume)
     _quiet_transformers()
-    from tandem.controller.inputs import read_sft_inputs
-
-    inputs = read_sft_inputs(config)
-    print(inputs.train.description)
-    if dry_run:
-        return
-    from tandem.controller.run import claim_run_dir
+    from tandem.controller.inputs import read_inputs
     from tandem.controller.sft import SftJob
+    from tandem.data.sft import SftDataset
 
-    claim_run_dir(config)
-    _run(config, SftJob(config, inputs))
+    _run(config, read_inputs(config, SftDataset), SftJob, dry_run)
 
 
 @app.command(name="eval")
@@ -90,10 +76,11 @@ def evaluate(
     config = _configure(TrainConfig, arguments or [], None)
     _quiet_transformers()
     from tandem.controller.evaluation import evaluate_model
-    from tandem.controller.inputs import read_rl_inputs
+    from tandem.controller.inputs import read_inputs
+    from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
 
-    metrics = evaluate_model(config, read_rl_inputs(config, training=False))
+    metrics = evaluate_model(config, read_inputs(config, RLHFDataset, training=False))
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
     if out is not None:
@@ -144,12 +131,18 @@ def _configure(kind: type[Config], arguments: Sequence[str], resume: Path | None
     return load_config(kind, Path(arguments[0]), overrides)
 
 
-def _run(config: TrainConfig | SftConfig, job: Job) -> None:
-    from tandem.controller.run import run_job
+def _run(config: Any, inputs: Any, make_job: Callable[..., Job], dry_run: bool) -> None:
+    """Say what was read, claim the run directory, run."""
+    for dataset in filter(None, (inputs.train, inputs.val)):
+        print(dataset.description)
+    if dry_run:
+        return
+    from tandem.controller.run import claim_run_dir, run_job
 
+    claim_run_dir(config)
     run_dir = config.trainer.run_dir
-    if not run_job(config, job):
-        print(f"stopped; continue with: tandem … --resume {run_dir}")
+    if not run_job(config, make_job(config, inputs)):
+        print(f"stopped; continue with --resume {run_dir}")
         raise typer.Exit(STOPPED)
     print(f"done: {run_dir}/report.html, {run_dir}/checkpoints/latest")
 

@@ -53,7 +53,7 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
     )
 
 
-def split_groups(batch: Batch, parts: int, seed: int) -> list[IntArray]:
+def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:
     """Rows of each of `parts` optimizer steps: siblings stay together, token counts are near-equal, order is by `seed`.
 
     Groups are dealt in shuffled order, each to the step with the fewest tokens so far. Fewer groups than `parts` give

@@ -10,9 +10,10 @@ from tandem.algorithms import Algorithm, make_algorithm
 from tandem.algorithms.base import Signal
 from tandem.config import TrainConfig
 from tandem.controller.dataflow import Roles, describe_batch, train_step
-from tandem.controller.inputs import RlInputs
+from tandem.controller.inputs import Inputs
 from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
-from tandem.controller.validation import validate
+from tandem.controller.validation import evaluate, summarize
+from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.files import write_text
 from tandem.generation.native import NativeEngine
@@ -30,7 +31,7 @@ from tandem.workers.rollout import RolloutWorker
 class RlJob:
     """PPO, GRPO and their kin on one rank, every role an object of this process."""
 
-    def __init__(self, config: TrainConfig, inputs: RlInputs) -> None:
+    def __init__(self, config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -61,8 +62,10 @@ class RlJob:
         }
 
     def evaluate(self, step: int) -> StepMetrics:
-        assert self._inputs.val is not None
-        return validate(self._roles.rollout, self._roles.reward, list(self._inputs.val), step)[0]
+        val = self._inputs.val
+        assert val is not None
+        prompts = [val[row] for row in range(len(val))]
+        return summarize(evaluate(self._roles.rollout, self._roles.reward, prompts, step))
 
     def save(self, directory: Path) -> None:
         for name, engine in self._engines.items():
@@ -88,21 +91,21 @@ class RlJob:
 
 
 def make_roles(
-    config: TrainConfig, inputs: RlInputs, algorithm: Algorithm, total_steps: int
+    config: TrainConfig, inputs: Inputs[RLHFDataset], algorithm: Algorithm, total_steps: int
 ) -> tuple[dict[str, FsdpEngine], Roles]:
     """The roles that the algorithm needs, and the engines to checkpoint by their place in a checkpoint."""
     device = best_device()
     training, temperature = config.training, config.generation.temperature
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
-    policy = load_policy(config.model).to(device)
+    policy = load_policy(config.model, device)
     engines = {".": FsdpEngine.policy(policy, training, training.optimizer, optimizer_steps, temperature)}
     reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
-        frozen = FsdpEngine.policy(load_policy(config.model).to(device), training, None, temperature=temperature)
+        frozen = FsdpEngine.policy(load_policy(config.model, device), training, None, temperature=temperature)
         reference = Reference(frozen, config)
     if Signal.VALUES in algorithm.needs:
         assert config.algorithm.type == "ppo"
-        values = load_critic(config.model).to(device)
+        values = load_critic(config.model, device)
         engines["critic"] = FsdpEngine.critic(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
     generator = NativeEngine(policy, max_running=config.generation.max_running, tokenizer=inputs.tokenizer)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem.checkpoint import CheckpointStore, open_run_dir
-from tandem.config import SftConfig, TrainConfig, dump_config
+from tandem.config import SftConfig, TrainConfig, TrainerConfig, dump_config
 from tandem.errors import UserError
 from tandem.files import write_text
 from tandem.tracking.base import Tracker
@@ -42,24 +42,21 @@ class Job(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the run stands; saved with every checkpoint."""
+    """Where the run stands; `step` and `best` are saved with every checkpoint."""
 
     step: int = 0
     best: float | None = None
-
-
-class StopRequest:
-    """Ctrl-C asks the run to stop after the step in hand; a second one stops it at once."""
-
-    def __init__(self) -> None:
-        self.made = False
+    """The highest value of `trainer.best_metric` so far."""
+    stop: bool = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def stopped_by_ctrl_c(self) -> Iterator[None]:
+        """Ctrl-C asks the run to stop after the step in hand; a second one stops it at once."""
+
         def ask(signum: int, frame: object) -> None:
-            if self.made:
+            if self.stop:
                 raise KeyboardInterrupt
-            self.made = True
+            self.stop = True
             print("\nstopping after this step (Ctrl-C again: at once, back to the last checkpoint)", flush=True)
 
         before = signal.signal(signal.SIGINT, ask)
@@ -71,8 +68,7 @@ class StopRequest:
 
 def claim_run_dir(config: TrainConfig | SftConfig) -> None:
     """Make `trainer.run_dir` this run's; raises UserError when it holds something else."""
-    changes = open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume)
-    for change in changes:
+    for change in open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume):
         print(f"resuming with {change}")
     write_environment(config.trainer.run_dir, config.trainer.seed)
 
@@ -83,15 +79,12 @@ def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
     store = CheckpointStore(trainer.run_dir, trainer.keep_last)
     progress = _restore(job, store) if trainer.resume else _Progress()
     trackers = _trackers(config, job.total_steps, progress.step)
-    stop = StopRequest()
     try:
-        with stop.listening():
+        with progress.stopped_by_ctrl_c():
             if progress.step == 0 and trainer.eval_every:
                 _log(trackers, 0, job.evaluate(0))
-            for step in range(progress.step + 1, job.total_steps + 1):
-                _one_step(config, job, store, progress, trackers, step, stop)
-                if stop.made:
-                    break
+            while progress.step < job.total_steps and not progress.stop:
+                _one_step(trainer, job, store, progress, trackers)
     finally:
         for tracker in trackers:
             tracker.close()
@@ -101,41 +94,31 @@ def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
 
 
 def _one_step(
-    config: TrainConfig | SftConfig,
-    job: Job,
-    store: CheckpointStore,
-    progress: _Progress,
-    trackers: list[Tracker],
-    step: int,
-    stop: StopRequest,
+    trainer: TrainerConfig, job: Job, store: CheckpointStore, progress: _Progress, trackers: list[Tracker]
 ) -> None:
-    trainer = config.trainer
+    step = progress.step + 1
     last = step == job.total_steps
+
+    def due(every: int) -> bool:
+        return every > 0 and (last or step % every == 0)
+
     metrics = job.step(step)
-    if _due(step, trainer.eval_every) or (last and trainer.eval_every):
+    if due(trainer.eval_every):
         metrics |= job.evaluate(step)
     progress.step = step
-    best = _improve(progress, metrics, trainer.best_metric)
-    if last or best or stop.made or _due(step, trainer.save_every):
-        _save(job, store, progress)
+    reached = metrics.get(trainer.best_metric or "")
+    best = reached is not None and (progress.best is None or reached > progress.best)
+    if best:
+        progress.best = reached
+    _log(trackers, step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
+    if last or best or progress.stop or due(trainer.save_every):
+        with store.write(step) as directory:
+            for part in ("model", "state"):
+                (directory / part).mkdir()
+            job.save(directory)
+            write_text(directory / "state" / "run.json", json.dumps({"step": step, "best": progress.best}))
         if best:
             store.mark_best(step)
-    _log(trackers, step, metrics)
-
-
-def _improve(progress: _Progress, metrics: StepMetrics, name: str | None) -> bool:
-    if name is None or name not in metrics or (progress.best is not None and metrics[name] <= progress.best):
-        return False
-    progress.best = metrics[name]
-    return True
-
-
-def _save(job: Job, store: CheckpointStore, progress: _Progress) -> None:
-    with store.write(progress.step) as directory:
-        for part in ("model", "state"):
-            (directory / part).mkdir()
-        job.save(directory)
-        write_text(directory / "state" / "run.json", json.dumps({"step": progress.step, "best": progress.best}))
 
 
 def _restore(job: Job, store: CheckpointStore) -> _Progress:
@@ -146,10 +129,6 @@ def _restore(job: Job, store: CheckpointStore) -> _Progress:
     progress = _Progress(**json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8")))
     print(f"resuming after step {progress.step} from {checkpoint}")
     return progress
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Tracker]:

@@ -11,13 +11,14 @@ import numpy as np
 from tandem.algorithms.likelihood import NextTokenLoss
 from tandem.batching import demonstrations_to_batch
 from tandem.config import SftConfig
-from tandem.controller.inputs import SftInputs
+from tandem.controller.inputs import Inputs
 from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
 from tandem.data.sampler import Sampler
+from tandem.data.sft import SftDataset
 from tandem.files import write_text
 from tandem.models.loading import load_policy
 from tandem.training.fsdp import FsdpEngine
-from tandem.types import Batch, StepMetrics
+from tandem.types import StepMetrics
 from tandem.workers.passes import mean_metrics, optimizer_step, score_tokens
 from tandem.workers.policy import token_shares
 
@@ -25,19 +26,21 @@ from tandem.workers.policy import token_shares
 class SftJob:
     """Maximum likelihood of the demonstrations' answers, token mean over each step."""
 
-    def __init__(self, config: SftConfig, inputs: SftInputs) -> None:
+    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset]) -> None:
+        assert inputs.train is not None
         self._config = config
         self._inputs = inputs
+        self._train = inputs.train
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
-        policy = load_policy(config.model).to(best_device())
+        policy = load_policy(config.model, best_device())
         self._engine = FsdpEngine.policy(policy, config.training, config.training.optimizer, self.total_steps)
 
     def step(self, step: int) -> StepMetrics:
         reset_peak_memory()
         start = time.perf_counter()
-        batch = demonstrations_to_batch([self._inputs.train[row] for row in next(self._sampler)])
+        batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
         budget = self._config.training.tokens_per_micro_batch
         metrics = optimizer_step(self._engine, batch, np.arange(len(batch)), NextTokenLoss(), budget)
@@ -50,8 +53,9 @@ class SftJob:
 
     def evaluate(self, step: int) -> StepMetrics:
         """Mean negative log-likelihood of the validation answers' tokens."""
-        assert self._inputs.val is not None
-        batch: Batch = demonstrations_to_batch(list(self._inputs.val))
+        val = self._inputs.val
+        assert val is not None
+        batch = demonstrations_to_batch([val[row] for row in range(len(val))])
         budget = self._config.training.tokens_per_micro_batch
         logprobs = score_tokens(self._engine, batch, budget, lambda out: out.logprobs_S)
         return {"val/loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}

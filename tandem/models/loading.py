@@ -43,16 +43,16 @@ def _no_tokenizer(path: Path, reason: str) -> UserError:
     )
 
 
-def load_policy(config: ModelConfig) -> PreTrainedModel:
-    """A causal language model with every dropout at 0, on the CPU, in `model.dtype`."""
-    return _load(AutoModelForCausalLM, config.path, config)
+def load_policy(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """A causal language model with every dropout at 0, in `model.dtype`."""
+    return _load(AutoModelForCausalLM, config.path, config, device)
 
 
-def load_critic(config: ModelConfig) -> PreTrainedModel:
+def load_critic(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
     """The same body with a value head of one number a token; a directory without such a head gets a zero one."""
     path = config.critic_path or config.path
     had_head = any(name.startswith(("score.", "classifier.")) for name in _weight_names(path))
-    model = _load(AutoModelForTokenClassification, path, config, num_labels=1)
+    model = _load(AutoModelForTokenClassification, path, config, device, num_labels=1)
     if not had_head:
         for name, parameter in model.named_parameters():
             if name.startswith(("score.", "classifier.")):
@@ -60,7 +60,7 @@ def load_critic(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def _load(auto_class: Any, path: Path, config: ModelConfig, **options: Any) -> PreTrainedModel:
+def _load(auto_class: Any, path: Path, config: ModelConfig, device: Any, **options: Any) -> PreTrainedModel:
     _check_directory(path)
     common = {"local_files_only": True, "trust_remote_code": config.trust_remote_code}
     try:
@@ -69,11 +69,12 @@ def _load(auto_class: Any, path: Path, config: ModelConfig, **options: Any) -> P
             if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
                 setattr(model_config, name, 0.0)
         model_config.classifier_dropout = 0.0
-        return auto_class.from_pretrained(
+        model = auto_class.from_pretrained(
             path, config=model_config, dtype=getattr(torch, config.dtype), attn_implementation=ATTENTION, **common
         )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model: {path} cannot be loaded: {_first_line(error)}") from None
+    return model.to(device)
 
 
 def _check_directory(path: Path) -> None:
@@ -106,5 +107,5 @@ def _first_line(error: BaseException) -> str:
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config and the tokenizer's end of sequence."""
     named: Any = model.generation_config.eos_token_id if model.generation_config else None
-    stops: set[Any] = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
-    return tuple(sorted(stops))
+    own: Any = tokenizer.eos_token_id
+    return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))

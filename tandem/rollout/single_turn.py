@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
-from tandem.types import Completion, FinishReason, Prompt, Request, SamplingParams, Status, Trajectory, Turn
+from tandem.types import Completion, FinishReason, IntArray, Prompt, Request, SamplingParams, Status, Trajectory, Turn
 
 Generate = Callable[[Request], AsyncIterator[Completion]]
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+Decode = Callable[[list[IntArray]], list[str]]
 
 _STATUS = {
     FinishReason.STOP: Status.COMPLETED,

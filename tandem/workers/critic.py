@@ -24,9 +24,7 @@ class Critic:
 
     def values(self, batch: Batch) -> FloatArray:
         """float32 `[T]`, 0 outside `loss_mask`."""
-        return score_tokens(
-            self._engine, batch, self._config.training.tokens_per_micro_batch, lambda out: out.values_S
-        )
+        return score_tokens(self._engine, batch, self._config.training.tokens_per_micro_batch, lambda out: out.values_S)
 
     def update(self, batch: Batch, step: int) -> StepMetrics:
         """Every optimizer step of one training step, cut as the actor's are."""
@@ -38,7 +36,5 @@ class Critic:
                 mask = batch.loss_mask & np.isin(batch.row_of_token, rows)
                 weights = self._algorithm.weights(torch.from_numpy(mask), torch.from_numpy(batch.row_of_token))
                 batch.tokens.weights, batch.tokens.shares = weights.numpy(), token_shares(mask)
-                done.append(
-                    optimizer_step(self._engine, batch, rows, loss, config.training.tokens_per_micro_batch)
-                )
+                done.append(optimizer_step(self._engine, batch, rows, loss, config.training.tokens_per_micro_batch))
         return mean_metrics(done, "critic")

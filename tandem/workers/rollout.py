@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config import GenerationConfig
 from tandem.generation.base import GenerationEngine
 from tandem.rollout import single_turn
-from tandem.types import Prompt, SamplingParams, Trajectory
+from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 
 _TRAIN, _EVAL = 0, 1
 
@@ -67,5 +67,5 @@ class RolloutWorker:
             stop_strings=tuple(self._config.stop_strings),
         )
 
-    def _decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return self._tokenizer.batch_decode(rows, skip_special_tokens=True)
+    def _decode(self, rows: list[IntArray]) -> list[str]:
+        return self._tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
