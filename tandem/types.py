@@ -43,14 +43,6 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message, as in the `messages` / `prompt` columns of a data row."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """A data row that is ready to ask."""
 

@@ -1,81 +1,32 @@
-"""Cells of a row -> checked text and messages -> the text that a chat template makes of them."""
+"""Messages of a row -> the text that a chat template makes of them -> token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
-from tandem.data.rows import BadRow, Row
+from tandem.data.rows import BadRow, Row, cell
 from tandem.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-UNSUPPORTED = ("images", "videos", "tools", "agent_name")
-"""Columns of the verl format that change what the prompt means."""
-
-ChatMessages = list[dict[str, Any]]
+Messages = list[dict[str, Any]]
 
 
-def check_supported(row: Row) -> None:
-    """Raise BadRow where a column that is not supported holds something."""
-    for column in UNSUPPORTED:
-        if row.get(column):
-            raise BadRow(column, "is not supported yet", "leave it out, or empty")
-
-
-def check_text(value: Any, column: str) -> str:
-    """`value`, which must be a string that is not blank."""
-    if not isinstance(value, str):
-        raise BadRow(column, "has the wrong type", f"{type(value).__name__} where text is needed")
-    if not value.strip():
-        raise BadRow(column, "is empty")
-    return _check_unicode(value, column)
-
-
-def check_messages(value: Any, column: str) -> ChatMessages:
-    """`value`, which must be a list of {role, content}, the last with content. Further keys reach the template."""
-    if not isinstance(value, list):
-        raise BadRow(column, "has the wrong type", f"{type(value).__name__} where messages are needed")
-    messages = [_check_message(item, column, f"message {number}") for number, item in enumerate(value, start=1)]
-    if not messages or not messages[-1]["content"].strip():
-        raise BadRow(column, "is empty", "the last message has no content" if messages else "no messages")
+def messages_of(row: Row, column: str) -> Messages:
+    """The messages in `column`, each {role, content}, both text; further keys reach the template. Raises BadRow."""
+    messages: Messages = []
+    for number, item in enumerate(cell(row, column, list), start=1):
+        if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
+            raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
+        messages.append({key: value for key, value in item.items() if value is not None})
+    if not messages[-1]["content"].strip():
+        raise BadRow(f"column `{column}` is empty: its last message has no content")
     return messages
 
 
-def _check_message(item: Any, column: str, place: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise BadRow(column, "has the wrong type", f"{place} is a {type(item).__name__}, not {{role, content}}")
-    message = {key: value for key, value in item.items() if value is not None}
-    if message.get("role") not in ROLES:
-        raise BadRow(column, "has an unknown role", f"{place}: {message.get('role')!r}, known are {', '.join(ROLES)}")
-    if message.get("tool_calls"):
-        raise BadRow(column, "has tool calls, which are not supported yet", place)
-    if not isinstance(message.get("content"), str):
-        kind = type(message.get("content")).__name__
-        raise BadRow(column, "has a message whose content is not text", f"{place}: {kind}")
-    _check_unicode(message["content"], column)
-    return message
-
-
-def _check_unicode(text: str, column: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRow(column, "is not valid Unicode", str(error)) from error
-    return text
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: ChatMessages, column: str, *, generation_prompt: bool = False
-) -> str:
-    """The text of `messages` by the tokenizer's chat template.
-
-    Raises UserError when the tokenizer has no template, BadRow when the template refuses these messages.
-    """
+def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generation_prompt: bool = False) -> str:
+    """The text of `messages`. Raises UserError when there is no template, BadRow when it refuses these messages."""
     if tokenizer.chat_template is None:
         raise UserError(
             f"the rows hold messages, and the tokenizer in {tokenizer.name_or_path or 'use'} has no chat template: "
@@ -84,17 +35,13 @@ def render(
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
     except TemplateError as error:
-        raise BadRow(column, "is refused by the chat template", str(error)) from error
+        raise BadRow(f"the messages are refused by the chat template: {error}") from error
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
-    """Token ids of each text. `special_tokens`: add what the tokenizer puts before plain text, such as a BOS token."""
-    if not texts:
-        return []
-    encoded: Any = tokenizer(list(texts), add_special_tokens=special_tokens, return_attention_mask=False, verbose=False)
-    rows: list[list[int]] = encoded["input_ids"]
-    for ids, text in zip(rows, texts, strict=True):
-        # Some tokenizers also put EOS after plain text, but these texts are to be continued.
-        if special_tokens and ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token)):
-            ids.pop()
-    return rows
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool) -> list[int]:
+    """Token ids of `text`. `special_tokens`: with what the tokenizer puts before plain text, such as a BOS token."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special_tokens, verbose=False)
+    # Some tokenizers also put EOS after plain text, but this text is to be continued.
+    if special_tokens and ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token)):
+        ids.pop()
+    return ids

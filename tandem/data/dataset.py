@@ -2,108 +2,112 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import DataConfig
-from tandem.data.chat import check_messages, check_supported, check_text, encode, render
-from tandem.data.loading import load_rows
-from tandem.data.rows import BadRow, Row, RowFormat
-from tandem.types import IntArray, Prompt
+from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.data.chat import encode, messages_of, render
+from tandem.data.rows import BadRow, Row, cell, read_rows
+from tandem.errors import UserError
+from tandem.types import Prompt
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-ACCEPTED = (RowFormat.VERL, RowFormat.PROMPT_COMPLETION, RowFormat.PROMPT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    text: str
-    templated: bool
-    """The chat template has put the special tokens in."""
-    data_source: str
-    ground_truth: Any
-    row: Row
+Item = TypeVar("Item")
+Config = TypeVar("Config", DataConfig, SftDataConfig)
+UNSUPPORTED = ("images", "videos", "tools", "agent_name")
+"""Columns of the verl format that change what the prompt means."""
 
 
-class RLHFDataset:
-    """The prompts of some data files, every row checked and tokenised at construction.
+class Dataset(ABC, Generic[Item, Config]):
+    """The rows of some data files, each checked and tokenised at construction.
 
-    A prompt of messages goes through the chat template, with the generation prompt at its end; a string prompt is
-    tokenised as it is. Raises UserError for unreadable files, bad rows (by `config.on_bad_row`), and no rows at all.
+    Raises UserError for unreadable files, for bad rows if `config.on_bad_row` is "error", and when no row is left.
     """
 
-    skipped: int
-    """Bad rows left out."""
     description: str
-    """One line: files, rows by detected format, rows skipped by reason."""
-    data_sources: list[str]
-    """Every `data_source` among the prompts."""
+    """One line: files, rows by detected format, rows skipped."""
 
-    def __init__(self, data_files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, config: DataConfig):
+    def __init__(self, data_files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, config: Config):
         self._tokenizer = tokenizer
-        self._max_tokens = config.max_prompt_tokens
-        files = [Path(file) for file in data_files]
-        encoded, report = load_rows(files, ACCEPTED, self._parse, self._encode, config.on_bad_row)
-        self._prompts = [
-            Prompt(index, token_ids, asked.text, asked.data_source, asked.ground_truth, asked.row)
-            for index, (asked, token_ids) in enumerate(encoded)
-        ]
-        self.data_sources = sorted({prompt.data_source for prompt in self._prompts})
-        self.skipped = len(report.bad)
-        self.description = report.describe()
+        self._config: Config = config
+        self._items: list[Item] = []
+        formats: Counter[str] = Counter()
+        bad: list[str] = []
+        for path in data_files:
+            for number, row in read_rows(path):
+                try:
+                    row_format, item = self._read(_supported(row))
+                except BadRow as error:
+                    bad.append(f"{path}, row {number}: {error}")
+                else:
+                    formats[row_format] += 1
+                    self._items.append(item)
+        if bad and (config.on_bad_row == "error" or not self._items):
+            raise UserError(_complaint(bad, len(self._items)))
+        self.skipped = len(bad)
+        found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in formats.items())
+        self.description = f"{', '.join(path.name for path in data_files)}: {found}; {len(bad):,} skipped"
+        if bad:
+            self.description += f", the first: {bad[0]}"
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._items)
 
-    def __getitem__(self, index: int) -> Prompt:
-        return self._prompts[index]
+    def __getitem__(self, index: int) -> Item:
+        return self._items[index]
 
-    def _parse(self, row: Row, _: RowFormat) -> _Question:
-        check_supported(row)
-        prompt = row["prompt"]
-        if isinstance(prompt, str):
-            text = check_text(prompt, "prompt")
-        else:
-            messages = check_messages(prompt, "prompt")
-            if messages[-1]["role"] == "assistant":
-                raise BadRow("prompt", "ends with an assistant message", "there is nothing left to answer")
-            text = render(self._tokenizer, messages, "prompt", generation_prompt=True)
-        return _Question(text, not isinstance(prompt, str), _data_source(row), _ground_truth(row), row)
-
-    def _encode(self, questions: list[_Question]) -> list[tuple[_Question, IntArray] | BadRow]:
-        chats = iter(encode(self._tokenizer, [q.text for q in questions if q.templated], special_tokens=False))
-        plain = iter(encode(self._tokenizer, [q.text for q in questions if not q.templated], special_tokens=True))
-        return [self._check_length(q, next(chats if q.templated else plain)) for q in questions]
-
-    def _check_length(self, question: _Question, token_ids: list[int]) -> tuple[_Question, IntArray] | BadRow:
-        if not token_ids:
-            return BadRow("prompt", "is empty", "the tokenizer makes no token of it")
-        if len(token_ids) > self._max_tokens:
-            detail = f"{len(token_ids):,} tokens, the limit is {self._max_tokens:,}"
-            return BadRow("prompt", "is longer than data.max_prompt_tokens", detail)
-        return question, np.array(token_ids, dtype=np.int32)
+    @abstractmethod
+    def _read(self, row: Row) -> tuple[str, Item]:
+        """The format of a row, and what is made of it. Raises BadRow."""
 
 
-def _data_source(row: Row) -> str:
-    value = row.get("data_source")
-    return "default" if value is None else check_text(value, "data_source")
+def _supported(row: Row | BadRow) -> Row:
+    if isinstance(row, BadRow):
+        raise row
+    for column in UNSUPPORTED:
+        if row.get(column):
+            raise BadRow(f"column `{column}` is not supported yet; leave it out, or empty")
+    return row
+
+
+def _complaint(bad: list[str], used: int) -> str:
+    mend = "mend them, or leave them out with data.on_bad_row=skip" if used else "no usable row is left"
+    return "\n  ".join([f"{len(bad):,} of {used + len(bad):,} rows are bad; {mend}. At most ten are named:", *bad[:10]])
+
+
+class RLHFDataset(Dataset[Prompt, DataConfig]):
+    """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
+
+    @property
+    def data_sources(self) -> list[str]:
+        return sorted({prompt.data_source for prompt in self._items})
+
+    def _read(self, row: Row) -> tuple[str, Prompt]:
+        templated = not isinstance(row.get("prompt"), str)
+        text = self._render(row) if templated else cell(row, "prompt", str)
+        token_ids = encode(self._tokenizer, text, special_tokens=not templated)
+        if len(token_ids) > (limit := self._config.max_prompt_tokens):
+            raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
+        verl = row.get("data_source") is not None
+        data_source = cell(row, "data_source", str) if verl else "default"
+        token_array = np.array(token_ids, dtype=np.int32)
+        prompt = Prompt(len(self._items), token_array, text, data_source, _ground_truth(row), row)
+        return "verl" if verl else "TRL", prompt
+
+    def _render(self, row: Row) -> str:
+        messages = messages_of(row, "prompt")
+        if messages[-1]["role"] == "assistant":
+            raise BadRow("column `prompt` ends with an assistant message: there is nothing left to answer")
+        return render(self._tokenizer, messages, generation_prompt=True)
 
 
 def _ground_truth(row: Row) -> Any:
     """`reward_model.ground_truth`, else the column `ground_truth`, else `answer`, else None."""
-    for column in ("reward_model", "extra_info"):
-        if not isinstance(row.get(column), dict | None):
-            raise BadRow(column, "has the wrong type", f"{type(row[column]).__name__} where a mapping is needed")
-    reward_model = row.get("reward_model") or {}
-    for value in (reward_model.get("ground_truth"), row.get("ground_truth"), row.get("answer")):
-        if value is not None:
-            return value
-    if reward_model.get("style") == "rule":
-        raise BadRow("reward_model", "has no ground_truth", "style: rule needs one")
-    return None
+    reward_model = cell(row, "reward_model", dict) if row.get("reward_model") else {}
+    values = (reward_model.get("ground_truth"), row.get("ground_truth"), row.get("answer"))
+    return next((value for value in values if value is not None), None)

@@ -18,7 +18,6 @@ class Sampler(Iterator[list[int]]):
     """
 
     def __init__(self, length: int, rows_per_step: int, shuffle: bool, seed: int):
-        assert length > 0 and rows_per_step > 0
         self._length = length
         self._rows_per_step = rows_per_step
         self._shuffle = shuffle
@@ -42,17 +41,13 @@ class Sampler(Iterator[list[int]]):
 
     def state(self) -> dict[str, int | bool]:
         """What `load_state` needs; plain enough for JSON."""
-        return {"drawn": self._drawn, "length": self._length, "seed": self._seed, "shuffle": self._shuffle}
+        return {"drawn": self._drawn, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue after the last row drawn; `rows_per_step` may differ. Raises UserError if the order would change."""
-        present = self.state()
-        for key, name in (("length", "rows of data"), ("seed", "trainer.seed"), ("shuffle", "data.shuffle")):
-            if state[key] != present[key]:
-                raise UserError(
-                    f"cannot resume: {name} was {state[key]} and is {present[key]} now, so the data order "
-                    "would differ; put it back, or start a new run"
-                )
+        for key, now in self.state().items():
+            if key != "drawn" and state[key] != now:
+                raise UserError(f"cannot resume: data {key} was {state[key]}, is {now} now; put it back, or start anew")
         self._drawn = int(state["drawn"])
 
     def _row(self, position: int) -> int:

@@ -68,7 +68,7 @@ def test_parquet_cells_come_back_plain_and_files_follow_one_another(tmp_path: Pa
     assert len(dataset) == 3 and [dataset[i].index for i in range(3)] == [0, 1, 2]
     assert dataset[1].row["reward_model"] == {"style": "rule", "ground_truth": "5"}
     assert dataset[1].row["prompt"] == [{"role": "user", "content": "2"}]
-    assert dataset.description == "first.parquet, second.jsonl: 2 verl rows, 1 TRL rows with `prompt`; 0 skipped"
+    assert dataset.description == "first.parquet, second.jsonl: 2 verl rows, 1 TRL rows; 0 skipped"
 
 
 def message(content: Any, role: str = "user") -> dict[str, Any]:
@@ -80,33 +80,30 @@ BAD_ROWS = [
     ({"prompt": None, "answer": "a"}, "column `prompt` is missing"),
     ({"prompt": ""}, "column `prompt` is empty"),
     ({"prompt": " \n"}, "column `prompt` is empty"),
-    ({"prompt": []}, r"column `prompt` is empty \(no messages\)"),
-    (verl_row(" "), r"column `prompt` is empty \(the last message has no content\)"),
-    ({"prompt": 7}, r"column `prompt` has the wrong type \(int"),
-    ({"prompt": ["a"]}, r"column `prompt` has the wrong type \(message 1 is a str"),
-    ({"prompt": [message("a"), message("b", "human")]}, r"unknown role \(message 2: 'human', known are system"),
-    ({"prompt": [message([{"type": "text"}])]}, r"content is not text \(message 1: list"),
+    ({"prompt": []}, r"column `prompt` is empty"),
+    (verl_row(" "), r"column `prompt` is empty: its last message has no content"),
+    ({"prompt": 7}, "column `prompt` has the wrong type: int, not list"),
+    ({"prompt": ["a"]}, "column `prompt` has the wrong type: message 1 is not {role, content}"),
+    ({"prompt": [message("a"), {"content": "b"}]}, "message 2 is not {role, content} of text"),
+    ({"prompt": [message([{"type": "text"}])]}, "message 1 is not {role, content} of text"),
     ({"prompt": [message("a"), message("b", "assistant")]}, "ends with an assistant message"),
-    ({"prompt": [message("a"), message("b", "system")]}, r"refused by the chat template \(system must come first"),
-    ({"prompt": [{**message("a"), "tool_calls": [{}]}]}, "has tool calls, which are not supported yet"),
-    ({"prompt": "\ud800"}, "column `prompt` is not valid Unicode"),
-    ({"prompt": "x" * 41}, r"longer than data.max_prompt_tokens \(41 tokens, the limit is 40"),
-    (verl_row("x" * 22), r"longer than data.max_prompt_tokens \(41 tokens, the limit is 40"),
+    ({"prompt": [message("a"), message("b", "system")]}, "refused by the chat template: system must come first"),
+    ({"prompt": "\ud800"}, "the line is not valid JSON: .*surrogates"),
+    ({"prompt": "x" * 41}, "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
+    (verl_row("x" * 22), "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
     (verl_row(images=["a.png"]), "column `images` is not supported yet"),
     (verl_row(videos=["a"]), "column `videos` is not supported yet"),
     (verl_row(tools=[{}]), "column `tools` is not supported yet"),
     (verl_row(agent_name="search"), "column `agent_name` is not supported yet"),
-    (verl_row(data_source=3), r"column `data_source` has the wrong type \(int"),
-    (verl_row(reward_model="rule"), r"column `reward_model` has the wrong type \(str"),
-    (verl_row(reward_model={"style": "rule"}), "column `reward_model` has no ground_truth"),
-    (verl_row(extra_info=[]), r"column `extra_info` has the wrong type \(list"),
-    ([1], "the line is not a JSON object"),
+    (verl_row(data_source=3), "column `data_source` has the wrong type: int, not str"),
+    (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: str, not dict"),
+    ([1], "the line holds a list, not an object"),
 ]
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
 def test_a_bad_row_is_named_with_column_and_reason_or_left_out(tmp_path: Path, row: Any, reason: str) -> None:
-    with pytest.raises(UserError, match=rf"(?s)^1 row is bad, of 2; .*rows\.jsonl, row 2: .*{reason}"):
+    with pytest.raises(UserError, match=rf"(?s)^1 of 2 rows are bad; .*rows\.jsonl, row 2: .*{reason}"):
         load(tmp_path, [verl_row(), row])
     dataset = load(tmp_path, [row, verl_row()], SKIP)
     assert (len(dataset), dataset.skipped, dataset[0].index) == (1, 1, 0)
@@ -116,44 +113,32 @@ def test_a_row_at_the_limit_is_good(tmp_path: Path) -> None:
     assert len(load(tmp_path, [{"prompt": "x" * 40}])[0].token_ids) == 40
 
 
-def test_all_bad_rows_are_told_at_once_in_reading_order(tmp_path: Path) -> None:
-    # Lengths are known later than the rest, and still row 1 stands before row 2.
+def test_bad_rows_are_told_at_once(tmp_path: Path) -> None:
     rows = [{"prompt": "x" * 41}, {"prompt": ""}, *[{"prompt": ""}] * 10, verl_row()]
     with pytest.raises(UserError) as caught:
         load(tmp_path, rows)
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("12 rows are bad, of 13; ") and "data.on_bad_row=skip" in lines[0]
-    assert [int(line.split("row ")[1].split(":")[0]) for line in lines[1:11]] == list(range(1, 11))
-    assert lines[11:] == ["  … and 2 more"]
+    assert lines[0].startswith("12 of 13 rows are bad; ") and "data.on_bad_row=skip" in lines[0]
+    assert [int(line.split("row ")[1].split(":")[0]) for line in lines[1:]] == list(range(1, 11))
 
 
-def test_skipped_rows_are_counted_by_reason(tmp_path: Path) -> None:
+def test_skipped_rows_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [{"prompt": ""}, verl_row(), {"prompt": "x" * 50}, {"prompt": ""}])
     with path.open("a") as file:
         file.write('{"prompt": "cut o')
     dataset = RLHFDataset([path], TOKENIZER, SKIP)
     assert (len(dataset), dataset.skipped) == (1, 4)
     assert dataset.description == (
-        "rows.jsonl: 1 verl rows; 4 skipped (2: column `prompt` is empty; 1: the line is not valid JSON; "
-        "1: column `prompt` is longer than data.max_prompt_tokens)"
+        f"rows.jsonl: 1 verl rows; 4 skipped, the first: {path}, row 1: column `prompt` is empty"
     )
 
 
 def test_nothing_left_is_an_error_whatever_the_policy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no usable row is left"):
         load(tmp_path, [{"prompt": ""}], SKIP)
-    with pytest.raises(UserError, match="no data files"):
-        RLHFDataset([], TOKENIZER, SKIP)
 
 
 def test_messages_without_a_chat_template_are_one_error_not_many_rows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^the rows hold messages, .*chat_template.*string prompts$"):
         load(tmp_path, [verl_row()] * 3, SKIP, char_tokenizer(chat_template=None))
     assert len(load(tmp_path, [{"prompt": "a"}], STRICT, char_tokenizer(chat_template=None))) == 1
-
-
-def test_more_rows_than_one_chunk_keep_their_order(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{number}="} if number % 2 else verl_row(f"{number}=") for number in range(2500)]
-    dataset = load(tmp_path, rows)
-    assert len(dataset) == 2500
-    assert all(f"{i}=" in dataset[i].text and dataset[i].row == rows[i] for i in range(2500))

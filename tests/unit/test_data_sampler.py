@@ -73,11 +73,11 @@ def test_rows_per_step_may_change_on_resume() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (Sampler(11, 4, True, 5), "rows of data was 10 and is 11"),
-        (Sampler(10, 4, True, 6), "trainer.seed was 5 and is 6"),
-        (Sampler(10, 4, False, 5), "data.shuffle was True and is False"),
+        (Sampler(11, 4, True, 5), "rows was 10, is 11"),
+        (Sampler(10, 4, True, 6), "seed was 5, is 6"),
+        (Sampler(10, 4, False, 5), "shuffle was True, is False"),
     ],
 )
 def test_resuming_on_another_order_is_refused(changed: Sampler, message: str) -> None:
-    with pytest.raises(UserError, match=f"cannot resume: {message} now"):
+    with pytest.raises(UserError, match=f"cannot resume: data {message} now"):
         changed.load_state(Sampler(10, 4, True, 5).state())
