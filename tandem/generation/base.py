@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tandem.errors import UserError
 from tandem.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class GenerationEngine(Protocol):
     def generate(self, request: Request) -> AsyncIterator[Completion]:
         """Yield each sample of `request` as it ends, in any order, exactly `len(request.seeds)` in all.
 
-        Raises ValueError before the first sample when prompt and `max_tokens` do not fit the engine.
+        Raises UserError before the first sample when prompt and `max_tokens` do not fit the engine, and EngineError in
+        every call under way when generation fails. An iterator that is closed early gives its rows back.
         """
         ...
 
@@ -35,7 +37,10 @@ class GenerationEngine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back; only legal while nothing runs. Safe to repeat."""
+        """Give the KV cache's memory back; only legal while nothing runs, and no `generate` before `wake`.
+
+        Safe to repeat.
+        """
         ...
 
     def wake(self) -> None:
@@ -47,5 +52,19 @@ class GenerationEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything; the engine is of no use after it."""
+        """Abort what runs and free everything; the engine is of no use after it."""
         ...
+
+
+def check_request(request: Request, max_tokens: int | None, tokenizer: Any | None) -> None:
+    """UserError unless an engine of `max_tokens` positions a row (None: no limit) and this tokenizer can serve it."""
+    tokens, sampling = len(request.token_ids), request.sampling
+    if tokens == 0 or sampling.max_tokens < 1:
+        raise UserError(f"generate: {tokens} prompt tokens, max_tokens {sampling.max_tokens}: neither may be 0")
+    if max_tokens is not None and tokens + sampling.max_tokens > max_tokens:
+        raise UserError(
+            f"generate: a prompt of {tokens} tokens and {sampling.max_tokens} new ones exceed the {max_tokens} "
+            "positions of the model; lower generation.max_response_tokens or data.max_prompt_tokens"
+        )
+    if sampling.stop_strings and tokenizer is None:
+        raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")

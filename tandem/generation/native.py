@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.errors import EngineError, UserError
+from tandem.errors import EngineError
+from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.rows import Rows, Sample, Ticket
 from tandem.generation.sampling import sample
@@ -48,6 +49,7 @@ class NativeEngine:
         self._model = model
         self._max_running = max_running
         self._tokenizer = tokenizer
+        self._max_tokens: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rows = Rows(max_running, tokenizer)
         self._cache = KVCache()
         self._waiting: deque[Sample] = deque()
@@ -63,7 +65,8 @@ class NativeEngine:
         return self._version
 
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
-        self._check(request)
+        self._check_ready()
+        check_request(request, self._max_tokens, self._tokenizer)
         samples = len(request.seeds)
         ticket = Ticket(request, waiting=samples, pending=samples)
         self._longest = max(self._longest, len(request.token_ids) + request.sampling.max_tokens)
@@ -112,21 +115,10 @@ class NativeEngine:
         self.abort()
         self.sleep()
 
-    def _check(self, request: Request) -> None:
+    def _check_ready(self) -> None:
         if self._asleep or self._version is None:
             need = "wake" if self._asleep else "load_weights"
             raise EngineError(f"the generation engine is not ready: call {need} before generate")
-        tokens, sampling = len(request.token_ids), request.sampling
-        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if tokens == 0 or sampling.max_tokens < 1:
-            raise UserError(f"generate: {tokens} prompt tokens, max_tokens {sampling.max_tokens}: neither may be 0")
-        if longest is not None and tokens + sampling.max_tokens > longest:
-            raise UserError(
-                f"generate: a prompt of {tokens} tokens and {sampling.max_tokens} new ones exceed the {longest} "
-                "positions of the model; lower generation.max_response_tokens or data.max_prompt_tokens"
-            )
-        if sampling.stop_strings and self._tokenizer is None:
-            raise UserError("generate: stop strings need an engine with a tokenizer; give stop_token_ids instead")
 
     def _keep_stepping(self) -> None:
         running = self._stepping

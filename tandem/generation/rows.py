@@ -89,9 +89,7 @@ class Rows:
         self._watched[live] = bool(sampling.stop_strings)
         self.samples.extend(samples)
 
-    def append(
-        self, first: int, token_B: IntArray, logprob_B: FloatArray, version: int
-    ) -> tuple[BoolArray, BoolArray]:
+    def append(self, first: int, token_B: IntArray, logprob_B: FloatArray, version: int) -> tuple[BoolArray, BoolArray]:
         """Record a token in the slots from `first` on; returns which rows stopped, and which ended for any cause."""
         live = slice(first, self.count)
         slots, made = np.arange(first, self.count), self.made[live]
@@ -102,7 +100,7 @@ class Rows:
         made += 1
         stopped = (self._stops[live] == token_B[:, None]).any(axis=1)
         if self._watched[live].any():
-            stopped |= np.array([self._ends_in_stop_string(slot) for slot in range(first, self.count)])
+            stopped |= np.array([self._hits_stop_string(slot) for slot in range(first, self.count)])
         return stopped, stopped | (made >= self._limits[live])
 
     def completion(self, slot: int, finish: FinishReason) -> Completion:
@@ -126,15 +124,9 @@ class Rows:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):
             self.samples[new] = self.samples[old]
 
-    def _ends_in_stop_string(self, slot: int) -> bool:
+    def _hits_stop_string(self, slot: int) -> bool:
         strings = self.samples[slot].ticket.request.sampling.stop_strings
-        if not strings or self._tokenizer is None:
-            return False
-        # A token is at least a byte of text; a few more give the decoder the context of the first one.
-        tail = max(len(string.encode()) for string in strings) + 8
-        made = self.made[slot]
-        text = self._tokenizer.decode(self._tokens[slot, max(0, made - tail) : made], skip_special_tokens=False)
-        return any(string in text for string in strings)
+        return hits_stop_string(self._tokenizer, self._tokens[slot, : self.made[slot]], strings)
 
     def _widen(self, tokens: int, stops: int) -> None:
         if stops > self._stops.shape[1]:
@@ -144,6 +136,16 @@ class Rows:
             self._tokens = _with_columns(self._tokens, tokens)
             self._logprobs = _with_columns(self._logprobs, tokens)
             self._versions = _with_columns(self._versions, tokens)
+
+
+def hits_stop_string(tokenizer: PreTrainedTokenizerBase | None, token_ids: IntArray, strings: tuple[str, ...]) -> bool:
+    """Whether the latest of these response tokens completes a stop string (only the tail is decoded)."""
+    if not strings or tokenizer is None:
+        return False
+    # A token is at least a byte of text; a few more give the decoder the context of the first one.
+    tail = max(len(string.encode()) for string in strings) + 8
+    text = tokenizer.decode(token_ids[-tail:], skip_special_tokens=False)
+    return any(string in text for string in strings)
 
 
 def _with_columns(array: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
