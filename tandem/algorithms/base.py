@@ -3,13 +3,11 @@
 Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tail, `_S` scored tokens of a micro-batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from tandem.types import TokenLoss
 
@@ -25,32 +23,27 @@ class Signal(Enum):
 class Rollouts:
     """One step's trajectories, as an algorithm sees them; float32 on the CPU."""
 
-    rewards_B: torch.Tensor
-    """The reward of each row; 0 where `scored_B` is False."""
-    scored_B: torch.Tensor
+    rewards_B: Tensor
+    """0 where `scored_B` is False."""
+    scored_B: Tensor
     """bool: False on rows whose reward failed; they take no part in any statistic and get advantage 0."""
-    groups_B: torch.Tensor
+    groups_B: Tensor
     """int64: rows with the same number are siblings."""
-    offsets: torch.Tensor
-    """int64 `[B + 1]`: row i owns tokens `offsets[i] … offsets[i + 1]`."""
-    mask_T: torch.Tensor
+    rows_T: Tensor
+    """int64, ascending: the row of each token."""
+    mask_T: Tensor
     """bool: tokens the policy made, in scored rows."""
-    policy_logprobs_T: torch.Tensor
+    policy_logprobs_T: Tensor
     """Of the policy that is about to be trained (rollout log-probs where no trainer pass was asked for)."""
-    ref_logprobs_T: torch.Tensor | None = None
-    values_T: torch.Tensor | None = None
-
-    @property
-    def rows_T(self) -> torch.Tensor:
-        """int64: the row of each token."""
-        return torch.repeat_interleave(torch.arange(len(self.rewards_B)), self.offsets.diff())
+    ref_logprobs_T: Tensor | None = None
+    values_T: Tensor | None = None
 
 
 @dataclass(slots=True)
 class Advantages:
-    advantages_T: torch.Tensor
+    advantages_T: Tensor
     """float32, 0 outside the mask."""
-    returns_T: torch.Tensor | None
+    returns_T: Tensor | None
     """What the critic regresses to; None without a critic."""
     metrics: dict[str, float]
 
@@ -62,29 +55,18 @@ class Algorithm(Protocol):
     steps and calls `weights` for each, before it is cut further into micro-batches.
     """
 
-    @property
-    def needs(self) -> frozenset[Signal]: ...
-
-    @property
-    def loss(self) -> TokenLoss[torch.Tensor]:
-        """Of the policy."""
-        ...
-
-    @property
-    def value_loss(self) -> TokenLoss[torch.Tensor] | None:
-        """Of the critic; None without one."""
-        ...
-
-    @property
-    def zero_without_advantage(self) -> bool:
-        """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
-        ...
+    needs: frozenset[Signal]
+    loss: TokenLoss[Tensor]
+    value_loss: TokenLoss[Tensor] | None
+    """Of the critic; None without one."""
+    zero_without_advantage: bool
+    """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Of one step's trajectories; may move the algorithm's own state (the adaptive KL coefficient)."""
         ...
 
-    def weights(self, mask_T: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
+    def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
         """`columns.weights` of one optimizer step, from its trained tokens and the trajectory each belongs to."""
         ...
 

@@ -1,35 +1,44 @@
 """Group Relative Policy Optimization (Shao et al. 2024): the siblings of a prompt are the baseline, no critic."""
 
-from __future__ import annotations
-
 import torch
+from torch import Tensor
 
-from tandem.algorithms.advantage import group_statistics
 from tandem.algorithms.base import Advantages, Rollouts
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.config.tree import GRPOConfig
 
 
-class GRPO(PolicyGradient):
+class GRPO(PolicyGradient[GRPOConfig]):
     """Advantage of every token of a row = (reward - group mean) / (group standard deviation + 1e-6).
 
-    Mean and deviation (n - 1 in the denominator) are over the scored siblings. Equal rewards, or a group of one, give
-    exactly 0. Without `normalize_by_std` only the mean is taken off (Dr. GRPO, Liu et al. 2025).
+    Equal rewards, or a group of one, give exactly 0. Without `normalize_by_std` only the mean is taken off (Dr. GRPO,
+    Liu et al. 2025).
     """
 
-    def __init__(self, config: GRPOConfig, max_response_tokens: int) -> None:
-        super().__init__(config, max_response_tokens)
-        self._normalize_by_std = config.normalize_by_std
-
-    def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         scored_B = rollouts.scored_B
         mean_B, std_B = group_statistics(rollouts.rewards_B, scored_B, rollouts.groups_B)
         advantages_B = (rollouts.rewards_B - mean_B) * scored_B
-        if self._normalize_by_std:
+        if self.config.normalize_by_std:
             advantages_B = advantages_B / (std_B + 1e-6)
-        advantages_T = advantages_B.float()[rollouts.rows_T] * rollouts.mask_T
         metrics: dict[str, float] = {}
         if scored_B.any():
             metrics["reward/group_std/mean"] = std_B[scored_B].mean().item()
             metrics["reward/group_std/zero_share"] = (std_B[scored_B] == 0).double().mean().item()
-        return Advantages(advantages_T, None, metrics)
+        return Advantages(advantages_B.float()[rollouts.rows_T] * rollouts.mask_T, None, metrics)
+
+
+def group_statistics(rewards_B: Tensor, scored_B: Tensor, groups_B: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, standard deviation) of the scored rewards in each row's group; two float64 `[B]`.
+
+    The deviation is the sample's (n - 1 in the denominator), 0 in a group with fewer than two scored rows.
+    """
+    group_B = torch.searchsorted(groups_B.sort().values, groups_B)  # one number below B for each group
+
+    def group_sum(values_B: Tensor) -> Tensor:
+        return torch.bincount(group_B, values_B * scored_B.double())[group_B]
+
+    count_B = group_sum(torch.ones_like(rewards_B))
+    mean_B = group_sum(rewards_B) / count_B.clamp(min=1)
+    variance_B = group_sum((rewards_B - mean_B).square()) / (count_B - 1).clamp(min=1)
+    return mean_B, variance_B.sqrt()

@@ -1,74 +1,85 @@
 """What policy-gradient algorithms share: a new one is a subclass that says how rewards become advantages."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-from tandem.algorithms.advantage import reward_at_last_token, row_sums
-from tandem.algorithms.aggregation import Aggregation, token_weights
 from tandem.algorithms.base import Advantages, Rollouts, Signal
-from tandem.algorithms.kl import KLCoefficient, kl_estimate
-from tandem.algorithms.policy_loss import PolicyLoss
+from tandem.algorithms.losses import PolicyLoss, kl_estimate, token_weights
 from tandem.config.tree import PolicyGradientConfig
 from tandem.types import TokenLoss
 
+Config = TypeVar("Config", bound=PolicyGradientConfig)
 
-class PolicyGradient(ABC):
+
+class PolicyGradient(ABC, Generic[Config]):
     """An `Algorithm` with the clipped loss and the KL to a reference, in the reward or in the loss.
 
     A subclass implements `estimate`; it may extend `needs`, and set `value_loss` or another `loss`.
     """
 
-    def __init__(self, config: PolicyGradientConfig, max_response_tokens: int) -> None:
-        self._aggregation: Aggregation = config.aggregation
+    def __init__(self, config: Config, max_response_tokens: int) -> None:
+        self.config = config
         self._max_response_tokens = max_response_tokens
-        self._kl = config.kl
-        self._kl_coefficient = KLCoefficient(config.kl)
+        self._kl_coefficient = config.kl.coefficient
         self.needs = frozenset[Signal]() if config.kl.place == "none" else frozenset({Signal.REF_LOGPROBS})
-        self.loss: TokenLoss[torch.Tensor] = PolicyLoss(
-            clip_ratio_low=config.clip_ratio_low,
-            clip_ratio_high=config.clip_ratio_high,
-            dual_clip=config.dual_clip,
-            entropy_coefficient=config.entropy_coefficient,
-            kl_coefficient=config.kl.coefficient if config.kl.place == "loss" else 0.0,
-            kl_estimator=config.kl.estimator,
-        )
-        self.value_loss: TokenLoss[torch.Tensor] | None = None
+        self.loss: TokenLoss[Tensor] = PolicyLoss(config)
+        self.value_loss: TokenLoss[Tensor] | None = None
         self.zero_without_advantage = config.kl.place != "loss" and config.entropy_coefficient == 0
 
     @abstractmethod
-    def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         """Advantages from rewards that the KL penalty has already been taken off.
 
-        `rollouts.rewards_B` has them by row, `rewards_T` by token: the row's own reward on its last policy token. All
-        of a row without a reward is 0.
+        `rollouts.rewards_B` has them by row, `rewards_T` by token: the row's own on its last policy token.
         """
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Take the KL off the rewards where it is placed there, estimate, then move the KL coefficient."""
-        rewards_T = reward_at_last_token(rollouts.rewards_B, rollouts.mask_T, rollouts.rows_T)
-        if self._kl.place != "reward":
+        rows_T, mask_T, kl = rollouts.rows_T, rollouts.mask_T, self.config.kl
+        rewards_T = reward_at_last_token(rollouts.rewards_B, mask_T, rows_T)
+        if kl.place != "reward":
             return self.estimate(rollouts, rewards_T)
         assert rollouts.ref_logprobs_T is not None
-        kl_T = kl_estimate(self._kl.estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T
-        coefficient, rows = self._kl_coefficient.value, len(rollouts.rewards_B)
-        penalties_B = coefficient * row_sums(kl_T, rollouts.rows_T, rows)
+        coefficient = self._kl_coefficient
+        kl_T = kl_estimate(kl.estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * mask_T
+        penalties_B = coefficient * torch.bincount(rows_T, kl_T.double(), minlength=len(rollouts.rewards_B))
         shaped = replace(rollouts, rewards_B=(rollouts.rewards_B - penalties_B).float())
         result = self.estimate(shaped, rewards_T - coefficient * kl_T)
-        trajectories, tokens = int(rollouts.scored_B.sum()), int(rollouts.mask_T.sum())
+        trajectories, tokens = int(rollouts.scored_B.sum()), int(mask_T.sum())
         result.metrics["actor/kl_coefficient"] = coefficient
         result.metrics["reward/kl_penalty/mean"] = penalties_B.sum().item() / max(trajectories, 1)
-        self._kl_coefficient.update(kl_T.double().sum().item() / max(tokens, 1), trajectories)
+        self._steer_kl_coefficient(kl_T.double().sum().item() / max(tokens, 1), trajectories)
         return result
 
-    def weights(self, mask_T: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
-        return token_weights(self._aggregation, mask_T, rows_T, self._max_response_tokens)
+    def _steer_kl_coefficient(self, observed_kl: float, trajectories: int) -> None:
+        """Towards the target (Ziegler et al. 2019, section 2.2); `observed_kl` is a mean over tokens.
+
+        coefficient <- coefficient * (1 + clip(observed / target - 1, -0.2, 0.2) * min(trajectories / horizon, 1))
+        """
+        kl = self.config.kl
+        if kl.control == "adaptive":
+            error = min(max(observed_kl / kl.target - 1, -0.2), 0.2)
+            self._kl_coefficient *= 1 + error * min(trajectories / kl.horizon_trajectories, 1.0)
+
+    def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
+        return token_weights(self.config.aggregation, mask_T, rows_T, self._max_response_tokens)
 
     def state(self) -> dict[str, float]:
-        return self._kl_coefficient.state()
+        return {"kl_coefficient": self._kl_coefficient}
 
     def load_state(self, state: dict[str, float]) -> None:
-        self._kl_coefficient.load_state(state)
+        self._kl_coefficient = state["kl_coefficient"]
+
+
+def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
+    """The reward of each row on its last policy token, 0 on all others; float32 `[T]`."""
+    tokens = mask_T.nonzero().squeeze(1)
+    rows = rows_T[tokens]
+    last_tokens = tokens[torch.searchsorted(rows, rows, right=True) - 1]
+    rewards_T = torch.zeros(len(mask_T))
+    rewards_T[last_tokens] = rewards_B[rows_T[last_tokens]]
+    return rewards_T

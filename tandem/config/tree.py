@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+KLEstimator = Literal["k1", "k2", "k3"]
+Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
 
 
 class Section(BaseModel):
@@ -75,7 +77,7 @@ class KLConfig(Section):
 
     place: Literal["none", "reward", "loss"] = "none"
     """`reward`: every token's reward is lowered by coefficient * kl; `loss`: coefficient * kl is added to the loss."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: KLEstimator = "k3"
     """Schulman, "Approximating KL Divergence" (2020)."""
     coefficient: NonNegativeFloat = 0.001
     control: Literal["fixed", "adaptive"] = "fixed"
@@ -103,9 +105,7 @@ class PolicyGradientConfig(Section):
     clip_ratio_high: PositiveFloat = 0.2
     dual_clip: float | None = Field(default=None, gt=1)
     """Lower bound of the objective at negative advantages, in units of the advantage (Ye et al. 2020)."""
-    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = (
-        "token_mean"
-    )
+    aggregation: Aggregation = "token_mean"
     """`fixed_length` divides by rows * max_response_tokens (Dr. GRPO, Liu et al. 2025)."""
     entropy_coefficient: float = 0.0
     """Times the mean token entropy, subtracted from the loss."""

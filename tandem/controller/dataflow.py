@@ -94,7 +94,7 @@ def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
             rewards_B=torch.from_numpy(batch.rewards),
             scored_B=torch.from_numpy(batch.scored),
             groups_B=torch.from_numpy(batch.groups.astype(np.int64)),
-            offsets=torch.from_numpy(batch.response_offsets),
+            rows_T=torch.from_numpy(batch.row_of_token),
             mask_T=torch.from_numpy(batch.loss_mask),
             policy_logprobs_T=policy_logprobs,
             ref_logprobs_T=tokens.ref_logprobs,

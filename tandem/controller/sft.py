@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.algorithms.likelihood import NextTokenLoss
+from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching import demonstrations_to_batch
 from tandem.config import SftConfig
 from tandem.controller.inputs import Inputs

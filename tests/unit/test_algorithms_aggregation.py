@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithms.aggregation import token_shares, token_weights
+from tandem.algorithms.losses import token_weights
 
 # Three rows of 3, 1 and 2 tokens; row 1 is not trained on, row 2 only on its second token.
 ROWS = torch.tensor([0, 0, 0, 1, 2, 2])
@@ -37,8 +37,3 @@ def test_weights_follow_their_rows(mode):
     order = torch.tensor([5, 3, 0, 4, 2, 1])
     moved = token_weights(mode, MASK[order], 7 - 2 * ROWS[order], 10)
     assert torch.equal(moved, token_weights(mode, MASK, ROWS, 10)[order])
-
-
-def test_shares_average_over_trained_tokens():
-    assert token_shares(MASK).tolist() == [0.25, 0.25, 0.25, 0.0, 0.0, 0.25]
-    assert token_shares(torch.zeros(2, dtype=torch.bool)).tolist() == [0.0, 0.0]

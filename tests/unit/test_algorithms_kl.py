@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
 
-from tandem.algorithms.kl import KLCoefficient, kl_estimate
-from tandem.config.tree import KLConfig
+from tandem.algorithms import make_algorithm
+from tandem.algorithms.base import Rollouts
+from tandem.algorithms.losses import kl_estimate
+from tandem.config.tree import GRPOConfig, KLConfig
 
 
 @pytest.mark.parametrize(
@@ -59,27 +60,34 @@ def test_k3_stays_finite_at_absurd_distances():
     assert torch.isfinite(estimate).all() and torch.isfinite(policy.grad).all()
 
 
+def coefficients(kl: KLConfig, *steps: tuple[float, int]) -> list[float]:
+    """The coefficient after each step of (mean token KL, trajectories)."""
+    algorithm = make_algorithm(GRPOConfig(kl=kl), 8)
+    found = []
+    for observed_kl, rows in steps:
+        algorithm.advantages(
+            Rollouts(
+                rewards_B=torch.zeros(rows),
+                scored_B=torch.ones(rows, dtype=torch.bool),
+                groups_B=torch.zeros(rows, dtype=torch.int64),
+                rows_T=torch.arange(rows),
+                mask_T=torch.ones(rows, dtype=torch.bool),
+                policy_logprobs_T=torch.zeros(rows),
+                ref_logprobs_T=torch.full((rows,), -observed_kl),
+            )
+        )
+        found.append(algorithm.state()["kl_coefficient"])
+    return found
+
+
 def test_adaptive_coefficient_follows_the_target():
-    adaptive = KLConfig(place="reward", control="adaptive", coefficient=0.1, target=0.5, horizon_trajectories=100)
-    coefficient = KLCoefficient(adaptive)
-    coefficient.update(0.55, 50)
-    assert coefficient.value == pytest.approx(0.1 * (1 + 0.1 * 0.5))
-    coefficient.update(0.0, 10)
-    assert coefficient.value == pytest.approx(0.105 * (1 - 0.2 * 0.1))
-    before = coefficient.value
-    coefficient.update(9.0, 10_000)
-    assert coefficient.value == pytest.approx(before * 1.2)
-
-
-def test_coefficient_survives_a_restart():
-    config = KLConfig(place="reward", control="adaptive")
-    first, second = KLCoefficient(config), KLCoefficient(config)
-    first.update(5.0, 128)
-    second.load_state(json.loads(json.dumps(first.state())))
-    assert second.value == first.value != config.coefficient
+    """Errors 0.1, -1 (cut at -0.2) and 17 (cut at 0.2); the last step counts for one horizon, not for ten."""
+    adaptive = KLConfig(
+        place="reward", control="adaptive", coefficient=0.1, target=0.5, horizon_trajectories=100, estimator="k1"
+    )
+    expected = [0.1 * (1 + 0.1 * 0.5), 0.105 * (1 - 0.2 * 0.1), 0.105 * 0.98 * 1.2]
+    assert coefficients(adaptive, (0.55, 50), (0.0, 10), (9.0, 1000)) == pytest.approx(expected)
 
 
 def test_fixed_coefficient_stays():
-    coefficient = KLCoefficient(KLConfig(place="reward", coefficient=0.3))
-    coefficient.update(100.0, 1000)
-    assert coefficient.value == 0.3
+    assert coefficients(KLConfig(place="reward", coefficient=0.3), (9.0, 1000)) == [0.3]

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from tandem.algorithms.policy_loss import PolicyLoss
-from tandem.algorithms.value_loss import ValueLoss, explained_variance
+from tandem.algorithms.losses import NextTokenLoss, PolicyLoss, ValueLoss
+from tandem.algorithms.ppo import explained_variance
+from tandem.config.tree import KLConfig, PolicyGradientConfig
 from tandem.types import Outputs, TokenColumns
 
 # Ratios and advantages of six tokens; the last one carries no weight.
@@ -18,6 +19,10 @@ WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.0])
 SHARES = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
 ENTROPY = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 100.0])
 OLD = torch.full((6,), -3.0)
+
+
+def policy_loss(clip_ratio_low: float, clip_ratio_high: float, **more) -> PolicyLoss:
+    return PolicyLoss(PolicyGradientConfig(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, **more))
 
 
 def columns(**more) -> TokenColumns[torch.Tensor]:
@@ -31,7 +36,7 @@ def outputs() -> Outputs[torch.Tensor]:
 def test_clipped_surrogate_by_hand():
     """Upper bound 1.3, lower 0.8: tokens 0 (at 1.3) and 2 (at 0.8) are clipped and get no gradient."""
     out = outputs()
-    loss, metrics = PolicyLoss(clip_ratio_low=0.2, clip_ratio_high=0.3)(out, columns())
+    loss, metrics = policy_loss(0.2, 0.3)(out, columns())
     loss.backward()
     assert loss.item() == pytest.approx(0.1 * -1.3 + 0.2 * -0.5 + 0.3 * 0.8 + 0.4 * 1.5 + 0.5 * 5.0)
     torch.testing.assert_close(out.logprobs_S.grad, torch.tensor([0.0, 0.2 * -0.5, 0.0, 0.4 * 1.5, 0.5 * 5.0, 0.0]))
@@ -52,7 +57,7 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens():
     """At 3 only the ratio of 5 is over the bound; the token with a positive advantage and ratio 9 is not touched."""
     out = outputs()
     weighted = columns(weights=torch.ones(6))
-    loss, metrics = PolicyLoss(clip_ratio_low=0.2, clip_ratio_high=0.3, dual_clip=3.0)(out, weighted)
+    loss, metrics = policy_loss(0.2, 0.3, dual_clip=3.0)(out, weighted)
     loss.backward()
     assert loss.item() == pytest.approx(-1.3 - 0.5 + 0.8 + 1.5 + 3.0 - 2 * 1.3)
     assert out.logprobs_S.grad[4] == 0
@@ -61,10 +66,10 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens():
 
 def test_entropy_and_kl_terms():
     reference = OLD + RATIOS.log() + torch.tensor([0.5, 0.0, -0.5, 1.0, 0.1, 2.0])
-    plain, _ = PolicyLoss(0.2, 0.3)(outputs(), columns())
+    plain, _ = policy_loss(0.2, 0.3)(outputs(), columns())
     out = outputs()
-    loss = PolicyLoss(0.2, 0.3, entropy_coefficient=0.01, kl_coefficient=0.1, kl_estimator="k2")
-    assert loss.entropy_gradient and not PolicyLoss(0.2, 0.3).entropy_gradient
+    loss = policy_loss(0.2, 0.3, entropy_coefficient=0.01, kl=KLConfig(place="loss", coefficient=0.1, estimator="k2"))
+    assert loss.entropy_gradient and not policy_loss(0.2, 0.3).entropy_gradient
     total, metrics = loss(out, columns(ref_logprobs=reference))
     total.backward()
     distances = [0.125, 0.0, 0.125, 0.5, 0.005]
@@ -78,7 +83,7 @@ def test_entropy_and_kl_terms():
 
 def test_without_old_logprobs_the_gradient_is_the_plain_policy_gradient():
     out = outputs()
-    loss, metrics = PolicyLoss(0.2, 0.2)(out, columns(old_logprobs=None))
+    loss, metrics = policy_loss(0.2, 0.2)(out, columns(old_logprobs=None))
     loss.backward()
     torch.testing.assert_close(out.logprobs_S.grad, -WEIGHTS * ADVANTAGES)
     assert metrics["actor/ratio/mean"].item() == pytest.approx(1.0) and metrics["actor/clip_fraction"] == 0
@@ -92,7 +97,7 @@ def test_absurd_ratios_keep_a_finite_gradient():
         shares=torch.full((2,), 0.5),
         old_logprobs=torch.full((2,), -200.0),
     )
-    loss, _ = PolicyLoss(0.2, 0.2)(Outputs(logprobs, torch.ones(2)), extreme)
+    loss, _ = policy_loss(0.2, 0.2)(Outputs(logprobs, torch.ones(2)), extreme)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logprobs.grad).all()
 
@@ -101,7 +106,7 @@ def test_surrogate_against_the_equation_and_its_numeric_gradient():
     generator = torch.Generator().manual_seed(0)
     logprobs, old, advantages = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     weights = torch.rand(40, generator=generator, dtype=torch.float64)
-    loss = PolicyLoss(0.2, 0.28, dual_clip=3.0, entropy_coefficient=0.1, kl_coefficient=0.2)
+    loss = policy_loss(0.2, 0.28, dual_clip=3.0, entropy_coefficient=0.1, kl=KLConfig(place="loss", coefficient=0.2))
     fixed = TokenColumns(old_logprobs=old, advantages=advantages, weights=weights, shares=weights, ref_logprobs=old - 1)
 
     def total(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
@@ -156,7 +161,10 @@ def test_explained_variance():
     assert explained_variance(returns, returns, torch.zeros(4, dtype=torch.bool)) is None
 
 
-@pytest.mark.parametrize("loss", [PolicyLoss(0.2, 0.28, 3.0, 0.1, 0.2, "k3"), ValueLoss(0.2)])
+EVERY_TERM = policy_loss(0.2, 0.28, dual_clip=3.0, entropy_coefficient=0.1, kl=KLConfig(place="loss", coefficient=0.2))
+
+
+@pytest.mark.parametrize("loss", [EVERY_TERM, ValueLoss(0.2), NextTokenLoss()])
 def test_losses_and_metrics_add_up_over_slices(loss):
     """Any cut of the tokens gives the same loss, metrics and gradients: so does any micro-batching."""
     generator = torch.Generator().manual_seed(1)
