@@ -16,14 +16,14 @@ from tandem.generation.sampling import Choice, sample, stream
 from tandem.types import Completion, FinishReason, Request
 
 Script = Callable[[Request, int], Sequence[int]]
-"""(request, seed) -> the tokens of that sample; `max_tokens` and stop tokens still cut it."""
+"""(request, seed) -> the tokens of that sample, which `max_tokens` and stop tokens still cut."""
 
 
 class FakeEngine:
-    """Every next token has the same distribution, softmax(logits / temperature), whatever came before.
+    """Every next token has one distribution, softmax(logits / temperature), whatever came before.
 
-    With a `script` the tokens are the script's and the log-probs those of the distribution. A sample whose script ends
-    early finishes with `stop`.
+    With a `script` the tokens are the script's and the log-probs the distribution's; a script that ends early ends its
+    sample like a stop token.
     """
 
     def __init__(
@@ -82,42 +82,36 @@ class FakeEngine:
 
     async def _complete(self, request: Request, index: int, aborts: int) -> Completion:
         """One token a turn of the event loop, so that aborts and new versions may come between two."""
-        sampling, seed = request.sampling, request.seeds[index]
-        script = None if self._script is None else list(self._script(request, seed))
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        sampling = request.sampling
+        tokens, logprobs = self._answer(request, request.seeds[index])
         versions: list[int] = []
-        finish = FinishReason.LENGTH
-        while len(tokens) < sampling.max_tokens:
+        finish = FinishReason.LENGTH if len(tokens) == sampling.max_tokens else FinishReason.STOP
+        for made, token in enumerate(tokens.tolist(), 1):
             await asyncio.sleep(0)
             if self._aborts != aborts:
                 finish = FinishReason.ABORT
                 break
-            if script is not None and len(tokens) == len(script):
-                finish = FinishReason.STOP
-                break
-            token, logprob = self._next(request, seed, len(tokens), None if script is None else script[len(tokens)])
-            tokens.append(token)
-            logprobs.append(logprob)
             versions.append(self.version)
             if token in sampling.stop_token_ids or hits_stop_string(
-                self._tokenizer, np.array(tokens), sampling.stop_strings
+                self._tokenizer, tokens[:made], sampling.stop_strings
             ):
                 finish = FinishReason.STOP
                 break
-        return Completion(
-            index, np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int32), finish
-        )
+        made = len(versions)
+        return Completion(index, tokens[:made], logprobs[:made], np.array(versions, dtype=np.int32), finish)
 
-    def _next(self, request: Request, seed: int, position: int, scripted: int | None) -> tuple[int, float]:
-        sampling = request.sampling
-        if scripted is not None:
-            return scripted, float((self._logits / (sampling.temperature or 1)).log_softmax(-1)[scripted])
-        choice = Choice(
-            stream([seed]),
-            np.array([sampling.temperature], dtype=np.float32),
-            np.array([sampling.top_k]),
-            np.array([sampling.top_p]),
-        )
-        token, logprob = sample(self._logits.clone()[None], choice, np.array([position]))
-        return int(token), float(logprob)
+    def _answer(self, request: Request, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """int32 tokens and float32 log-probs of a sample that nothing stops."""
+        sampling, longest = request.sampling, request.sampling.max_tokens
+        if self._script is not None:
+            tokens = torch.tensor(list(self._script(request, seed)[:longest]), dtype=torch.int64)
+            logprobs = (self._logits / (sampling.temperature or 1)).log_softmax(-1)[tokens]
+        else:
+            choice = Choice(
+                stream([seed]).repeat(longest),
+                np.full(longest, sampling.temperature, dtype=np.float32),
+                np.full(longest, sampling.top_k),
+                np.full(longest, sampling.top_p),
+            )
+            tokens, logprobs = sample(self._logits.repeat(longest, 1), choice, np.arange(longest))
+        return tokens.numpy().astype(np.int32), logprobs.numpy()

@@ -1,0 +1,394 @@
+"""What every GenerationEngine promises: one suite, run on each engine and on the fake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tandem.errors import EngineError, UserError
+from tandem.generation.base import GenerationEngine
+from tandem.generation.fake import FakeEngine
+from tandem.generation.native import NativeEngine
+from tandem.models.attention import ATTENTION
+from tandem.types import Completion, FinishReason, Request, SamplingParams
+
+VOCABULARY = 26
+POSITIONS = 96
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 1}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"num_key_value_heads": 2, "sliding_window": 7, "head_dim": 8}),
+}
+
+Result = TypeVar("Result")
+
+
+def model(family: str = "qwen2", attention: str = ATTENTION, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    config_class, model_class, special = FAMILIES[family]
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        attn_implementation=attention,
+        **special,
+    )
+    return model_class(config).to(dtype).eval()
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """Token i is the i-th letter."""
+    tokenizer = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(VOCABULARY)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def native(max_running: int = 4, family: str = "qwen2", dtype: torch.dtype = torch.float32) -> NativeEngine:
+    engine = NativeEngine(model(family, dtype=dtype), max_running=max_running, tokenizer=letters())
+    engine.load_weights(0, None)
+    return engine
+
+
+def fake() -> FakeEngine:
+    engine = FakeEngine(np.linspace(-2, 2, VOCABULARY).tolist(), tokenizer=letters(), max_tokens=POSITIONS)
+    engine.load_weights(0, None)
+    return engine
+
+
+Make = Callable[[], GenerationEngine]
+both = pytest.mark.parametrize("make", [native, fake])
+
+
+def request(*tokens: int, seeds: Sequence[int] = (0,), **sampling: Any) -> Request:
+    sampling = {"max_tokens": 12, **sampling}
+    return Request(np.array(tokens, dtype=np.int32), SamplingParams(**sampling), tuple(seeds))
+
+
+async def collect(engine: GenerationEngine, asked: Request) -> list[Completion]:
+    return sorted([completion async for completion in engine.generate(asked)], key=lambda c: c.sample)
+
+
+def run(awaitable: Awaitable[Result]) -> Result:
+    async def main() -> Result:
+        return await asyncio.wait_for(awaitable, timeout=30)
+
+    return asyncio.run(main())
+
+
+def ask(engine: GenerationEngine, *asked: Request) -> list[list[Completion]]:
+    async def together() -> list[list[Completion]]:
+        return await asyncio.gather(*(collect(engine, one) for one in asked))
+
+    return run(together())
+
+
+def tokens(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.token_ids.tolist() for completion in completions]
+
+
+MIXED = (
+    request(1, 2, 3, seeds=(5, 6, 7)),
+    request(4, seeds=(8,), max_tokens=3),
+    request(*range(10, 22), seeds=(9, 10), max_tokens=20, temperature=0.7),
+    request(3, 3, 3, 3, seeds=(11, 12), top_k=5),
+    request(25, 1, seeds=(13,), top_p=0.8, temperature=1.3),
+    request(2, 1, seeds=(14, 15), temperature=0.0),
+)
+
+
+@both
+def test_every_sample_comes_once_and_whole(make: Make) -> None:
+    for asked, completions in zip(MIXED, ask(make(), *MIXED), strict=True):
+        assert [completion.sample for completion in completions] == list(range(len(asked.seeds)))
+        for completion in completions:
+            assert completion.finish is FinishReason.LENGTH
+            assert len(completion.token_ids) == len(completion.logprobs) == asked.sampling.max_tokens
+            assert completion.token_ids.dtype == completion.versions.dtype == np.int32
+            assert completion.logprobs.dtype == np.float32
+            assert (completion.logprobs <= 0).all() and (completion.versions == 0).all()
+
+
+@both
+def test_a_seed_gives_its_tokens_whatever_else_is_asked(make: Make) -> None:
+    together = [tokens(completions) for completions in ask(make(), *MIXED)]
+    backwards = [tokens(completions) for completions in ask(make(), *reversed(MIXED))]
+    alone = [tokens(ask(make(), one)[0]) for one in MIXED]
+    assert together == alone == backwards[::-1]
+    others = tokens(ask(make(), request(1, 2, 3, seeds=(15, 16, 17)))[0])
+    assert all(a != b for a, b in zip(others, together[0], strict=True))
+
+
+@both
+def test_greedy_has_one_answer_and_the_logprob_of_temperature_one(make: Make) -> None:
+    engine = make()
+    greedy, sampled = ask(engine, request(1, 2, seeds=(1, 2), temperature=0.0), request(1, 2, seeds=range(40)))
+    assert tokens(greedy)[0] == tokens(greedy)[1]
+    first = [c for c in sampled if c.token_ids[0] == greedy[0].token_ids[0]]
+    assert first and first[0].logprobs[0] == pytest.approx(greedy[0].logprobs[0], abs=1e-6)
+    assert all(c.logprobs[0] <= greedy[0].logprobs[0] for c in sampled)
+
+
+@both
+def test_stop_tokens_end_a_sample_and_belong_to_it(make: Make) -> None:
+    (free,) = ask(make(), request(1, 2, seeds=range(8)))
+    stop = (int(free[0].token_ids[4]), int(free[1].token_ids[2]))
+    (stopped,) = ask(make(), request(1, 2, seeds=range(8), stop_token_ids=stop))
+    for before, after in zip(tokens(free), stopped, strict=True):
+        ends = [place for place, token in enumerate(before) if token in stop]
+        assert after.token_ids.tolist() == before[: ends[0] + 1 if ends else None]
+        assert after.finish is (FinishReason.STOP if ends else FinishReason.LENGTH)
+    assert stopped[0].finish is FinishReason.STOP and len(stopped[0].token_ids) <= 5
+
+
+@both
+def test_stop_strings_end_a_sample_at_the_token_that_completes_them(make: Make) -> None:
+    (free,) = ask(make(), request(1, 2, seeds=range(4), max_tokens=40))
+    texts = ["".join(chr(97 + token) for token in row) for row in tokens(free)]
+    strings = (texts[0][20:23], texts[1][7:9])
+    plain = request(4, seeds=(3,))
+    stopped, untouched = ask(make(), request(1, 2, seeds=range(4), max_tokens=40, stop_strings=strings), plain)
+    for text, after in zip(texts, stopped, strict=True):
+        ends = [text.find(string) + len(string) for string in strings if string in text]
+        assert "".join(chr(97 + token) for token in after.token_ids) == (text[: min(ends)] if ends else text)
+        assert after.finish is (FinishReason.STOP if ends else FinishReason.LENGTH)
+    assert stopped[0].finish is FinishReason.STOP and untouched[0].finish is FinishReason.LENGTH
+
+
+@both
+def test_every_token_carries_the_version_that_made_it(make: Make) -> None:
+    engine = make()
+
+    async def update_halfway() -> list[Completion]:
+        answer = asyncio.create_task(collect(engine, request(1, 2, seeds=(0,), max_tokens=40)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        engine.load_weights(7, None)
+        return await answer
+
+    (completion,) = run(update_halfway())
+    assert engine.version == 7
+    assert set(completion.versions.tolist()) == {0, 7}
+    assert (np.diff(completion.versions) >= 0).all()
+
+
+@both
+def test_abort_ends_what_runs_and_what_waits(make: Make) -> None:
+    engine = make()
+
+    async def abort_halfway() -> list[list[Completion]]:
+        asked = [request(place, seeds=range(3), max_tokens=50) for place in range(4)]
+        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        engine.abort()
+        return await asyncio.gather(*answers)
+
+    completions = [completion for answer in run(abort_halfway()) for completion in answer]
+    assert len(completions) == 12
+    assert {completion.finish for completion in completions} == {FinishReason.ABORT}
+    assert 0 < max(len(completion.token_ids) for completion in completions) < 50
+    assert all(len(c.token_ids) == len(c.logprobs) == len(c.versions) for c in completions)
+    assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(make(), MIXED[0])[0])
+
+
+@both
+def test_sleep_waits_for_nobody_and_wake_undoes_it(make: Make) -> None:
+    engine = make()
+
+    async def sleep_while_running() -> None:
+        answer = asyncio.create_task(collect(engine, request(1, seeds=(1, 2))))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="await or abort"):
+            engine.sleep()
+        await answer
+        engine.sleep()
+        engine.sleep()
+
+    run(sleep_while_running())
+    with pytest.raises(EngineError, match="wake"):
+        ask(engine, MIXED[0])
+    engine.wake()
+    engine.wake()
+    assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(make(), MIXED[0])[0])
+    engine.close()
+    with pytest.raises(EngineError):
+        ask(engine, MIXED[0])
+
+
+@both
+def test_impossible_requests_are_refused_before_the_first_sample(make: Make) -> None:
+    engine = make()
+    for asked, reason in (
+        (request(*[1] * 90, max_tokens=7), "90 tokens and 7 new ones exceed the 96 positions"),
+        (request(), "0 prompt tokens"),
+        (request(1, max_tokens=0), "max_tokens 0"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            ask(engine, asked)
+    assert len(ask(engine, request(*[1] * 90, max_tokens=6))[0][0].token_ids) == 6
+    assert ask(engine, request(1, seeds=())) == [[]]
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    engine = NativeEngine(model(), max_running=2)
+    engine.load_weights(0, None)
+    with pytest.raises(UserError, match="tokenizer"):
+        ask(engine, request(1, stop_strings=("a",)))
+
+
+def test_no_answer_without_weights() -> None:
+    for engine in (NativeEngine(model(), max_running=2), FakeEngine([0.0, 0.0])):
+        with pytest.raises(EngineError, match="load_weights"):
+            ask(engine, request(1))
+        with pytest.raises(EngineError, match="load_weights"):
+            _ = engine.version
+
+
+def test_the_fake_follows_its_script() -> None:
+    engine = FakeEngine([0.0, 1.0, 2.0], script=lambda asked, seed: [*asked.token_ids[::-1], seed])
+    engine.load_weights(0, None)
+    first, second = ask(engine, request(0, 1, seeds=(2, 1), max_tokens=9), request(2, 1, seeds=(0,), max_tokens=2))
+    assert tokens(first) == [[1, 0, 2], [1, 0, 1]] and first[0].finish is FinishReason.STOP
+    assert tokens(second) == [[1, 2]] and second[0].finish is FinishReason.LENGTH
+    total = np.log(np.exp([0, 1, 2]).sum())
+    np.testing.assert_allclose(first[0].logprobs, np.array([1, 0, 2]) - total, atol=1e-6)
+
+
+# The native engine against transformers.
+
+
+def reference_logprobs(reference: PreTrainedModel, asked: Request, completion: Completion) -> np.ndarray[Any, Any]:
+    """One row at a time through transformers' own attention, no cache."""
+    row = torch.from_numpy(np.concatenate([asked.token_ids, completion.token_ids]).astype(np.int64))
+    with torch.no_grad():
+        logits = reference(row[None]).logits[0].float() / (asked.sampling.temperature or 1)
+    logprobs = logits.log_softmax(-1)[:-1].gather(1, row[1:, None])[:, 0]
+    return logprobs[len(asked.token_ids) - 1 :].numpy()
+
+
+@pytest.mark.parametrize("max_running", [1, 3, 64])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_logprobs_are_those_of_a_plain_forward_pass(family: str, max_running: int) -> None:
+    reference = model(family, attention="sdpa")
+    asked = (*MIXED, request(*range(20), seeds=range(5), max_tokens=30), request(7, 7, 7, seeds=(1,)))
+    for one, completions in zip(asked, ask(native(max_running, family), *asked), strict=True):
+        for completion in completions:
+            expected = reference_logprobs(reference, one, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+
+
+def test_rows_that_enter_late_and_need_a_larger_cache_disturb_nobody() -> None:
+    engine, reference = native(max_running=8, family="mistral"), model("mistral", attention="sdpa")
+    early = request(1, 2, 3, seeds=range(3), max_tokens=30)
+    late = request(*range(25), seeds=range(4), max_tokens=60)
+
+    async def one_after_the_other() -> list[list[Completion]]:
+        first = asyncio.create_task(collect(engine, early))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        second = asyncio.create_task(collect(engine, late))
+        return await asyncio.gather(first, second)
+
+    for asked, completions in zip((early, late), run(one_after_the_other()), strict=True):
+        for completion in completions:
+            expected = reference_logprobs(reference, asked, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+
+
+def test_bfloat16_stays_near_its_own_forward_pass() -> None:
+    reference = model("qwen3", attention="sdpa", dtype=torch.bfloat16)
+    for one, completions in zip(MIXED, ask(native(family="qwen3", dtype=torch.bfloat16), *MIXED), strict=True):
+        for completion in completions:
+            expected = reference_logprobs(reference, one, completion)
+            assert np.abs(completion.logprobs - expected).mean() < 0.05
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_greedy_is_that_of_generate(family: str) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    (completions,) = ask(native(family=family), request(*prompt, temperature=0.0, max_tokens=30))
+    reference = model(family, attention="sdpa")
+    expected = reference.generate(  # type: ignore[operator]
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=30
+    )
+    assert tokens(completions)[0] == expected[0, len(prompt) :].tolist()
+
+
+def test_weights_changed_in_place_are_seen_and_given_ones_are_loaded() -> None:
+    served, other = model(), model("qwen2")
+    engine = NativeEngine(served, max_running=4)
+    engine.load_weights(0, None)
+    before = tokens(ask(engine, MIXED[0])[0])
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        served.load_state_dict(other.state_dict())
+    engine.load_weights(1, None)
+    (in_place,) = ask(engine, MIXED[0])
+    assert tokens(in_place) != before and (in_place[0].versions == 1).all()
+    copied = native()
+    copied.load_weights(1, other.named_parameters())
+    assert tokens(ask(copied, MIXED[0])[0]) == tokens(in_place)
+    with pytest.raises(EngineError, match="no parameter nonsense"):
+        copied.load_weights(2, [("nonsense", torch.zeros(1))])
+
+
+def test_a_failure_reaches_every_caller_and_is_over_then() -> None:
+    served = model()
+    engine = NativeEngine(served, max_running=2)
+    engine.load_weights(0, None)
+    norm: torch.Tensor = served.get_parameter("model.norm.weight")
+    with torch.no_grad():
+        kept = norm.clone()
+        norm.fill_(float("nan"))
+
+    async def failing() -> list[object]:
+        asked = (collect(engine, request(place, seeds=(1, 2))) for place in range(3))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for error in run(failing()):
+        assert isinstance(error, EngineError) and "not finite" in str(error)
+    with torch.no_grad():
+        norm.copy_(kept)
+    assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(native(), MIXED[0])[0])
+
+
+def test_a_closed_iterator_gives_its_rows_back() -> None:
+    engine = native(max_running=3)
+
+    async def leave_early() -> list[Completion]:
+        stream = engine.generate(request(1, seeds=range(9), max_tokens=5))
+        other = asyncio.create_task(collect(engine, MIXED[0]))
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        return await other
+
+    assert tokens(run(leave_early())) == tokens(ask(native(), MIXED[0])[0])
+    engine.sleep()
