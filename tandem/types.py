@@ -2,7 +2,8 @@
 
     rows -> Prompt -> Request -> Completion -> Trajectory -> Score -> Group -> Batch -> MicroBatch -> gradients
 
-Everything here is numpy and plain Python, so that it imports in milliseconds and crosses process borders.
+Everything here is numpy and plain Python, so that it imports in milliseconds and crosses process borders. Token ids,
+versions and groups are int32, log-probs and rewards float32, offsets and indices int64.
 
 Array suffixes: `_B` rows (one a trajectory), `_T` response tokens of all rows, head to tail, `_N` tokens of a
 micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` has one entry more than there are rows:
@@ -11,8 +12,8 @@ row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -49,7 +50,7 @@ class Prompt:
     index: int
     """Position of the row in its data set, over all its files."""
     token_ids: IntArray
-    """int32; chat template applied, special tokens included."""
+    """Chat template applied, special tokens included."""
     text: str
     """The text that `token_ids` encode."""
     data_source: str
@@ -65,9 +66,8 @@ class Demonstration:
 
     index: int
     prompt_ids: IntArray
-    """int32, at least one token."""
     response_ids: IntArray
-    """int32: everything after the prompt, later user turns included."""
+    """Everything after the prompt, later user turns included."""
     loss_mask: BoolArray
     """True on the response tokens to learn."""
 
@@ -108,11 +108,11 @@ class Completion:
     sample: int
     """Index into the request's `seeds`."""
     token_ids: IntArray
-    """int32 `[T]`; a stop token is included, the text after a stop string is not cut."""
+    """`[T]`; a stop token is included, the text after a stop string is not cut."""
     logprobs: FloatArray
-    """float32 `[T]`: log softmax(logits / temperature) at each token, before top-k and top-p (greedy: at 1)."""
+    """`[T]`: log softmax(logits / temperature) at each token, before top-k and top-p (greedy: at 1)."""
     versions: IntArray
-    """int32 `[T]`: the policy version that made each token."""
+    """`[T]`: the policy version that made each token."""
     finish: FinishReason
 
 
@@ -155,7 +155,6 @@ class Score:
     prediction: str | None = None
     """The extracted answer (`pred`), which majority voting needs."""
     failure: Status | None = None
-    """REWARD_ERROR, REWARD_TIMEOUT or NOT_SCORED."""
     error: str | None = None
     """The traceback or the reason, for people."""
     seconds: float = 0.0
@@ -174,7 +173,6 @@ class TokenColumns(Generic[Array]):
     """One number a response token; a column that nothing has filled is None. numpy at rest, torch inside an engine."""
 
     rollout_logprobs: Array | None = None
-    """Of the generation engine."""
     old_logprobs: Array | None = None
     """Of the trainer, by the weights before the first optimizer step on this batch."""
     ref_logprobs: Array | None = None
@@ -188,13 +186,11 @@ class TokenColumns(Generic[Array]):
     """Share of the token in the loss: loss = sum(weights * token_loss) over all micro-batches and ranks."""
     shares: Array | None = None
     """1 / number of trained tokens, on trained tokens: sum(shares * x) is the token mean of x."""
-    rows: Array | None = None
-    """Index of the token's trajectory in its optimizer step: tokens of equal `rows` form one sequence."""
 
     def map(self, function: Callable[[Array], OtherArray]) -> TokenColumns[OtherArray]:
         """The columns with `function` applied to each that is filled."""
-        filled = {f.name: getattr(self, f.name) for f in fields(self)}
-        return TokenColumns(**{name: None if column is None else function(column) for name, column in filled.items()})
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return TokenColumns(**{name: function(column) for name, column in columns.items() if column is not None})
 
     def slice(self, start: int, stop: int) -> TokenColumns[Array]:
         """Tokens `start … stop`: a view."""
@@ -206,21 +202,17 @@ class Batch:
     """Trajectories as ragged columns, never padded: what the advantage is computed on and optimizer steps train on."""
 
     prompt_ids: IntArray
-    """int32, prompts of all rows head to tail."""
+    """Prompts of all rows head to tail."""
     prompt_offsets: IntArray
-    """int64 `[B + 1]`."""
     response_ids: IntArray
-    """int32 `[T]`."""
     response_offsets: IntArray
-    """int64 `[B + 1]`."""
     loss_mask: BoolArray
     """`[T]`; all False on a row that has no reward."""
     versions: IntArray
-    """int32 `[T]`."""
     groups: IntArray
-    """int32 `[B]`: rows with the same number are siblings."""
+    """`[B]`: rows with the same number are siblings."""
     rewards: FloatArray
-    """float32 `[B]`; 0 on rows that are not `scored`."""
+    """`[B]`; 0 on rows that are not `scored`."""
     scored: BoolArray
     """`[B]`: False on rows whose reward failed. They take no part in group statistics, loss or metrics."""
     tokens: TokenColumns[np.ndarray[Any, Any]]
@@ -229,42 +221,9 @@ class Batch:
         return len(self.groups)
 
     @property
-    def response_lengths(self) -> IntArray:
-        return np.diff(self.response_offsets)
-
-    @property
     def row_of_token(self) -> IntArray:
-        """int64 `[T]`: the row of each response token."""
-        return np.repeat(np.arange(len(self)), self.response_lengths)
-
-    def select(self, rows: Sequence[int] | IntArray) -> Batch:
-        """The named rows, in the order given (a copy)."""
-        rows = np.asarray(rows, dtype=np.int64)
-        prompt_take, prompt_offsets = _ragged_take(self.prompt_offsets, rows)
-        token_take, response_offsets = _ragged_take(self.response_offsets, rows)
-        return replace(
-            self,
-            prompt_ids=self.prompt_ids[prompt_take],
-            prompt_offsets=prompt_offsets,
-            response_ids=self.response_ids[token_take],
-            response_offsets=response_offsets,
-            loss_mask=self.loss_mask[token_take],
-            versions=self.versions[token_take],
-            groups=self.groups[rows],
-            rewards=self.rewards[rows],
-            scored=self.scored[rows],
-            tokens=self.tokens.map(lambda column: column[token_take]),
-        )
-
-
-def _ragged_take(offsets: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Indices of the values of `rows`, head to tail, and the offsets of the result."""
-    lengths = (offsets[1:] - offsets[:-1])[rows]
-    result: IntArray = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=result[1:])
-    shift: IntArray = np.repeat(np.asarray(offsets[rows] - result[:-1]), lengths)
-    take: IntArray = np.add(shift, np.arange(int(result[-1])))
-    return take, result
+        """`[T]`: the row of each response token."""
+        return np.repeat(np.arange(len(self)), np.diff(self.response_offsets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,35 +235,30 @@ class MicroBatch:
     """
 
     token_ids: IntArray
-    """int32 `[N]`: prompt and response of each row."""
+    """`[N]`: prompt and response of each row."""
     offsets: IntArray
-    """int64 `[rows + 1]`."""
     scored: IntArray
-    """int64 `[S]`, ascending."""
+    """`[S]`, ascending."""
     columns: TokenColumns[np.ndarray[Any, Any]]
     """`[S]`, aligned with `scored`."""
     source: IntArray
-    """int64 `[S]`: where in the batch's response tokens each scored token came from."""
+    """`[S]`: where in the batch's response tokens each scored token came from."""
 
 
 @dataclass(slots=True)
 class Outputs(Generic[Array]):
-    """What a model says of the scored tokens (`_S`, as in MicroBatch). What was not asked for is None."""
+    """What a model says of the scored tokens (`_S`, as in MicroBatch), float32. What was not asked for is None."""
 
     logprobs_S: Array | None = None
-    """float32: log softmax(logits / temperature) at the token that was chosen."""
+    """log softmax(logits / temperature) at the token that was chosen."""
     entropy_S: Array | None = None
-    """float32: entropy of softmax(logits / temperature), nats."""
+    """Of softmax(logits / temperature), nats."""
     values_S: Array | None = None
-    """float32: the value head."""
 
     def slice(self, start: int, stop: int) -> Outputs[Array]:
         """Scored tokens `start … stop`: a view."""
-
-        def cut(column: Array | None) -> Array | None:
-            return None if column is None else column[start:stop]  # type: ignore[index]
-
-        return Outputs(cut(self.logprobs_S), cut(self.entropy_S), cut(self.values_S))
+        columns: Any = (self.logprobs_S, self.entropy_S, self.values_S)
+        return Outputs(*(None if column is None else column[start:stop] for column in columns))
 
 
 class TokenLoss(Protocol[Array]):

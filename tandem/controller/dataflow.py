@@ -108,7 +108,7 @@ def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
 
 def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:
     """Lengths of prompts and responses, staleness and entropy of the rollout."""
-    responses, prompts = batch.response_lengths, np.diff(batch.prompt_offsets)
+    responses, prompts = np.diff(batch.response_offsets), np.diff(batch.prompt_offsets)
     metrics: dict[str, Any] = {}
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
         metrics |= {f"{name}/mean": lengths.mean(), f"{name}/max": lengths.max(), f"{name}/min": lengths.min()}

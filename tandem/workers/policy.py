@@ -78,7 +78,6 @@ class Actor(Reference):
         weights = self._algorithm.weights(torch.from_numpy(mask), torch.from_numpy(row_of_token))
         batch.tokens.weights = weights.numpy()
         batch.tokens.shares = token_shares(batch.loss_mask & np.isin(row_of_token, trained))
-        batch.tokens.rows = row_of_token
 
 
 def token_shares(mask: BoolArray) -> FloatArray:
