@@ -20,7 +20,7 @@ SeedArray = np.ndarray[Any, np.dtype[np.uint64]]
 _BLOCK = 128
 """Tokens whose probabilities are added up before a large vocabulary's cumulative sum: that sum is not vectorised."""
 _CANDIDATES = 1024
-"""Most probable tokens that top-p looks at before it sorts the whole vocabulary."""
+"""Most probable tokens that top-p looks at first; sorting a whole vocabulary costs ten times as much."""
 _BELOW_ONE = 1 - 2.0**-53
 
 
@@ -127,7 +127,7 @@ def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice: Choi
     top_k_B = np.where(choice.top_k_B > 0, np.minimum(choice.top_k_B, vocabulary), vocabulary)
     limits = torch.from_numpy(top_k_B).to(probs_BV.device)[:, None]
     share = torch.from_numpy(choice.top_p_B).to(probs_BV.device)[:, None]
-    width = int(top_k_B.max()) if top_k_B.max() <= _CANDIDATES else min(_CANDIDATES, vocabulary)
+    width = min(vocabulary, int(np.where(top_k_B < vocabulary, top_k_B, _CANDIDATES).max()))
     while True:
         probs_BK, token_BK = probs_BV.topk(width)
         weights_BK = probs_BK.double()
@@ -135,8 +135,9 @@ def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice: Choi
         before_BK = weights_BK.cumsum(-1) - weights_BK
         allowed = torch.where(limits < vocabulary, weights_BK.sum(-1, keepdim=True), 1.0)
         outside_BK = before_BK >= share * allowed
-        if width in (vocabulary, int(top_k_B.max())) or bool((outside_BK[:, -1] | (weights_BK[:, -1] == 0)).all()):
+        complete_B = outside_BK[:, -1:] | (limits < vocabulary)
+        if width == vocabulary or bool(complete_B.all()):
             break
-        width = vocabulary
+        width = min(8 * width, vocabulary)
     rank_B = _pick(weights_BK.masked_fill_(outside_BK, 0), uniform_B)[0]
     return token_BK.gather(1, rank_B[:, None])[:, 0]
