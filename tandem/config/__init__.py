@@ -1,46 +1,15 @@
 """Configuration: the typed tree, YAML with overrides, all errors at once."""
 
 from tandem.config.load import dump_config, load_config
-from tandem.config.tree import (
-    AlgorithmConfig,
-    DataConfig,
-    EvalSamplingConfig,
-    GenerationConfig,
-    GRPOConfig,
-    KLConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PolicyGradientConfig,
-    PPOConfig,
-    RewardConfig,
-    RewardFunctionConfig,
-    SftConfig,
-    SftDataConfig,
-    TrackingConfig,
-    TrainConfig,
-    TrainerConfig,
-    TrainingConfig,
-)
+from tandem.config.tree import GenerationConfig, ModelConfig, RewardConfig, SftConfig, TrainConfig, TrainerConfig
 
 __all__ = [
-    "AlgorithmConfig",
-    "DataConfig",
-    "EvalSamplingConfig",
-    "GRPOConfig",
     "GenerationConfig",
-    "KLConfig",
     "ModelConfig",
-    "OptimizerConfig",
-    "PPOConfig",
-    "PolicyGradientConfig",
     "RewardConfig",
-    "RewardFunctionConfig",
     "SftConfig",
-    "SftDataConfig",
-    "TrackingConfig",
     "TrainConfig",
     "TrainerConfig",
-    "TrainingConfig",
     "dump_config",
     "load_config",
 ]

@@ -1,16 +1,14 @@
 """The typed configuration tree. A key exists only if something reads it; sizes carry their unit in the name.
 
-Validators raise, they never rewrite. Checks between sections live in `load.py`, so that all errors of a file are told
-at once.
+Validators raise, they never rewrite.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -35,27 +33,31 @@ class ModelConfig(Section):
     """Run Python code that the model directory brings. Only for directories you trust."""
 
 
-class DataConfig(Section):
+class DataFilesConfig(Section):
+    """Parquet or JSON-lines (also .gz)."""
+
     train_files: list[Path] = []
-    """Parquet or JSON-lines (also .gz), one row a prompt."""
     val_files: list[Path] = []
-    prompts_per_step: PositiveInt = 128
-    max_prompt_tokens: PositiveInt = 1024
-    """A longer prompt is a bad row."""
     shuffle: bool = True
     """A new order every epoch, from `trainer.seed`."""
     on_bad_row: Literal["error", "skip"] = "error"
 
 
-class SftDataConfig(Section):
+class DataConfig(DataFilesConfig):
+    """One row a prompt."""
+
+    prompts_per_step: PositiveInt = 128
+    max_prompt_tokens: PositiveInt = 1024
+    """A longer prompt is a bad row."""
+
+
+class SftDataConfig(DataFilesConfig):
+    """One row a demonstration: `messages`, or `prompt` + `completion`."""
+
     train_files: list[Path] = Field(min_length=1)
-    """Parquet or JSON-lines (also .gz): `messages`, or `prompt` + `completion`."""
-    val_files: list[Path] = []
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""
-    shuffle: bool = True
-    on_bad_row: Literal["error", "skip"] = "error"
 
 
 class OptimizerConfig(Section):
@@ -86,7 +88,7 @@ class KLConfig(Section):
     horizon_trajectories: PositiveInt = 10_000
 
     @model_validator(mode="after")
-    def _adaptive_needs_reward(self) -> KLConfig:
+    def _adaptive_needs_reward(self) -> Self:
         if self.control == "adaptive" and self.place != "reward":
             raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
         return self
@@ -119,6 +121,13 @@ class GRPOConfig(PolicyGradientConfig):
     normalize_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation (False: Dr. GRPO)."""
 
+    @field_validator("group_size")
+    @classmethod
+    def _siblings(cls, group_size: int) -> int:
+        if group_size == 1:
+            raise ValueError("grpo compares siblings, alone every advantage is 0; use at least 2")
+        return group_size
+
 
 class PPOConfig(PolicyGradientConfig):
     """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
@@ -147,7 +156,7 @@ class EvalSamplingConfig(Section):
     """Answers a prompt: the N of mean@N, best@N, maj@N."""
 
     @model_validator(mode="after")
-    def _greedy_once(self) -> EvalSamplingConfig:
+    def _greedy_once(self) -> Self:
         if self.temperature == 0 and self.samples > 1:
             raise ValueError(f"samples: {self.samples} greedy answers are all the same; set temperature above 0")
         return self
@@ -222,7 +231,7 @@ class TrainerConfig(Section):
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainerConfig:
+    def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             given = "neither" if self.steps is None else "both"
             raise ValueError(f"give exactly one of steps and epochs ({given} given)")
@@ -239,12 +248,24 @@ class TrainConfig(Section):
 
     model: ModelConfig
     data: DataConfig
-    algorithm: AlgorithmConfig = GRPOConfig()
+    algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
     generation: GenerationConfig = NativeGenerationConfig()
     training: TrainingConfig = FsdpTrainingConfig()
     reward: RewardConfig = RewardConfig()
     trainer: TrainerConfig
     tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("algorithm")
+    @classmethod
+    def _fits(cls, algorithm: GRPOConfig | PPOConfig, info: ValidationInfo) -> GRPOConfig | PPOConfig:
+        """`info.data` has the sections above that are sound."""
+        model, data = info.data.get("model"), info.data.get("data")
+        if model and model.critic_path and algorithm.type != "ppo":
+            raise ValueError(f"{algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo")
+        if data and data.prompts_per_step < algorithm.minibatches:
+            prompts = f"data.prompts_per_step: {data.prompts_per_step}"
+            raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
+        return algorithm
 
 
 class SftConfig(Section):

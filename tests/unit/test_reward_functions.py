@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.config import RewardConfig, RewardFunctionConfig
+from tandem.config.tree import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import Kind, check_functions, load
 from tandem.reward.verdicts import Verdict

@@ -1,0 +1,158 @@
+"""The loader: YAML and overrides to the typed tree, every mistake of both at once, and back to YAML."""
+
+from pathlib import Path
+
+import pytest
+
+from tandem.config import SftConfig, TrainConfig, dump_config, load_config
+from tandem.config.tree import GRPOConfig, PPOConfig
+from tandem.errors import UserError
+
+SOUND = """
+model: {path: m}
+data: {train_files: [a.parquet], prompts_per_step: 8}
+algorithm: {type: grpo, group_size: 4}
+training: {optimizer: {lr: 1e-6, betas: [0.9, 0.95]}}
+trainer: {run_dir: r, steps: 3}
+"""
+GROUP_OF_ONE = "grpo compares siblings, alone every advantage is 0; use at least 2, not 1"
+GREEDY = "samples: 4 greedy answers are all the same; set temperature above 0"
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / "sound.yaml"
+    path.write_text(SOUND)
+    return path
+
+
+def problems(path: Path, *overrides: str, kind: type = TrainConfig) -> list[str]:
+    """What the loader lists, sorted."""
+    with pytest.raises(UserError) as caught:
+        load_config(kind, path, overrides)
+    first, *listed = str(caught.value).splitlines()
+    count = f"{len(listed)} error{'s' if len(listed) > 1 else ''}"
+    assert first == f"{path}: {count} in the configuration"
+    return sorted(line.removeprefix("  - ") for line in listed)
+
+
+def test_overrides_are_yaml_and_reach_every_depth(sound: Path) -> None:
+    config = load_config(
+        TrainConfig,
+        sound,
+        [
+            "training.optimizer.lr=3e-4",
+            "training.optimizer.betas=[0.8, 1e-1]",
+            "data.val_files=[x.jsonl, y.parquet]",
+            "data.shuffle=false",
+            "algorithm={type: ppo, value_clip: null}",
+            "algorithm.gae_lambda=0.9",
+            "generation.eval.temperature=1",
+            "trainer.best_metric=val/gsm8k/acc/mean@1",
+            "reward.functions=[rewards.py:score, {function: more.py:score, weight: 1e-1}]",
+        ],
+    )
+    assert config.training.optimizer.lr == 3e-4 and config.training.optimizer.betas == (0.8, 0.1)
+    assert config.data.val_files == [Path("x.jsonl"), Path("y.parquet")] and config.data.shuffle is False
+    assert isinstance(config.algorithm, PPOConfig)
+    assert config.algorithm.value_clip is None and config.algorithm.gae_lambda == 0.9
+    assert config.generation.eval.temperature == 1.0
+    assert config.trainer.best_metric == "val/gsm8k/acc/mean@1"
+    first, second = config.reward.functions
+    assert first == "rewards.py:score" and not isinstance(second, str) and second.weight == 0.1
+
+
+def test_numbers_of_the_file_in_scientific_notation(sound: Path) -> None:
+    """YAML 1.1 takes 1e-6 for a string."""
+    assert load_config(TrainConfig, sound).training.optimizer.lr == 1e-6
+
+
+def test_the_last_override_wins(sound: Path) -> None:
+    assert load_config(TrainConfig, sound, ["trainer.steps=4", "trainer.steps=5"]).trainer.steps == 5
+
+
+def test_no_algorithm_is_grpo(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text("model: {path: m}\ndata: {}\ntrainer: {run_dir: r, epochs: 1}\n")
+    assert load_config(TrainConfig, path).algorithm == GRPOConfig()
+    assert problems(path, "model.critic_path=c") == [
+        "algorithm: grpo has no critic; remove model.critic_path or use algorithm.type: ppo"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm.groupsize=4", "algorithm.groupsize: unknown key; did you mean algorithm.group_size?"),
+        ("trainer.lr=1", "trainer.lr: unknown key; did you mean training.optimizer.lr?"),
+        ("algorithm.kl.coeficient=1", "algorithm.kl.coeficient: unknown key; did you mean algorithm.kl.coefficient?"),
+        ("modle.path=x", "modle: unknown key; did you mean model?"),
+        ("model.temperature=1", "model.temperature: unknown key; did you mean generation.temperature?"),
+        ("trainer.xyzzy=1", "trainer.xyzzy: unknown key"),
+        ("algorithm.gamma=1", "algorithm.gamma: unknown key for this type of algorithm"),
+    ],
+)
+def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) -> None:
+    assert problems(sound, override) == [said]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.steps=0", "trainer.steps: input should be greater than 0, not 0"),
+        ("data.on_bad_row=x", "data.on_bad_row: input should be 'error' or 'skip', not 'x'"),
+        ("algorithm={group_size: 4}", "algorithm.type: field required"),
+        ("algorithm.group_size=1", f"algorithm.group_size: {GROUP_OF_ONE}"),
+        ("algorithm.minibatches=9", "algorithm: minibatches: 9 cannot share data.prompts_per_step: 8; lower it"),
+        ("trainer.epochs=1", "trainer: give exactly one of steps and epochs (both given)"),
+        ("trainer={run_dir: r}", "trainer: give exactly one of steps and epochs (neither given)"),
+        ("generation.eval.samples=4", f"generation.eval: {GREEDY}"),
+        ("trainer={steps: 1}", "trainer.run_dir: field required"),
+        ("trainer.steps", "override 'trainer.steps': write it as section.key=value"),
+        ("=1", "override '=1': write it as section.key=value"),
+        ("trainer.run_dir.x=1", "override 'trainer.run_dir.x=1': trainer.run_dir is a value, not a section"),
+        ("data.train_files.0=x", "override 'data.train_files.0=x': data.train_files is a value, not a section"),
+        ("trainer.run_dir={", "override 'trainer.run_dir={': '{' is not valid YAML; put it in quotes"),
+    ],
+)  # fmt: skip
+def test_one_mistake_gets_one_message(sound: Path, override: str, said: str) -> None:
+    assert problems(sound, override) == [said]
+
+
+def test_every_mistake_is_listed_at_once(sound: Path) -> None:
+    """Unknown key, wrong types, a combination within a section, one between sound sections, a broken override."""
+    listed = problems(
+        sound,
+        "model.pth=x",
+        "trainer.steps=many",
+        "training.optimizer.betas=[0.9, 2]",
+        "generation.eval.samples=4",
+        "algorithm.minibatches=9",
+        "oops",
+    )
+    assert [message.split(":")[0] for message in listed] == [
+        "algorithm",
+        "generation.eval",
+        "model.pth",
+        "override 'oops'",
+        "trainer.steps",
+        "training.optimizer.betas.1",
+    ]
+
+
+def test_supervised_fine_tuning_has_its_own_tree(sound: Path) -> None:
+    listed = problems(sound, "data.train_files=[]", kind=SftConfig)
+    assert listed == [
+        "algorithm: unknown key",
+        "data.prompts_per_step: unknown key; did you mean data.rows_per_step?",
+        "data.train_files: list should have at least 1 item after validation, not 0, not []",
+    ]
+
+
+def test_a_dumped_configuration_is_the_same_configuration(sound: Path, tmp_path: Path) -> None:
+    overrides = ["algorithm={type: ppo, gamma: 0.9}", "reward.functions=[a.py:f]", "generation.stop_strings=['…']"]
+    config = load_config(TrainConfig, sound, overrides)
+    dumped = tmp_path / "dumped.yaml"
+    dumped.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(TrainConfig, dumped) == config
+    assert "max_response_tokens: 1024" in dumped.read_text(encoding="utf-8"), "defaults are written out"
