@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from datasets import Dataset
-from grpo_step import Figures, Job, cpu_seconds
+from grpo_step import ROWS, Figures, Job, cpu_seconds
 from reward import compute_score
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -60,12 +60,17 @@ def trl_steps(job: Job) -> Figures:
 
 
 def _settings(job: Job, output: str) -> GRPOConfig:
-    """Nothing that costs time and does not train: no logging, saving, checkpointed activations or bf16 emulation."""
+    """Nothing that costs time and does not train: no logging, saving, checkpointed activations or bf16 emulation.
+
+    On long responses a backward pass over 32 rows at a time was about 5% faster than over 128, on short ones slower.
+    """
+    micro_batches = 4 if job.task == "skewed" else 1
     return GRPOConfig(
         output_dir=output,
         seed=job.seed,
         max_steps=job.warmup + job.steps,
-        per_device_train_batch_size=128,
+        per_device_train_batch_size=ROWS // micro_batches,
+        gradient_accumulation_steps=micro_batches,
         num_generations=8,
         num_iterations=1,
         max_completion_length=job.max_response_tokens,
@@ -76,7 +81,7 @@ def _settings(job: Job, output: str) -> GRPOConfig:
         epsilon=0.2,
         loss_type="dapo",
         scale_rewards="group",
-        learning_rate=3e-4,
+        learning_rate=job.lr,
         lr_scheduler_type="constant",
         adam_beta1=0.9,
         adam_beta2=0.99,
