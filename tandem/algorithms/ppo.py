@@ -45,14 +45,14 @@ def gae(
     truncated rows too.
     """
     rows_K = rows_T[mask_T]
-    time_K = torch.arange(len(rows_K)) - torch.searchsorted(rows_K, rows_K)  # place among the row's policy tokens
     lengths_B = torch.bincount(rows_K, minlength=1)
+    time_K = torch.arange(len(rows_K)) - (lengths_B.cumsum(0) - lengths_B)[rows_K]  # place in the row
     rewards, values, advantages = torch.zeros(3, int(lengths_B.max()) + 1, len(lengths_B), dtype=torch.float64)
     rewards[time_K, rows_K] = rewards_T[mask_T].double()
     values[time_K, rows_K] = values_T[mask_T].double()
-    for t in reversed(range(len(rewards) - 1)):
-        deltas = rewards[t] + gamma * values[t + 1] - values[t]
-        advantages[t] = deltas + gamma * gae_lambda * advantages[t + 1]
+    deltas = rewards[:-1] + gamma * values[1:] - values[:-1]
+    for t in reversed(range(len(deltas))):
+        advantages[t] = deltas[t] + gamma * gae_lambda * advantages[t + 1]
     advantages_T, returns_T = torch.zeros(2, len(mask_T))
     advantages_T[mask_T] = advantages[time_K, rows_K].float()
     returns_T[mask_T] = (advantages + values)[time_K, rows_K].float()
