@@ -137,7 +137,7 @@ def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int
     if config.tracking.tensorboard:
         from tandem.tracking.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+        trackers.append(TensorBoardTracker(run_dir / "tensorboard", first_step))
     return trackers
 
 

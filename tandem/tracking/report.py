@@ -1,157 +1,125 @@
-"""report.html: a run at a glance in one file, light or dark, on a desk or a phone; nothing is loaded from elsewhere."""
+"""report.html: a run at a glance in one file that loads nothing. The template beside this file draws what is here."""
 
 from __future__ import annotations
 
 import json
 import math
 from datetime import timedelta
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import yaml
 
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.tracking.charts import Series, figure, number
 from tandem.tracking.jsonl import read_metrics
-from tandem.tracking.samples import samples_section, visible
+from tandem.tracking.trajectories import read_trajectories
 
-_SECTIONS = {
-    "Reward": ("reward", "advantage"),
-    "Validation": ("val",),
-    "Length": ("response_length", "prompt_length"),
-    "Supervised fine-tuning": ("sft",),
-    "Policy": ("actor",),
-    "Critic": ("critic",),
-    "Rollout against trainer": ("rollout",),
-    "Speed": ("time", "perf"),
+Curve = list[tuple[int, float]]  # (step, finite value), ascending
+_HEADINGS = {
+    "reward": "Reward",
+    "val": "Validation",
+    "response_length": "Length",
+    "prompt_length": "Length",
+    "sft": "Supervised fine-tuning",
+    "actor": "Policy",
+    "critic": "Critic",
+    "rollout": "Rollout against trainer",
+    "time": "Speed",
+    "perf": "Speed",
 }
-"""Heading -> first parts of the metric names below it; any other name comes under `Further`."""
+"""First part of a metric's name -> the heading it comes under; any other comes under `Further`."""
+
+_MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 400, 6_000, 600, 4
+_COLUMNS = ("step", "prompt_index", "sample", "prompt", "response", "reward", "advantage", "advantages", "status")
 
 
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` from what the run directory holds; raises UserError when that is not a run."""
-    if not (run_dir / "config.yaml").is_file():
+    names = ("config.yaml", "environment.json", "summary.json")
+    files = {name: (run_dir / name).read_text(encoding="utf-8") for name in names if (run_dir / name).is_file()}
+    if "config.yaml" not in files:
         raise UserError(f"{run_dir}: not a run directory (no config.yaml)")
-    config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    metrics = run_dir / "metrics.jsonl"
-    curves = _curves(read_metrics(metrics) if metrics.exists() else [])
-    title = _text(f"{config.get('algorithm', {}).get('type', 'sft').upper()} · {run_dir.resolve().name}")
-    body = [
-        f"<header><h1>{title}</h1><p>{_text(config['model']['path'])}</p></header>",
-        _before_after(run_dir / "summary.json"),
-        _tiles(curves),
-        *_charts(curves),
-        samples_section(run_dir / "trajectories"),
-        _setting(run_dir),
-    ]
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{style}</style></head><body><main>{''.join(body)}</main></body></html>\n"
-    )
-    write_text(run_dir / "report.html", page)
+    config = yaml.safe_load(files["config.yaml"])
+    curves = _curves(run_dir / "metrics.jsonl")
+    shown = {
+        "title": f"{config.get('algorithm', {}).get('type', 'sft').upper()} · {run_dir.resolve().name}",
+        "model": config["model"]["path"],
+        "summary": json.loads(files.pop("summary.json", "{}")),
+        "facts": _facts(curves),
+        "sections": _sections(curves),
+        "samples": _samples(sorted((run_dir / "trajectories").glob("step_*.parquet"))),
+        "settings": files,
+    }
+    embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    write_text(run_dir / "report.html", template.replace("{RUN}", embedded))
     return run_dir / "report.html"
 
 
-def _text(value: object) -> str:
-    return escape(visible(str(value)))
-
-
-def _curves(records: list[dict[str, Any]]) -> list[Series]:
-    """A curve a metric, without the values that are not finite, in order of first appearance."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for record in records:
+def _curves(metrics: Path) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    for record in read_metrics(metrics) if metrics.exists() else []:
         for name, value in record.items():
             if name != "step" and math.isfinite(value):
-                points.setdefault(name, []).append((record["step"], value))
-    return [Series(name, found) for name, found in points.items()]
+                curves.setdefault(name, []).append((record["step"], value))
+    return curves
 
 
-def _before_after(summary: Path) -> str:
-    """What training changed, if the run has a summary with `before` and `after`."""
-    if not summary.exists():
-        return ""
-    found = json.loads(summary.read_text(encoding="utf-8"))
-    before, after = found.get("before", {}), found.get("after", {})
-    shared = [name for name in before if all(isinstance(side.get(name), int | float) for side in (before, after))]
-    return f'<section class="gains">{"".join(_gain(name, before[name], after[name]) for name in shared)}</section>'
-
-
-def _gain(name: str, before: float, after: float) -> str:
-    """Both numbers, and both on a scale from 0 to 1 where they lie on it."""
-    numbers = f"<p><s>{number(before)}</s> <i>→</i> <b>{number(after)}</b></p>"
-    low, high = sorted((100 * before, 100 * after))
-    bars = f'<u style="width:{low:.1f}%"></u><u class="change" style="left:{low:.1f}%;width:{high - low:.1f}%"></u>'
-    scale = f'<div class="scale">{bars}</div>' if 0 <= low <= high <= 100 else ""
-    return f'<div class="gain"><span>{_text(name)}</span>{numbers}{scale}</div>'
-
-
-def _tiles(curves: list[Series]) -> str:
+def _facts(curves: dict[str, Curve]) -> dict[str, float | str]:
     """The run in a few numbers."""
-    if not curves:
-        return "<p>No step is recorded yet.</p>"
-    values = {one.name: [value for _, value in one.points] for one in curves}
-    facts = [("last step", str(max(one.points[-1][0] for one in curves)))]
-    facts += [(name, number(values[name][-1])) for name in ("reward/mean", "sft/loss") if name in values]
-    facts += [(f"best {name}", number(max(found))) for name, found in values.items() if "/acc/mean@" in name]
+    values = {name: [value for _, value in curve] for name, curve in curves.items()}
+    facts: dict[str, float | str] = {name: values[name][-1] for name in ("reward/mean", "sft/loss") if name in values}
+    facts |= {f"best {name}": max(found) for name, found in values.items() if "/acc/mean@" in name}
     if "time/step_s" in values:
-        facts.append(("time in steps", str(timedelta(seconds=round(sum(values["time/step_s"]))))))
-    if speed := values.get("perf/tokens_per_s"):
-        facts.append(("tokens/s, mean", number(sum(speed) / len(speed))))
-    cells = [f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>" for name, value in facts]
-    return f'<section class="tiles">{"".join(cells)}</section>'
+        facts["time in steps"] = str(timedelta(seconds=round(sum(values["time/step_s"]))))
+    if "perf/tokens_per_s" in values:
+        facts["tokens/s, mean"] = float(np.mean(values["perf/tokens_per_s"]))
+    return {"last step": max(curve[-1][0] for curve in curves.values()), **facts} if curves else {}
 
 
-def _charts(curves: list[Series]) -> list[str]:
-    """Every metric once: in a chart, or as a number where nothing in its chart ever changed."""
-    charts: dict[str, dict[str, list[Series]]] = {section: {} for section in [*_SECTIONS, "Further"]}
-    for one in curves:
-        stage = one.name.partition("/")[0]
-        section = next((section for section, stages in _SECTIONS.items() if stage in stages), "Further")
-        charts[section].setdefault(_chart_of(one.name), []).append(one)
-    return [_section(section, titled) for section, titled in charts.items() if titled]
+def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Curve]]]:
+    """Heading -> chart -> curve: every metric once, beside those that it is best compared with."""
+    sections: dict[str, dict[str, dict[str, Curve]]] = {heading: {} for heading in (*_HEADINGS.values(), "Further")}
+    for name, curve in curves.items():
+        parent, _, last = name.rpartition("/")
+        compared = last in ("mean", "min", "max") or "@" in last or parent == "time"
+        chart, label = (parent, last) if compared else (name, "")
+        heading = _HEADINGS.get(name.partition("/")[0], "Further")
+        sections[heading].setdefault(chart, {})[label] = _thin(curve)
+    return {heading: dict(sorted(charts.items())) for heading, charts in sections.items() if charts}
 
 
-def _chart_of(name: str) -> str:
-    """Title of the chart that a metric is drawn in: what it has in common with those it is best compared with."""
-    parent, _, last = name.rpartition("/")
-    return parent if last in ("mean", "min", "max") or "@" in last or parent == "time" else name
+def _thin(curve: Curve) -> Curve:
+    """About `_MAX_POINTS`: the lowest and the highest of each stretch, so that spikes stay, and the last."""
+    if len(curve) <= _MAX_POINTS:
+        return curve
+    stretch = math.ceil(2 * len(curve) / _MAX_POINTS)
+    kept = {curve[-1]}
+    for start in range(0, len(curve), stretch):
+        by_value = sorted(curve[start : start + stretch], key=lambda point: point[1])
+        kept |= {by_value[0], by_value[-1]}
+    return sorted(kept)
 
 
-def _section(heading: str, charts: dict[str, list[Series]]) -> str:
-    moving = {title: taken for title, taken in sorted(charts.items()) if not all(map(_constant, taken))}
-    still = [one for title, taken in charts.items() if title not in moving for one in taken]
-    told = "".join(f"<span>{_text(one.name)} <em>{number(one.points[0][1])}</em></span>" for one in still)
-    constants = f'<p class="constant">constant: {told}</p>' if still else ""
-    drawn = "".join(_figure(title, taken) for title, taken in moving.items())
-    return f'<section><h2>{heading}</h2><div class="charts">{drawn}</div>{constants}</section>'
+def _samples(files: list[Path]) -> list[dict[str, Any]]:
+    """Trajectories of the first, the middle and the last step: the best, the worst and some between."""
+    samples: list[dict[str, Any]] = []
+    for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
+        table = read_trajectories(path, _COLUMNS)
+        scored = table.filter(pc.field("reward").is_valid())
+        rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
+        places = np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES_PER_STEP)).round().astype(int)
+        samples += map(_shortened, rows.take(places).to_pylist())
+    return samples
 
 
-def _constant(one: Series) -> bool:
-    """Rounding noise is no change."""
-    values = [value for _, value in one.points]
-    return len(values) > 1 and max(values) - min(values) <= 1e-6 * max(map(abs, values))
-
-
-def _figure(title: str, taken: list[Series]) -> str:
-    """Mean, minimum and maximum of one thing are a curve in a band."""
-    short = {one.name.removeprefix(f"{title}/"): one.points for one in taken}
-    series = [Series(name, points) for name, points in short.items()]
-    if set(short) != {"mean", "min", "max"}:
-        return figure(title, series)
-    return figure(
-        title, [Series("mean", short["mean"])], band=(Series("min", short["min"]), Series("max", short["max"]))
-    )
-
-
-def _setting(run_dir: Path) -> str:
-    """The configuration, and what the run ran on."""
-    paths = [path for path in (run_dir / "config.yaml", run_dir / "environment.json") if path.exists()]
-    shown = [
-        f"<details><summary>{path.name}</summary><pre>{_text(path.read_text(encoding='utf-8'))}</pre></details>"
-        for path in paths
-    ]
-    return f"<section><h2>Setting</h2>{''.join(shown)}</section>"
+def _shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """Without the end of long texts, and without advantages that are all alike or too many to see."""
+    for name in ("prompt", "response"):
+        more = len(row[name]) - _MAX_CHARACTERS
+        row[name] = row[name][:_MAX_CHARACTERS] + (f" … {more} more characters" if more > 0 else "")
+    advantages = row["advantages"] or []
+    return row | {"advantages": advantages if len(set(advantages)) > 1 and len(advantages) <= _MAX_CELLS else []}

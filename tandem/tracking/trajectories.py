@@ -16,7 +16,7 @@ from tandem.types import Batch, Group, IntArray
 
 _TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
 _PARTS = pa.map_(pa.string(), pa.float64())
-_REPEATED = ["data_source", "ground_truth", "prompt", "status"]
+_REPEATED: Any = ["data_source", "ground_truth", "prompt", "status"]
 """Columns worth a dictionary; on token columns it costs most of the writing time and saves nothing."""
 
 
@@ -28,14 +28,11 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch)
     """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        table = _table(step, groups, batch)
-        pq.write_table(table, temporary, compression="zstd", use_dictionary=_REPEATED)  # pyright: ignore[reportArgumentType]
+        pq.write_table(_table(step, groups, batch), temporary, compression="zstd", use_dictionary=_REPEATED)
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of one step, all columns or those named."""
-    with pq.ParquetFile(path) as file:
-        return file.read(columns=None if columns is None else list(columns))
+    return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
 
 
 def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:

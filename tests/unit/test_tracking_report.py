@@ -1,17 +1,21 @@
-"""The report: every metric once, text made harmless, sane axes; and docs/metrics.md as a list that can be matched."""
+"""The report: every metric once, text made harmless, sane axes; and docs/metrics.md as a list that can be matched.
+
+What the page draws is read from a headless Chromium, where there is one.
+"""
 
 import json
 import math
 import re
-import xml.etree.ElementTree as ElementTree
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem.errors import UserError
-from tandem.tracking.charts import Series, figure, number
 from tandem.tracking.report import write_report
 from tandem.tracking.trajectories import trajectories_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, Score, Status, TokenColumns, Trajectory
@@ -40,32 +44,6 @@ def test_documented_names_match_with_placeholders():
     )
     unknown = ["actor/kl/mean", "val/x/acc/worst@2", "time/step"]
     assert undocumented(unknown) == unknown
-
-
-class Elements(HTMLParser):
-    """Tags, attributes and text as a browser sees them; unclosed or crossed tags fail."""
-
-    VOID = frozenset({"meta"})
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.open, self.seen, self.text = [], [], ""
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def make_run(run: Path, records: list[dict], texts: list[str]) -> Path:
@@ -101,55 +79,64 @@ def make_run(run: Path, records: list[dict], texts: list[str]) -> Path:
     return run
 
 
-def test_a_report_shows_every_metric_and_loads_nothing(tmp_path):
+def embedded(report: Path) -> dict[str, Any]:
+    """What the page is drawn from."""
+    found = re.search(r"^const run = (.*);$", report.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    return json.loads(found[1])
+
+
+def test_every_metric_is_in_one_chart(tmp_path):
     records = [
-        {
-            "step": step,
-            "reward/mean": 0.1 * step,
-            "reward/min": 0.0,
-            "reward/max": 1.0,
-            "actor/lr": 1e-6,
-            "actor/ratio/mean": 1 + 1e-8 * step,
-            "critic/vf_explained_var": None if step == 1 else 0.5 + 0.01 * step,
-            "something/new": step**2,
-        }
-        for step in (1, 2, 3)
+        {"step": 0, "val/a/b/acc/mean@4": 0.25, "val/a/b/acc/maj@4": 0.5},
+        {"step": 1, "reward/mean": 0.1, "reward/std": 0.2, "critic/vf_loss": None, "time/step_s": 61.0, "new/x": 1},
+        {"step": 2, "reward/mean": 0.3, "critic/vf_loss": 2.0, "time/step_s": 2.0, "val/a/b/acc/mean@4": 0.125},
     ]
-    run = make_run(tmp_path / "run", records, ["answer"])
-    (run / "summary.json").write_text('{"before": {"pass@1": 0.36, "note": "x"}, "after": {"pass@1": 0.94}}')
+    run = make_run(tmp_path / "run", records, [])
     assert write_report(run) == run / "report.html"
-    page = (run / "report.html").read_text(encoding="utf-8")
-    elements = Elements(page)
-    for name in ("reward", "critic/vf_explained_var", "something/new", "actor/lr", "pass@1", "config.yaml"):
-        assert name in elements.text
-    assert "GRPO · run" in elements.text
-    assert "models/<tiny>" in elements.text
-    assert "constant: actor/lr 1e-6actor/ratio/mean 1" in elements.text
-    assert "step 2\nmean 0.2\nmin 0\nmax 1" in elements.text
-    assert not {tag for tag, _ in elements.seen} & {"script", "link", "img", "iframe"}
-    assert not [tag for tag, attributes in elements.seen if {"src", "href", "xlink:href"} & set(attributes)]
-    assert "url(" not in page and "@import" not in page and "http" not in page
+    shown = embedded(run / "report.html")
+    assert shown["title"] == "GRPO · run"
+    assert shown["sections"] == {
+        "Reward": {"reward": {"mean": [[1, 0.1], [2, 0.3]]}, "reward/std": {"": [[1, 0.2]]}},
+        "Validation": {"val/a/b/acc": {"mean@4": [[0, 0.25], [2, 0.125]], "maj@4": [[0, 0.5]]}},
+        "Critic": {"critic/vf_loss": {"": [[2, 2.0]]}},
+        "Speed": {"time": {"step_s": [[1, 61.0], [2, 2.0]]}},
+        "Further": {"new/x": {"": [[1, 1]]}},
+    }
+    best = {"best val/a/b/acc/mean@4": 0.25}
+    assert shown["facts"] == {"last step": 2, "reward/mean": 0.3, **best, "time in steps": "0:01:03"}
+
+
+def test_long_runs_keep_their_spikes_and_their_last_value(tmp_path):
+    values = [math.sin(step / 100) for step in range(5_000)]
+    values[1234] = 9.0
+    run = make_run(tmp_path / "run", [{"step": i, "actor/kl": value} for i, value in enumerate(values)], [])
+    curve = embedded(write_report(run))["sections"]["Policy"]["actor/kl"][""]
+    assert len(curve) <= 401
+    assert [1234, 9.0] in curve
+    assert curve[-1] == [4999, values[-1]]
+    assert curve == sorted(curve)
+
+
+def test_samples_are_of_first_middle_and_last_step(tmp_path):
+    run = make_run(tmp_path / "run", [], [f"answer {i}" for i in range(8)] + ["x" * 7000])
+    samples = embedded(write_report(run))["samples"]
+    assert [sample["step"] for sample in samples] == [1] * 4 + [3] * 4 + [5] * 4
+    assert [sample["reward"] for sample in samples[:4]] == [8, 5, 3, 0]
+    assert samples[0]["response"] == "x" * 6000 + " … 1000 more characters"
+    assert samples[3]["advantages"] == pytest.approx([-2, -2 + 4 / 17])
+
+
+def test_the_page_loads_nothing_and_text_cannot_become_markup(tmp_path):
+    hostile = "</script><script>alert(1)</script><!--"
+    run = make_run(tmp_path / "run", [{"step": 1, hostile: 1.0}], [hostile])
+    page = write_report(run).read_text(encoding="utf-8")
+    assert page.count("<script") == page.count("</script") == 1
+    assert "<!--" not in page
+    assert embedded(run / "report.html")["samples"][0]["response"] == hostile
+    assert "default-src 'none'" in page
+    assert not re.search(r"\b(src|href)=|url\(|@import|<link", page)
     assert "prefers-color-scheme: dark" in page
-
-
-def test_texts_are_escaped_and_control_characters_shown(tmp_path):
-    hostile = "</pre><script>alert(1)</script> \x00 \x1b[31m \u202e &amp; line\nbreak"
-    run = make_run(tmp_path / "run", [{"step": 1, "<b>": 1.0}], [hostile])
-    elements = Elements(write_report(run).read_text(encoding="utf-8"))
-    assert "</pre><script>alert(1)</script> ⟨U+0000⟩ ⟨U+001B⟩[31m ⟨U+202E⟩ &amp; line\nbreak" in elements.text
-    assert "ask <0>" in elements.text
-    assert not [tag for tag, _ in elements.seen if tag == "script"]
-
-
-def test_samples_of_first_middle_and_last_step_are_coloured_by_advantage(tmp_path):
-    run = make_run(tmp_path / "run", [], [f"answer {i}" for i in range(9)])
-    elements = Elements(write_report(run).read_text(encoding="utf-8"))
-    assert re.findall(r"Step \d", elements.text) == ["Step 1", "Step 3", "Step 5"]
-    assert "No step is recorded yet." in elements.text
-    assert re.findall(r"answer \d", elements.text)[:4] == ["answer 8", "answer 5", "answer 3", "answer 0"]
-    colors = [attributes.get("style") for tag, attributes in elements.seen if tag == "pre"][1:8:2]
-    assert [color.split("(")[1].split(",")[0] for color in colors] == ["56", "56", "222", "222"]
-    assert colors[0].endswith(",0.50)") and colors[3].endswith(",0.50)")
 
 
 def test_not_a_run_is_the_users_mistake(tmp_path):
@@ -157,49 +144,110 @@ def test_not_a_run_is_the_users_mistake(tmp_path):
         write_report(tmp_path)
 
 
-def svg_of(*series: Series) -> ElementTree.Element:
-    return ElementTree.fromstring(figure("Title & more", series)).find("svg")
+class Elements(HTMLParser):
+    """Tags with their attributes and texts, as a browser has built them."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.texts: list[tuple[str, str]] = []
+        """(tag and class, text) of each text."""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        tag, attributes = self.seen[-1]
+        self.texts.append((f"{tag}.{attributes.get('class', '')}", data))
+        self.text += data
 
 
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([0.0, 1.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        ([0.5, 0.97], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        ([0.91, 0.97], ["0.90", "0.92", "0.94", "0.96", "0.98"]),
-        ([0.9991, 0.9999], ["0.9990", "0.9992", "0.9994", "0.9996", "0.9998", "1.0000"]),
-        ([-3.0, 12.0], ["-5", "0", "5", "10", "15"]),
-        ([2e-6, 1e-5], ["0", "2e-6", "4e-6", "6e-6", "8e-6", "1e-5"]),
-        ([20_000.0, 41_000.0], ["0", "10k", "20k", "30k", "40k", "50k"]),
-        ([0.0, 0.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        ([7.0, 7.0], ["0", "2", "4", "6", "8"]),
-        ([-2.0, -2.0], ["-2.0", "-1.5", "-1.0", "-0.5", "0"]),
-    ],
-)
-def test_value_axis_has_round_ticks(values, labels):
-    svg = svg_of(Series("a", list(enumerate(values))))
-    assert [text.text for text in svg.findall("text[@class='y']")] == labels
+AXES = [
+    ([0.0, 1.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ([0.5, 0.97], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ([0.91, 0.97], ["0.90", "0.92", "0.94", "0.96", "0.98"]),
+    ([0.9991, 0.9999], ["0.9990", "0.9992", "0.9994", "0.9996", "0.9998", "1.0000"]),
+    ([-3.0, 12.0], ["-5", "0", "5", "10", "15"]),
+    ([2e-6, 1e-5], ["0", "2e-6", "4e-6", "6e-6", "8e-6", "1e-5"]),
+    ([20_000.0, 41_000.0], ["0", "10k", "20k", "30k", "40k", "50k"]),
+    ([0.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ([7.0], ["0", "2", "4", "6", "8"]),
+    ([-2.0], ["-2.0", "-1.5", "-1.0", "-0.5", "0"]),
+]
+NUMBERS = {0: "0", 1: "1", 0.03125: "0.03125", 12_345: "12.3k", 3e9: "3G", 1.5e-6: "1.5e-6", -2e-4: "-2e-4"}
+TEXTS = [
+    "</pre><script>alert(1)</script> \x00 \x1b[31m \u202e &amp; line\nbreak",
+    *(f"answer {i}" for i in range(1, 9)),
+]
 
 
-def test_points_lie_where_the_axes_say():
-    svg = svg_of(Series("a", [(0, 0.0), (5, 0.5), (10, 1.0)]))
-    assert svg.find("polyline").get("points") == "46.0,186.0 228.0,98.0 410.0,10.0"
-    assert [text.text for text in svg.findall("text[@class='x']")] == ["0", "2", "4", "6", "8", "10"]
-    assert [title.text for title in svg.iter("title")] == ["step 0\na 0", "step 5\na 0.5", "step 10\na 1"]
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Elements:
+    """The page of a run with one chart an axis, one constant a number, before and after, and trajectories."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium to draw the page with")
+    records = [
+        {"step": 5 * step, **{f"axis/{i}": values[step] for i, (values, _) in enumerate(AXES) if step < len(values)}}
+        | {f"still/{i}": value for i, value in enumerate(NUMBERS)}
+        | {"reward/mean": 0.5 * step, "reward/min": -step, "reward/max": step}
+        for step in range(2)
+    ]
+    directory = tmp_path_factory.mktemp("drawn")
+    run = make_run(directory / "run", records, TEXTS)
+    (run / "summary.json").write_text('{"before": {"pass@1": 0.36, "note": "x"}, "after": {"pass@1": 0.94}}')
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={directory / 'profile'}"]
+    page = subprocess.run(
+        [browser, *flags, "--virtual-time-budget=3000", "--dump-dom", f"file://{write_report(run)}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    return Elements(page[page.index("<main>") : page.index("</main>")])
 
 
-def test_one_step_is_a_dot_and_long_runs_keep_their_spikes():
-    assert len(svg_of(Series("a", [(3, 0.5)])).findall("circle")) == 1
-    points = [(step, math.sin(step / 100)) for step in range(5_000)]
-    points[1234] = (1234, 9.0)
-    drawn = svg_of(Series("a", points)).find("polyline").get("points").split()
-    assert len(drawn) <= 400
-    assert min(float(point.split(",")[1]) for point in drawn) == pytest.approx(10 + 176 / 12, abs=0.1)
+def test_value_axes_have_round_ticks(drawn):
+    found: dict[str, list[str]] = {}
+    title = ""
+    for tag, text in drawn.texts:
+        title = text if tag == "b." else title
+        if tag == "text.y":
+            found.setdefault(title, []).append(text)
+    assert [found[f"axis/{i}"] for i in range(len(AXES))] == [ticks for _, ticks in AXES]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (1.0, "1"), (0.03125, "0.03125"), (12_345, "12.3k"), (3e9, "3G"), (1.5e-6, "1.5e-6"), (-2e-4, "-2e-4")],
-)
-def test_numbers_are_short(value, text):
-    assert number(value) == text
+def test_points_lie_where_the_axes_say(drawn):
+    lines = [attributes["points"] for tag, attributes in drawn.seen if tag == "polyline"]
+    assert lines[0] == "46,98 410,54"
+    assert "46,186 410,10" in lines
+    bands = [attributes["points"] for tag, attributes in drawn.seen if tag == "polygon"]
+    assert bands == ["46,98 410,186 410,10 46,98"]
+    assert "step 5\nmean 0.5\nmin -1\nmax 1" in drawn.text
+
+
+def test_what_never_changes_is_a_number(drawn):
+    constants = [text for tag, text in drawn.texts if tag == "em."]
+    assert constants[-len(NUMBERS) :] == list(NUMBERS.values())
+
+
+def test_texts_are_text_and_control_characters_are_shown(drawn):
+    assert "</pre><script>alert(1)</script> ⟨U+0000⟩ ⟨U+001B⟩[31m ⟨U+202E⟩ &amp; line\nbreak" in drawn.text
+    assert "ask <0>" in drawn.text
+    assert "models/<tiny>" in drawn.text
+    assert not [tag for tag, _ in drawn.seen if tag == "script"]
+
+
+def test_samples_are_coloured_by_advantage(drawn):
+    colors = [attributes["style"] for tag, attributes in drawn.seen if tag == "pre" and "style" in attributes][:4]
+    assert [color[color.index("(") + 1 :].split(",")[0] for color in colors] == ["56", "56", "222", "222"]
+    assert "token 1: +2" in drawn.text
+
+
+def test_before_and_after_are_on_top(drawn):
+    assert "pass@10.36 → 0.94" in drawn.text
+    bars = [attributes["style"] for tag, attributes in drawn.seen if tag == "u"]
+    assert bars == ["width: 36%", "left: 36%; width: 58%"]
