@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,29 +21,15 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`; a reader, or a crash, sees the old content or the new one, never a mixture."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
-
-
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8."""
-    write_bytes(path, text.encode())
+    """Make `path` hold `text` as UTF-8; a reader, or a crash, sees the old content or the new one, never a mixture."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def temporary_name(path: Path) -> Path:
-    """Where `path` is prepared: hidden, in the same directory, this process's own."""
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
-
-
-def remove_leftovers(directory: Path) -> None:
-    """Delete what killed writers left in `directory`. Only for the one process that writes there."""
-    for leftover in directory.glob(".*.tmp-*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+    """Hidden, beside `path`; what a killed writer leaves there is replaced by the next write of `path`."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def sync(path: Path) -> None:
@@ -57,7 +42,5 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """`sync` of everything below `directory`, and of itself."""
-    for path in directory.rglob("*"):
+    for path in (*directory.rglob("*"), directory):
         sync(path)
-    sync(directory)

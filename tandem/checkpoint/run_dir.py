@@ -9,78 +9,52 @@ from typing import Any
 import yaml
 
 from tandem.errors import UserError
-from tandem.files import remove_leftovers, write_text
+from tandem.files import temporary_name, write_text
 
 _FREE = (
-    "tracking",
-    "trainer.run_dir",
-    "trainer.steps",
-    "trainer.epochs",
-    "trainer.resume",
-    "trainer.eval_every",
-    "trainer.save_every",
-    "trainer.keep_last",
-    "trainer.best_metric",
-    "trainer.trajectories_every",
+    *("tracking.", "trainer.run_dir", "trainer.steps", "trainer.epochs", "trainer.resume", "trainer.best_metric"),
+    *("trainer.eval_every", "trainer.save_every", "trainer.keep_last", "trainer.trajectories_every"),
 )
-"""Sections and keys that say how long a run goes and what it records; a resumed run may change them."""
+"""How long a run goes and what it records; a resumed run may change that."""
 
 
 def open_run_dir(path: Path, config_yaml: str, resume: bool) -> list[str]:
     """Make `path` the directory of the run that `config_yaml` (the resolved configuration) describes.
 
-    Writes `config.yaml`. Returns the differences from the configuration being resumed, as `key: old -> new`; empty for
-    a new run. Raises UserError when `path` holds something else, another run, or the same run with other settings.
+    Returns the differences from the configuration being resumed, as `key: old -> new`; empty for a new run. Raises
+    UserError when `path` holds something else, another run (unless that failed before its first step), or the same run
+    with other settings.
     """
-    stored = path / "config.yaml"
+    stored, metrics = path / "config.yaml", path / "metrics.jsonl"
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give trainer.run_dir a directory")
     path.mkdir(parents=True, exist_ok=True)
-    changes: list[str] = []
-    if stored.exists():
-        if not resume:
-            raise UserError(
-                f"{path}: holds another run; continue it with --resume {path}, "
-                f"give trainer.run_dir another directory, or delete this one"
-            )
-        changes = _changes(stored, config_yaml)
-        remove_leftovers(path)
-    else:
-        _check_unused(path)
+    found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored))
+    if found and not stored.exists():
+        raise UserError(f"{path}: not a run (no config.yaml, but {', '.join(found[:3])}); give another trainer.run_dir")
+    started = (path / "checkpoints").exists() or (metrics.exists() and metrics.stat().st_size > 0)
+    if started and not resume:
+        raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
+    changes = _changes(stored, config_yaml) if started else []
     write_text(stored, config_yaml)
     return changes
 
 
-def _check_unused(path: Path) -> None:
-    foreign = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".config.yaml.tmp-"))
-    if foreign:
-        shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
-        raise UserError(
-            f"{path}: not empty and not a run (no config.yaml, but {shown}); give trainer.run_dir another directory"
-        )
-    remove_leftovers(path)
-
-
 def _changes(stored: Path, config_yaml: str) -> list[str]:
     """Differences that a resumed run may have; raises UserError on others."""
-    try:
-        old = yaml.safe_load(stored.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{stored}: not valid YAML, so the run cannot be resumed: {error}") from None
-    before, after = dict(_leaves(old)), dict(_leaves(yaml.safe_load(config_yaml)))
-    changed = [key for key in {**before, **after} if before.get(key, _ABSENT) != after.get(key, _ABSENT)]
-    described = {key: f"{key}: {before.get(key, _ABSENT)} -> {after.get(key, _ABSENT)}" for key in changed}
-    forbidden = [text for key, text in described.items() if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)]
+    before = dict(_leaves(yaml.safe_load(stored.read_text(encoding="utf-8"))))
+    after = dict(_leaves(yaml.safe_load(config_yaml)))
+    allowed: list[str] = []
+    forbidden: list[str] = []
+    for key in {**before, **after}:
+        old, new = before.get(key, "(absent)"), after.get(key, "(absent)")
+        if old != new:
+            (allowed if key.startswith(_FREE) else forbidden).append(f"{key}: {old} -> {new}")
     if forbidden:
-        listed = "\n".join(f"  - {text}" for text in forbidden)
-        raise UserError(
-            f"{stored.parent}: cannot be resumed with other settings; "
-            f"give the old values, or start a new run in another trainer.run_dir\n{listed}"
-        )
-    return list(described.values())
-
-
-_ABSENT = "(absent)"
+        mend = "give the old values, or another trainer.run_dir for a new run"
+        listed = "".join(f"\n  - {change}" for change in forbidden)
+        raise UserError(f"{stored.parent}: cannot be resumed with other settings; {mend}{listed}")
+    return allowed
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -33,17 +34,36 @@ def test_a_new_run_writes_its_configuration(tmp_path):
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
 
+def started(run: Path) -> Path:
+    """A run that has made its first step."""
+    open_run_dir(run, config(), resume=False)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    return run
+
+
 def test_another_run_is_refused_unless_resumed(tmp_path):
-    open_run_dir(tmp_path / "run", config(), resume=False)
+    run = started(tmp_path / "run")
     with pytest.raises(UserError, match="holds another run; continue it with --resume"):
-        open_run_dir(tmp_path / "run", config(), resume=False)
-    assert open_run_dir(tmp_path / "run", config(), resume=True) == []
+        open_run_dir(run, config(), resume=False)
+    assert open_run_dir(run, config(), resume=True) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_that_failed_before_its_first_step_is_taken_over(tmp_path, resume):
+    open_run_dir(tmp_path, config(), resume=False)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "environment.json").touch()
+    assert open_run_dir(tmp_path, config(trainer__seed=1), resume) == []
+    assert (tmp_path / "config.yaml").read_text() == config(trainer__seed=1)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds another run"):
+        open_run_dir(tmp_path, config(), resume=False)
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_directory_that_is_not_a_run_is_refused(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match=r"not empty and not a run \(no config.yaml, but thesis.tex\)"):
+    with pytest.raises(UserError, match=r"not a run \(no config.yaml, but thesis.tex\)"):
         open_run_dir(tmp_path, config(), resume)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is a file"):
@@ -56,7 +76,7 @@ def test_resume_without_a_run_starts_one(tmp_path):
 
 
 def test_resume_may_change_length_and_records(tmp_path):
-    open_run_dir(tmp_path, config(), resume=False)
+    started(tmp_path)
     longer = config(trainer__steps=20, trainer__save_every=2, tracking__tensorboard=True, trainer__run_dir="/moved")
     assert open_run_dir(tmp_path, longer, resume=True) == [
         "trainer.run_dir: r -> /moved",
@@ -68,7 +88,7 @@ def test_resume_may_change_length_and_records(tmp_path):
 
 
 def test_resume_refuses_other_settings_and_lists_them(tmp_path):
-    open_run_dir(tmp_path, config(), resume=False)
+    started(tmp_path)
     other = config(data__prompts_per_step=16, model__critic_path="c", trainer__steps=20, trainer__seed=1)
     with pytest.raises(UserError) as raised:
         open_run_dir(tmp_path, other, resume=True)
@@ -81,11 +101,9 @@ def test_resume_refuses_other_settings_and_lists_them(tmp_path):
     assert (tmp_path / "config.yaml").read_text() == config()
 
 
-def test_leftovers_of_killed_writes_are_no_obstacle(tmp_path):
-    (tmp_path / ".config.yaml.tmp-123").write_text("model:")
+def test_the_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
+    (tmp_path / ".config.yaml.tmp").write_text("model:")
     open_run_dir(tmp_path, config(), resume=False)
-    (tmp_path / ".report.html.tmp-123").write_text("<")
-    open_run_dir(tmp_path, config(), resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
