@@ -12,9 +12,9 @@ from tandem.errors import UserError
 from tandem.files import temporary_name, write_text
 
 _FREE = (
-    *("tracking.", "trainer.run_dir", "trainer.steps", "trainer.epochs", "trainer.resume", "trainer.best_metric"),
-    *("trainer.eval_every", "trainer.save_every", "trainer.keep_last", "trainer.trajectories_every"),
-)
+    "tracking.", "trainer.run_dir", "trainer.steps", "trainer.epochs", "trainer.resume", "trainer.best_metric",
+    "trainer.eval_every", "trainer.save_every", "trainer.keep_last", "trainer.trajectories_every",
+)  # fmt: skip
 """How long a run goes and what it records; a resumed run may change that."""
 
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 from tandem.types import StepMetrics
 
 _SHOWN = (
-    *("reward/mean", "sft/loss", "response_length/mean", "actor/entropy", "actor/kl", "actor/grad_norm"),
-    *("critic/vf_explained_var", "time/step_s"),
-)
+    "reward/mean", "sft/loss", "response_length/mean", "actor/entropy", "actor/kl", "actor/grad_norm",
+    "critic/vf_explained_var", "time/step_s",
+)  # fmt: skip
 """In the order shown; besides these, every `val/` metric."""
 
 
