@@ -75,8 +75,8 @@ def evaluate(
     """Score a model directory (model.path) on data.val_files, answering as generation.eval says."""
     config = _configure(TrainConfig, arguments or [], None)
     _quiet_transformers()
-    from tandem.controller.evaluation import evaluate_model
     from tandem.controller.inputs import read_inputs
+    from tandem.controller.rl import evaluate_model
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
 

@@ -13,13 +13,8 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def reset_peak_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
 def describe_resources(tokens: int, seconds: float) -> StepMetrics:
-    """Throughput over the whole step (prompt and response tokens) and peak memory: of the GPU, else of the process."""
+    """Throughput over the whole step (prompt and response tokens); peak memory so far, of the GPU, else the process."""
     on_gpu = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {

@@ -6,13 +6,15 @@ import json
 import time
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from tandem.algorithms import Algorithm, make_algorithm
 from tandem.algorithms.base import Signal
 from tandem.config import TrainConfig
 from tandem.controller.dataflow import Roles, describe_batch, train_step
 from tandem.controller.inputs import Inputs
-from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
-from tandem.controller.validation import evaluate, summarize
+from tandem.controller.resources import best_device, describe_resources
+from tandem.controller.validation import validate
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.files import write_text
@@ -21,7 +23,7 @@ from tandem.models.loading import load_critic, load_policy, stop_token_ids
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, write_trajectories
 from tandem.training.fsdp import FsdpEngine
-from tandem.types import Batch, StepMetrics
+from tandem.types import StepMetrics
 from tandem.weights.shared import SharedWeights
 from tandem.workers.critic import Critic
 from tandem.workers.policy import Actor, Reference
@@ -46,7 +48,6 @@ class RlJob:
     def step(self, step: int) -> StepMetrics:
         config, train = self._config, self._inputs.train
         assert train is not None
-        reset_peak_memory()
         start = time.perf_counter()
         prompts = [train[row] for row in next(self._sampler)]
         done = train_step(self._roles, self._algorithm, prompts, config.algorithm.group_size, step)
@@ -57,15 +58,14 @@ class RlJob:
         return {
             **done.metrics,
             **describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1),
-            **describe_resources(_tokens(done.batch), seconds),
+            **describe_resources(len(done.batch.prompt_ids) + len(done.batch.response_ids), seconds),
             "data/epoch": self._sampler.epoch,
         }
 
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
         assert val is not None
-        prompts = [val[row] for row in range(len(val))]
-        return summarize(evaluate(self._roles.rollout, self._roles.reward, prompts, step))
+        return validate(self._roles.rollout, self._roles.reward, val, step)
 
     def save(self, directory: Path) -> None:
         for name, engine in self._engines.items():
@@ -108,12 +108,9 @@ def make_roles(
         values = load_critic(config.model, device)
         engines["critic"] = FsdpEngine.critic(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
-    generator = NativeEngine(policy, max_running=config.generation.max_running, tokenizer=inputs.tokenizer)
-    weights = SharedWeights(generator)
-    weights.publish(0)
-    stops = stop_token_ids(policy, inputs.tokenizer)
+    rollout, weights = _make_rollout(config, inputs, policy)
     roles = Roles(
-        rollout=RolloutWorker(generator, inputs.tokenizer, config.generation, stops, config.trainer.seed),
+        rollout=rollout,
         reward=RewardManager(config.reward, config.trainer.seed),
         actor=Actor(engines["."], algorithm, config),
         reference=reference,
@@ -123,5 +120,23 @@ def make_roles(
     return engines, roles
 
 
-def _tokens(batch: Batch) -> int:
-    return len(batch.prompt_ids) + len(batch.response_ids)
+def _make_rollout(
+    config: TrainConfig, inputs: Inputs[RLHFDataset], policy: PreTrainedModel
+) -> tuple[RolloutWorker, SharedWeights]:
+    engine = NativeEngine(policy, max_running=config.generation.max_running, tokenizer=inputs.tokenizer)
+    weights = SharedWeights(engine)
+    weights.publish(0)
+    stops = stop_token_ids(policy, inputs.tokenizer)
+    return RolloutWorker(engine, inputs.tokenizer, config.generation, stops, config.trainer.seed), weights
+
+
+def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
+    """`tandem eval`: answer and score `data.val_files` with `model.path`."""
+    assert inputs.val is not None
+    rollout, _ = _make_rollout(config, inputs, load_policy(config.model, best_device()))
+    reward = RewardManager(config.reward, config.trainer.seed)
+    try:
+        return validate(rollout, reward, inputs.val, step=0)
+    finally:
+        rollout.close()
+        reward.close()

@@ -12,7 +12,7 @@ from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching import demonstrations_to_batch
 from tandem.config import SftConfig
 from tandem.controller.inputs import Inputs
-from tandem.controller.resources import best_device, describe_resources, reset_peak_memory
+from tandem.controller.resources import best_device, describe_resources
 from tandem.data.sampler import Sampler
 from tandem.data.sft import SftDataset
 from tandem.files import write_text
@@ -38,7 +38,6 @@ class SftJob:
         self._engine = FsdpEngine.policy(policy, config.training, config.training.optimizer, self.total_steps)
 
     def step(self, step: int) -> StepMetrics:
-        reset_peak_memory()
         start = time.perf_counter()
         batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)

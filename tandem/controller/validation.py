@@ -6,14 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
+from tandem.data.dataset import RLHFDataset
 from tandem.reward.manager import RewardManager
-from tandem.types import Group, Prompt, Score, StepMetrics
+from tandem.types import Group, Score, StepMetrics
 from tandem.workers.rollout import RolloutWorker
 
 
-def evaluate(rollout: RolloutWorker, reward: RewardManager, prompts: Sequence[Prompt], step: int) -> list[Group]:
-    """Answer every prompt as `generation.eval` says and score the answers."""
-    return reward.score(rollout.generate_for_eval(prompts, step), step)
+def validate(rollout: RolloutWorker, reward: RewardManager, dataset: RLHFDataset, step: int) -> StepMetrics:
+    """Answer every prompt as `generation.eval` says, score the answers, summarize."""
+    prompts = [dataset[row] for row in range(len(dataset))]
+    return summarize(reward.score(rollout.generate_for_eval(prompts, step), step))
 
 
 def summarize(groups: Sequence[Group]) -> StepMetrics:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 import tandem.checkpoint.store
-import tandem.controller.rl  # noqa: F401
+import tandem.controller.rl
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
@@ -37,9 +38,7 @@ def child(arguments: list[str], before: Callable[[], None] = lambda: None) -> in
         before()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os._exit(main(arguments))
-    except BaseException:
-        import traceback
-
+    except BaseException:  # noqa: BLE001  whatever it is, a forked child must not return
         traceback.print_exc()
         os._exit(1)
 

@@ -109,7 +109,7 @@ def test_a_directory_that_holds_another_run(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("model: {}")
-    (tmp_path / "run" / "metrics.jsonl").touch()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "--resume" in refused(capsys, "train", str(grpo_config))
 
 
