@@ -25,14 +25,14 @@ def open_run_dir(path: Path, config_yaml: str, resume: bool) -> list[str]:
     UserError when `path` holds something else, another run (unless that failed before its first step), or the same run
     with other settings.
     """
-    stored, metrics = path / "config.yaml", path / "metrics.jsonl"
+    stored = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give trainer.run_dir a directory")
     path.mkdir(parents=True, exist_ok=True)
     found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored))
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no config.yaml, but {', '.join(found[:3])}); give another trainer.run_dir")
-    started = (path / "checkpoints").exists() or (metrics.exists() and metrics.stat().st_size > 0)
+    started = (path / "checkpoints").exists() or (path / "metrics.jsonl").exists()
     if started and not resume:
         raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
     changes = _changes(stored, config_yaml) if started else []

@@ -11,21 +11,22 @@ from tandem.types import StepMetrics
 
 
 class JsonlTracker:
-    """Appends `{"step": n, "<metric>": number, …}`, one whole line a step. Values that are not finite become null."""
+    """Appends a line a step; the file exists from the first one on. Values that are not finite become null."""
 
     def __init__(self, path: Path) -> None:
-        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if torn:  # a process killed while writing leaves a line without its end
-            self._file.write("\n")
+        self._path = path
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            self._append("\n")  # a process killed while writing left a line without its end
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
-        self._file.flush()
+        self._append(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
 
-    def close(self) -> None:
-        self._file.close()
+    def close(self) -> None: ...
+
+    def _append(self, text: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

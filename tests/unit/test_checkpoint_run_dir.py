@@ -51,7 +51,6 @@ def test_another_run_is_refused_unless_resumed(tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_start_that_failed_before_its_first_step_is_taken_over(tmp_path, resume):
     open_run_dir(tmp_path, config(), resume=False)
-    (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "environment.json").touch()
     assert open_run_dir(tmp_path, config(trainer__seed=1), resume) == []
     assert (tmp_path / "config.yaml").read_text() == config(trainer__seed=1)

@@ -18,6 +18,7 @@ from tandem.tracking.tensorboard import TensorBoardTracker
 def test_each_step_is_one_strict_json_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tracker = JsonlTracker(path)
+    assert not path.exists(), "it says that a run has begun"
     tracker.log(1, {"reward/mean": 0.1, "critic/vf_explained_var": math.nan, "actor/kl": np.float32(0.5)})
     first = path.read_text()
     assert first == '{"step": 1, "reward/mean": 0.1, "critic/vf_explained_var": null, "actor/kl": 0.5}\n'
