@@ -32,7 +32,7 @@ class RolloutWorker:
         self._config = config
         self._stop_token_ids = tuple(stop_token_ids)
         self._seed = seed
-        self._events = asyncio.Runner()
+        self._events = asyncio.new_event_loop()  # a Runner would touch the signal handlers at every call
 
     def generate(self, prompts: Sequence[Prompt], samples: int, step: int) -> list[list[Trajectory]]:
         """`samples` trajectories for each prompt, to train on."""
@@ -55,7 +55,9 @@ class RolloutWorker:
             [int(s) for s in np.random.SeedSequence([self._seed, purpose, step, place]).generate_state(samples, "u8")]
             for place in range(len(prompts))
         ]
-        return self._events.run(single_turn(prompts, seeds, sampling, self._engine.generate, self._decode))
+        return self._events.run_until_complete(
+            single_turn(prompts, seeds, sampling, self._engine.generate, self._decode)
+        )
 
     def _sampling(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
         return SamplingParams(
