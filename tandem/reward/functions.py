@@ -1,167 +1,230 @@
-"""Reward functions: loaded by reference, told apart by signature, called with what they ask for.
-
-Workers import this module, so it stays free of numpy, pydantic and torch.
-"""
+"""Reward functions: loaded by reference, told apart by signature, called with what they ask for, their answers read."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
+import pickle
+import random
 import sys
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import numpy as np
 
 from tandem.errors import UserError
 from tandem.reward.rules import BUILT_IN
+from tandem.types import Score, Status, Trajectory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # workers import this module and need no pydantic
     from tandem.config import RewardConfig
-    from tandem.types import Trajectory
 
 FORMS = "`path/to/file.py:function` or `package.module:function`"
+SIGNATURES = """
+  compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float | dict
+  f(prompts, completions, **columns) -> list[float | None]
+  f(completion, ground_truth, **row) -> float | dict"""
+_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_NUMERIC = (int, float, SupportsFloat)
+"""numpy's numbers and one-element tensors too; the slow check comes last."""
 
 
-class Kind(Enum):
-    """The signatures that fit. The first parameter that names the completion decides."""
+class Kind(StrEnum):
+    """The signatures that fit, each by the parameter that holds the completion and tells it apart."""
 
-    VERL = "compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float | dict"
-    TRL = "f(prompts, completions, **columns) -> list[float | None]"
-    TRAJECTORY = "f(completion, ground_truth, **row) -> float | dict"
-
-
-_DECIDING = (("solution_str", Kind.VERL), ("completions", Kind.TRL), ("completion", Kind.TRAJECTORY))
-_VERL_ARGUMENTS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+    VERL = "solution_str"
+    TRL = "completions"
+    TRAJECTORY = "completion"
 
 
-@dataclass(frozen=True, slots=True)
+class BadReward(TypeError):
+    """A reward function returned something that is not a reward."""
+
+
+@dataclass(frozen=True)
 class RewardFunction:
     """A user's function and how to call it: always by keyword, once a trajectory (TRL: once a group of siblings)."""
 
     reference: str
+    weight: float
     kind: Kind
-    call: Callable[..., Any]
-    parameters: frozenset[str]
-    takes_any: bool
-    """It has `**kwargs`, so it gets every column."""
+    function: Callable[..., Any]
+    signature: inspect.Signature
+
+    @property
+    def name(self) -> str:
+        return self.reference.rpartition(":")[2]
 
     def arguments(self, trajectory: Trajectory) -> dict[str, Any]:
-        """What it is told of one trajectory: the parameters that it names, all that there are if it takes any."""
-        offered = self._offered(trajectory)
-        return offered if self.takes_any else {k: v for k, v in offered.items() if k in self.parameters}
-
-    def _offered(self, trajectory: Trajectory) -> dict[str, Any]:
-        prompt, row = trajectory.prompt, trajectory.prompt.row
-        known = {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth}
+        """What it is told of one trajectory: the parameters that it names, all that there are with `**kwargs`."""
+        prompt, row, text = trajectory.prompt, trajectory.prompt.row, trajectory.text
+        offered = {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth, self.kind.value: text}
         if self.kind is Kind.VERL:
-            return {**known, "solution_str": trajectory.text, "extra_info": row.get("extra_info")}
-        if self.kind is Kind.TRAJECTORY:
-            return {**row, **known, "completion": trajectory.text}
-        columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
-        asked = row.get("prompt", prompt.text)
-        # TRL answers messages with messages and text with text.
-        reply = trajectory.text if isinstance(asked, str) else [{"role": "assistant", "content": trajectory.text}]
-        offered = {**columns, **known, "prompts": asked, "completions": reply}
-        if "completion_ids" in self.parameters:
-            offered["completion_ids"] = trajectory.response_ids.tolist()
-        return offered
+            offered["extra_info"] = row.get("extra_info")
+        else:
+            offered = {**row, **offered}
+        if self.kind is Kind.TRL:
+            offered["prompts"] = row.get("prompt", prompt.text)
+            if not isinstance(offered["prompts"], str):  # TRL answers messages with messages
+                offered["completions"] = [{"role": "assistant", "content": text}]
+        parameters = self.signature.parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return offered
+        return {name: value for name, value in offered.items() if name in parameters}
 
 
-def load(reference: str) -> RewardFunction:
+@dataclass
+class Call:
+    """One call of a reward function, and what came of it."""
+
+    reference: str
+    seed: int
+    """Of `random` and `numpy.random`; below 2 ** 32."""
+    places: list[str]
+    """Of each row, for messages: `row 12, sample 3`."""
+    rows: list[bytes]
+    """Arguments of each trajectory (TRL: of all siblings), pickled one by one so that none share an object."""
+    scores: list[Score] = field(default_factory=list[Score])
+    """One a row."""
+    alone: bool = False
+    """Not to share a chunk: it may be what ended the last one."""
+
+    def lose(self, reason: str, failure: Status = Status.REWARD_ERROR, seconds: float = 0.0) -> None:
+        self.scores = [lost(self.reference, place, reason, failure, seconds) for place in self.places]
+
+
+def lost(reference: str, place: str, reason: str, failure: Status = Status.REWARD_ERROR, seconds: float = 0.0) -> Score:
+    return Score(None, failure=failure, error=f"reward function {reference!r} on {place}: {reason}", seconds=seconds)
+
+
+def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[RewardFunction]:
+    """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`."""
+    named = [(f, 1.0) if isinstance(f, str) else (f.function, f.weight) for f in config.functions]
+    functions: list[RewardFunction] = []
+    problems: list[str] = []
+    for reference, weight in named or [(reference, 1.0) for reference in sorted(set(BUILT_IN.values()))]:
+        try:
+            functions.append(load(reference, weight))
+        except UserError as error:
+            problems.append(str(error))
+    for name, count in Counter(function.name for function in functions).items():
+        if count > 1:
+            problems.append(f"{count} functions are named {name!r}, and metrics go by that; rename them")
+    for source in sorted(set(data_sources) - set(BUILT_IN)) if not named else ():
+        known = ", ".join(BUILT_IN)
+        problems.append(f"no built-in reward for data_source {source!r} (only for {known}); name yours as {FORMS}")
+    if problems:
+        raise UserError("reward.functions: " + "\n".join(problems))
+    return functions
+
+
+def load(reference: str, weight: float = 1.0) -> RewardFunction:
     """The function that `reference` names; raises UserError when there is none or its signature fits nothing."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"reward function {reference!r} is not a reference; write {FORMS}")
-    module = _import(reference, place)
-    function = vars(module).get(name)
-    if function is None:
-        there = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_"))
-        raise UserError(f"reward function {reference!r}: {place} has no {name!r}; its functions are {there}")
-    if inspect.isclass(function) or not callable(function):
-        raise UserError(f"reward function {reference!r} is {function!r}, not a function")
-    return _told_apart(reference, function)
-
-
-def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> None:
-    """Raises one UserError that lists everything wrong with `reward.functions`; call it before allocating anything."""
-    problems = []
-    for reference, count in Counter(reference for reference, _ in weighted(config)).items():
-        try:
-            load(reference)
-        except UserError as error:
-            problems.append(str(error))
-        if count > 1:
-            problems.append(f"reward function {reference!r} is listed more than once; add its weights up")
-    if not config.functions:
-        problems += [no_built_in(source) for source in sorted(set(data_sources) - set(BUILT_IN))]
-    if problems:
-        raise UserError("reward.functions: " + "\n".join(problems))
-
-
-def weighted(config: RewardConfig) -> list[tuple[str, float]]:
-    """(reference, weight) of each function that a run may call: those it names, else the built-in ones."""
-    named = [(f, 1.0) if isinstance(f, str) else (f.function, f.weight) for f in config.functions]
-    return named or [(reference, 1.0) for reference in dict.fromkeys(BUILT_IN.values())]
-
-
-def no_built_in(data_source: str) -> str:
-    return (
-        f"no built-in reward for data_source {data_source!r} (there are: {', '.join(BUILT_IN)}); "
-        f"name your function in reward.functions as {FORMS}"
-    )
-
-
-def _import(reference: str, place: str) -> ModuleType:
-    path = Path(place).expanduser().resolve() if place.endswith(".py") else None
-    if path is not None and not path.is_file():
-        raise UserError(f"reward function {reference!r}: there is no file {path}")
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
+        raise UserError(f"reward function {reference!r}: there is no file {place}")
     try:
-        return _import_file(path) if path is not None else importlib.import_module(place)
+        function = getattr(_import(place), name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        text = "".join(traceback.format_exception(error))
+        text = traceback.format_exc()
         raise UserError(f"reward function {reference!r}: importing {place} failed:\n{text}") from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    """The module of a file that is on no search path, named by its place and content: imported once, edits are seen."""
-    name = f"tandem_reward_{path.stem}_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _told_apart(reference: str, function: Callable[..., Any]) -> RewardFunction:
+    if not callable(function):
+        raise UserError(f"reward function {reference!r}: {place} has no function {name!r}")
     try:
         signature = inspect.signature(function)
-    except ValueError:
-        raise UserError(f"reward function {reference!r} does not tell its signature; wrap it in a def") from None
-    parameters = signature.parameters.values()
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    kind = next((kind for name, kind in _DECIDING if name in named), None)
-    foreign = {p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_ONLY}
-    if kind is Kind.VERL:
-        foreign |= {n for n, p in named.items() if p.default is p.empty} - _VERL_ARGUMENTS
-    if kind is None or foreign:
-        fitting = "\n  ".join(kind.value for kind in Kind)
-        why = f", where nothing is known to pass as {sorted(foreign)}" if foreign else ""
+        kind = next((kind for kind in Kind if kind in signature.parameters), None)
+        if kind is None:
+            raise TypeError(f"no parameter is named {' or '.join(Kind)}")
+        signature.bind(**{p: None for p in signature.parameters if kind is not Kind.VERL or p in _VERL_ARGUMENTS})
+    except (TypeError, ValueError) as error:
         raise UserError(
-            f"reward function {reference!r} has the signature {signature}{why}; "
-            f"parameters are passed by name, and these signatures fit (sync or async):\n  {fitting}"
-        )
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return RewardFunction(reference, kind, function, frozenset(named), takes_any)
+            f"reward function {reference!r}: its signature does not fit: {error}. "
+            f"Parameters are passed by name, to functions like these (sync or async):{SIGNATURES}"
+        ) from None
+    return RewardFunction(reference, weight, kind, function, signature)
+
+
+def _import(place: str) -> ModuleType:
+    """A module, or a file under a name made of its path and content: imported once, edits are seen."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).expanduser().resolve()
+    name = f"tandem_reward_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def execute(function: RewardFunction, call: Call) -> list[Score]:
+    """One score a row. Raises nothing: whatever goes wrong is the score."""
+    start = time.perf_counter()
+    random.seed(call.seed)
+    np.random.seed(call.seed)
+    try:
+        rewards = _rewards(function, call)
+        call.scores = [_read(function, place, reward) for place, reward in zip(call.places, rewards, strict=True)]
+    except BadReward as error:
+        call.lose(str(error))
+    except BaseException:  # noqa: BLE001 - user code may raise anything, SystemExit too
+        call.lose("raised\n" + traceback.format_exc().rstrip())
+    seconds = (time.perf_counter() - start) / len(call.rows)
+    return [replace(score, seconds=seconds) for score in call.scores]
+
+
+def _rewards(function: RewardFunction, call: Call) -> Iterable[Any]:
+    """What it returns, one entry a row."""
+    rows = [pickle.loads(row) for row in call.rows]
+    together = function.kind is Kind.TRL
+    arguments = {name: [row[name] for row in rows] for name in rows[0]} if together else rows[0]
+    result = function.function(**arguments)
+    result = asyncio.run(result) if inspect.iscoroutine(result) else result
+    if not together:
+        return [result]
+    if isinstance(result, Mapping | Set) or len(result) != len(rows):
+        raise BadReward(f"returned {result!r:.200} for {len(rows)} completions, not a list of a number for each")
+    return result
+
+
+def _read(function: RewardFunction, place: str, reward: Any) -> Score:
+    if reward is None and function.kind is Kind.TRL:
+        return Score(None, failure=Status.NOT_SCORED)
+    try:
+        if not isinstance(reward, Mapping):
+            return Score(_number(reward, "the reward"))
+        numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
+        parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
+        prediction = reward.get("pred")
+        value = _number(reward.get("score"), "'score'")
+        return Score(value, parts, None if prediction is None else str(prediction))
+    except BadReward as error:
+        return lost(function.reference, place, str(error))
+
+
+def _number(value: Any, what: str) -> float:
+    """A finite float out of any single number: Python's, numpy's, a one-element tensor."""
+    if not isinstance(value, _NUMERIC):
+        raise BadReward(f"returned {type(value).__name__} {value!r:.200} as {what}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise BadReward(f"returned {number} as {what}; it must be finite")
+    return number

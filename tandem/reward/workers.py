@@ -1,16 +1,18 @@
 """Reward functions run in processes of their own, each call with a time limit.
 
     consumes       Calls of one `run`
-    produces       a Result each: verdicts, or the failure of the one call that hung or took its process down
-    waits for      results on the sockets, a tenth of a second at a time
-    unblocked by   results, the end of a process, a call that is overdue
+    produces       their scores: what the function says, or the failure of the call that hung or took its process down
+    waits for      answers on the sockets
+    unblocked by   answers, the end of a process, a call that is overdue
 
-A worker gets a chunk of calls, so that trivial functions cost microseconds. When its running call outlives the limit or
-its process dies, that call fails, results that it had sent stand, and the rest goes to a fresh worker.
+A worker gets a chunk of calls and answers every few milliseconds, so that trivial functions cost microseconds. When it
+hangs or dies, its unanswered calls run again one by one in fresh workers: who hangs or dies alone is to blame.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import signal
 import socket
@@ -24,14 +26,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tandem.errors import TandemError
-from tandem.reward.verdicts import Failure, Verdict
-from tandem.reward.worker_main import Board, Call, Result
+from tandem.reward.functions import Call, execute, load
+from tandem.types import Score, Status
 
 MAX_CHUNK = 64
-MAX_FALSE_STARTS = 5
-_LOOK_S = 0.1
+FLUSH_S = 0.02
+_LOOK_S = 0.05
 """Between looks at workers that are silent: how much later than its time-out a call may end."""
-_START = "import sys; sys.path[:] = sys.argv[4:]; from tandem.reward.worker_main import main; main()"
+_PR_SET_PDEATHSIG = 1
+_START = "import sys; sys.path[:] = sys.argv[3:]; from tandem.reward.workers import main; main()"
 """The worker finds modules exactly where its parent does, and does not run the parent's `__main__` again."""
 
 
@@ -45,23 +48,23 @@ class WorkerPool:
         self._references = list(references)
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
-        self._calls: Sequence[Call] = ()
-        self._waiting: deque[int] = deque()
-        self._results: dict[int, Result] = {}
-        self._false_starts = 0
 
-    def run(self, calls: Sequence[Call]) -> list[Result]:
-        """One result a call, in order. Raises TandemError when workers keep dying without a call to blame."""
-        for worker in self._workers:
-            if worker.pending:  # left over from a run that was interrupted
-                self._replace(worker)
-        self._calls, self._waiting, self._results, self._false_starts = calls, deque(range(len(calls))), {}, 0
-        while len(self._results) < len(calls):
+    def run(self, calls: Sequence[Call]) -> list[list[Score]]:
+        """Fill in and return the scores of each call. Raises TandemError when a worker cannot start."""
+        waiting = deque(calls)
+        while waiting or any(worker.pending for worker in self._workers):
             for worker in self._workers:
-                if self._waiting and not worker.pending:
-                    self._hand_out(worker)
-            self._collect()
-        return [self._results[position] for position in range(len(calls))]
+                if waiting and worker.is_idle():
+                    # Chunks shrink towards the end, so that the workers end together.
+                    size = 1 if waiting[0].alone else min(MAX_CHUNK, -(-len(waiting) // (2 * len(self._workers))))
+                    worker.give([waiting.popleft() for _ in range(size)])
+            # Who has ended is asked before who has answered, so that no answer is overlooked.
+            stuck = [worker for worker in self._workers if worker.has_ended() or worker.is_late(self._timeout_s)]
+            answered = wait([worker.connection for worker in self._workers], 0 if stuck else _LOOK_S)
+            for worker in list(self._workers):
+                if not (worker.connection in answered and worker.receive()) and worker in stuck:
+                    waiting.extendleft(reversed(self._replace(worker)))
+        return [call.scores for call in calls]
 
     def close(self) -> None:
         """End the workers and whatever they started. Safe to repeat."""
@@ -69,66 +72,23 @@ class WorkerPool:
             worker.end()
         self._workers = []
 
-    def _hand_out(self, worker: _Worker) -> None:
-        # Chunks shrink towards the end, so that the workers end together.
-        size = min(MAX_CHUNK, -(-len(self._waiting) // (2 * len(self._workers))))
-        worker.pending = [self._waiting.popleft() for _ in range(size)]
-        worker.board.write(-1, 0.0)
-        worker.send([(position, self._calls[position]) for position in worker.pending])
-
-    def _collect(self) -> None:
-        busy = [worker for worker in self._workers if worker.pending]
-        ready = wait([worker.connection for worker in busy], min(_LOOK_S, self._timeout_s))
-        for worker in busy:
-            if worker.connection in ready and (results := worker.receive()):
-                self._record(worker, results)
-            elif (overdue := worker.overdue(self._timeout_s)) is not None:
-                self._bury(worker, overdue)
-            elif worker.is_dead():
-                self._bury(worker)
-
-    def _record(self, worker: _Worker, results: list[Result]) -> None:
-        for result in results:
-            self._results[result.position] = result
-            worker.pending.remove(result.position)
-            self._false_starts = 0
-
-    def _bury(self, worker: _Worker, overdue: int | None = None) -> None:
-        """Replace a worker; the call to blame fails, what it had sent stands, the rest waits again."""
-        culprit = worker.board.read()[0] if overdue is None else overdue
-        status, last_words = self._replace(worker)
-        self._record(worker, last_words)
-        if culprit in worker.pending:
-            worker.pending.remove(culprit)
-            if overdue is None:
-                self._fail(culprit, f"its process {_ended(status)}", timed_out=False)
-            else:
-                self._fail(culprit, f"took longer than reward.timeout_s = {self._timeout_s:g} s", timed_out=True)
-        elif overdue is None:
-            self._count_false_start(status)
-        self._waiting.extendleft(reversed(worker.pending))
-
-    def _replace(self, worker: _Worker) -> tuple[int, list[Result]]:
-        last = worker.end()
+    def _replace(self, worker: _Worker) -> list[Call]:
+        """Start a fresh worker in place of one that hangs or has ended; the calls to run again."""
+        late, status, seconds = worker.is_late(self._timeout_s), worker.end(), time.monotonic() - worker.since
+        ended = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+        if worker.since == math.inf:
+            raise TandemError(f"a reward worker {ended} before any call; see the standard error stream")
         self._workers[self._workers.index(worker)] = _Worker(self._references)
-        return last
-
-    def _count_false_start(self, status: int) -> None:
-        self._false_starts += 1
-        if self._false_starts > MAX_FALSE_STARTS:
-            raise TandemError(
-                f"reward workers: {self._false_starts} in a row {_ended(status)} outside of any call; "
-                "what they said is on the standard error stream"
-            )
-
-    def _fail(self, position: int, reason: str, timed_out: bool) -> None:
-        call = self._calls[position]
-        function = f"reward function {call.reference!r}"
-        failures = [
-            Failure(f"{function} on {place}: {reason}", f"{function}: {reason}", timed_out) for place in call.places
-        ]
-        verdicts = [Verdict(None, failure=failure) for failure in failures]
-        self._results[position] = Result(position, verdicts, self._timeout_s if timed_out else 0.0)
+        if len(worker.pending) == 1:
+            call = worker.pending.popleft()
+            if late:
+                reason = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
+                call.lose(reason, Status.REWARD_TIMEOUT, seconds)
+            else:
+                call.lose(f"its process {ended}", seconds=seconds)
+        for call in worker.pending:
+            call.alone = True
+        return list(worker.pending)
 
 
 class _Worker:
@@ -136,62 +96,78 @@ class _Worker:
 
     def __init__(self, references: list[str]) -> None:
         ours, theirs = socket.socketpair()
-        memory = os.memfd_create("tandem-reward")
-        os.ftruncate(memory, Board.SIZE)
-        self.board = Board(memory)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
-        self.pending: list[int] = []
-        """Positions of the calls it was given and has not answered."""
-        numbers = (theirs.fileno(), memory, os.getpid())
+        self.pending: deque[Call] = deque()
+        """Given and not answered."""
+        self.since = math.inf
+        """When it was given calls or answered last; infinite until it has loaded the functions."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, *map(str, (*numbers, *sys.path))],
-            pass_fds=numbers[:2],
+            [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), str(os.getpid()), *sys.path],
+            pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a function prints joins our standard error
             env={**os.environ, "PYTHONHASHSEED": "0"},  # sets of strings iterate alike in every worker and run
             start_new_session=True,
         )
         theirs.close()
-        os.close(memory)
-        self.send(references)
+        self._send(references)
 
-    def send(self, message: Any) -> None:
-        # A worker that is dead is found out, and replaced, where its answer is awaited.
-        with suppress(BrokenPipeError, ConnectionResetError):
+    def give(self, calls: list[Call]) -> None:
+        self.pending.extend(calls)
+        self.since = time.monotonic()
+        self._send(calls)
+
+    def _send(self, message: Any) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and found out by `has_ended`
             self.connection.send(message)
 
-    def receive(self) -> list[Result]:
-        """Results that it has sent; none when it is dead."""
-        with suppress(EOFError, ConnectionResetError):
-            return self.connection.recv()
-        return []
+    def receive(self) -> bool:
+        """Take what it has sent; False at end of file."""
+        try:
+            answers = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            return False
+        self.since = time.monotonic()
+        for scores in answers:
+            self.pending.popleft().scores = scores
+        return True
 
-    def overdue(self, timeout_s: float) -> int | None:
-        """The pending call that has run for longer than `timeout_s`."""
-        position, started = self.board.read()
-        late = position in self.pending and 0.0 < started < time.monotonic() - timeout_s
-        return position if late and self.board.read() == (position, started) else None
+    def is_idle(self) -> bool:
+        return self.since < math.inf and not self.pending and not self.has_ended()
 
-    def is_dead(self) -> bool:
-        """Without reaping it, so that its process group can still be named."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def is_late(self, timeout_s: float) -> bool:
+        return bool(self.pending) and time.monotonic() - self.since > timeout_s
 
-    def end(self) -> tuple[int, list[Result]]:
-        """Kill it and what it started: its exit status (negative: the signal) and results that had been on the way."""
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> int:
+        """Kill it and what it started; its exit status (negative: the signal)."""
         with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-        status, last = self._process.wait(), []
-        while not self.connection.closed and self.connection.poll():
-            results = self.receive()
-            if not results:
-                break
-            last += results
+            os.killpg(self._process.pid, signal.SIGKILL)
         self.connection.close()
-        return status, last
+        return self._process.wait()
 
 
-def _ended(status: int) -> str:
-    if status < 0:
-        return f"was killed by signal {-status} ({signal.strsignal(-status)})"
-    return f"ended with exit status {status}"
+def main() -> None:
+    """What a worker runs: lists of calls in, lists of their scores out, until end of file."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    if sys.platform == "linux":  # end of file does not end a worker while user code runs
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit()
+    os.set_inheritable(descriptor, False)
+    connection, process = Connection(descriptor), os.getpid()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        functions = {reference: load(reference) for reference in connection.recv()}
+        answers: list[list[Score]] = []
+        while True:
+            connection.send(answers)
+            answers, flushed = [], time.monotonic()
+            for call in connection.recv():
+                answers.append(execute(functions[call.reference], call))
+                if os.getpid() != process:  # user code has forked, and the child came back here
+                    os._exit(1)
+                if time.monotonic() - flushed > FLUSH_S:
+                    connection.send(answers)
+                    answers, flushed = [], time.monotonic()

@@ -71,7 +71,7 @@ def test_each_heavy_package_has_one_owner() -> None:
                 assert str(path.relative_to(PACKAGE)) == OWNERS[package], f"{path} imports {package}"
 
 
-LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.worker_main"]
+LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.workers"]
 
 
 @pytest.mark.parametrize("module", LIGHT)

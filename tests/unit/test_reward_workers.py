@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import TandemError
-from tandem.reward.worker_main import Call
+from tandem.reward.functions import Call
 from tandem.reward.workers import WorkerPool
+from tandem.types import Status
 
 SAMPLES = Path(__file__).with_name("reward_samples.py")
 F, G, DRAW = (f"{SAMPLES}:{name}" for name in ("f", "g", "draw"))
@@ -28,15 +29,14 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def call(completion: str, row: int = 0, reference: str = F) -> Call:
-    return Call(reference, row, (f"row {row}",), (pickle.dumps({"completion": completion}),))
+    return Call(reference, row, [f"row {row}"], [pickle.dumps({"completion": completion})])
 
 
 def outcomes(pool: WorkerPool, completions: list[str], reference: str = F) -> list[object]:
     """The value of each call, or the last line of its failure."""
     results = pool.run([call(c, row, reference) for row, c in enumerate(completions)])
-    verdicts = [result.verdicts[0] for result in results]
-    assert all(f"row {row}:" in v.failure.message for row, v in enumerate(verdicts) if v.failure)
-    return [v.failure.message.splitlines()[-1] if v.failure else v.value for v in verdicts]
+    assert all(f"row {row}:" in score.error for row, (score,) in enumerate(results) if score.error)
+    return [score.error.splitlines()[-1] if score.error else score.value for (score,) in results]
 
 
 def processes_of(session: int) -> list[int]:
@@ -49,6 +49,14 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
+def gone(session: int) -> bool:
+    """Soon: what is killed takes a moment to die."""
+    deadline = time.monotonic() + 10
+    while processes_of(session) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not processes_of(session)
+
+
 def test_results_come_in_order_whatever_is_printed(pool: WorkerPool) -> None:
     assert outcomes(pool, [str(i) for i in range(300)]) == [float(i) for i in range(300)]
     assert pool.run([]) == []
@@ -56,7 +64,7 @@ def test_results_come_in_order_whatever_is_printed(pool: WorkerPool) -> None:
 
 def test_large_results_pass(pool: WorkerPool) -> None:
     results = pool.run([call("big", row) for row in range(4)])
-    assert [len(r.verdicts[0].prediction or "") for r in results] == [1_000_000] * 4
+    assert [len(score.prediction or "") for (score,) in results] == [1_000_000] * 4
 
 
 def test_one_in_ten_raises(pool: WorkerPool) -> None:
@@ -66,16 +74,15 @@ def test_one_in_ten_raises(pool: WorkerPool) -> None:
 
 def test_a_call_that_hangs_times_out_and_its_chunk_is_kept(pool: WorkerPool) -> None:
     results = pool.run([call("hang" if row == 5 else "1", row) for row in range(20)])
-    assert [r.verdicts[0].value for r in results] == [None if row == 5 else 1.0 for row in range(20)]
-    failure = results[5].verdicts[0].failure
-    assert failure is not None and failure.timed_out
-    assert "row 5: took longer than reward.timeout_s = 0.5 s" in failure.message
+    assert [score.value for (score,) in results] == [None if row == 5 else 1.0 for row in range(20)]
+    assert results[5][0].failure is Status.REWARD_TIMEOUT
+    assert "row 5: took longer than reward.timeout_s = 0.5 s" in str(results[5][0].error)
 
 
 def test_async_calls_time_out_too(pool: WorkerPool) -> None:
     results = pool.run([call("hang" if row == 1 else "1", row, G) for row in range(4)])
-    assert [r.verdicts[0].value for r in results] == [2.0, None, 2.0, 2.0]
-    assert results[1].verdicts[0].failure is not None and results[1].verdicts[0].failure.timed_out
+    assert [score.value for (score,) in results] == [2.0, None, 2.0, 2.0]
+    assert results[1][0].failure is Status.REWARD_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_a_forked_child_that_comes_back_disturbs_nothing(pool: WorkerPool) -> No
 def test_random_numbers_follow_the_seed_not_the_worker(pool: WorkerPool) -> None:
     alone = outcomes(pool, ["x"] * 8, DRAW)
     after_others = pool.run([call("1", 90), call("hang", 91), *(call("x", row, DRAW) for row in range(8))])
-    assert [r.verdicts[0].value for r in after_others[2:]] == alone
+    assert [score.value for (score,) in after_others[2:]] == alone
     assert len(set(alone)) == 8
 
 
@@ -104,12 +111,12 @@ def test_what_a_call_started_dies_with_it_and_close_ends_all() -> None:
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float) and processes_of(int(worker)) == [int(worker)]
     assert "took longer" in str(outcomes(pool, ["hang with a child"]))
-    assert processes_of(int(worker)) == []
+    assert gone(int(worker))
     (successor,) = outcomes(pool, ["pid"])
     assert isinstance(successor, float) and successor != worker
     pool.close()
     pool.close()
-    assert processes_of(int(successor)) == []
+    assert gone(int(successor))
 
 
 def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
@@ -117,6 +124,7 @@ def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float)
     os.kill(int(worker), signal.SIGKILL)
+    assert gone(int(worker))
     assert outcomes(pool, ["1", "2"]) == [1.0, 2.0]
     pool.close()
 
@@ -124,7 +132,7 @@ def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
 def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
-    with pytest.raises(TandemError, match="6 in a row ended with exit status 1 outside of any call"):
+    with pytest.raises(TandemError, match="ended with exit status 1 before any call"):
         pool.run([call("1")])
     pool.close()
 
@@ -133,10 +141,10 @@ def test_workers_die_with_their_parent() -> None:
     script = (
         "import pickle, sys\n"
         "from tandem.reward.workers import WorkerPool\n"
-        "from tandem.reward.worker_main import Call\n"
+        "from tandem.reward.functions import Call\n"
         "pool = WorkerPool([sys.argv[1]], count=1, timeout_s=60)\n"
-        "call = lambda text: Call(sys.argv[1], 0, ('row 0',), (pickle.dumps({'completion': text}),))\n"
-        "print(int(pool.run([call('pid')])[0].verdicts[0].value), flush=True)\n"
+        "call = lambda text: Call(sys.argv[1], 0, ['row 0'], [pickle.dumps({'completion': text})])\n"
+        "print(int(pool.run([call('pid')])[0][0].value), flush=True)\n"
         "pool.run([call('hang')])\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, F], stdout=subprocess.PIPE, text=True) as parent:
@@ -144,13 +152,4 @@ def test_workers_die_with_their_parent() -> None:
         worker = int(parent.stdout.readline())
         assert processes_of(worker)
         parent.kill()
-    deadline = time.monotonic() + 10
-    while processes_of(worker) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert processes_of(worker) == []
-
-
-def test_workers_import_neither_torch_nor_numpy() -> None:
-    script = "import sys, tandem.reward.worker_main; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    assert gone(worker)

@@ -1,12 +1,9 @@
 """Reward functions that come with Tandem, and which data sources they are for."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "gsm8k": "tandem.reward.rules.gsm8k:strict",
-        "openai/gsm8k": "tandem.reward.rules.gsm8k:strict",
-    }
-)
+BUILT_IN: Mapping[str, str] = {
+    "gsm8k": "tandem.reward.rules.gsm8k:strict",
+    "openai/gsm8k": "tandem.reward.rules.gsm8k:strict",
+}
 """`data_source` -> reference of its reward function, for runs that leave `reward.functions` empty."""
