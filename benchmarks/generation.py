@@ -45,7 +45,7 @@ class Size:
 SIZES = {
     "1M": Size(2_048, 128, 4, 4, 2, 352, prompt_tokens=128, equal_tokens=64, skewed_max_tokens=256),
     "10M": Size(8_192, 256, 10, 8, 4, 768, prompt_tokens=128, equal_tokens=64, skewed_max_tokens=256),
-    "60M": Size(32_000, 512, 14, 8, 2, 1_536, prompt_tokens=32, equal_tokens=32, skewed_max_tokens=64),
+    "60M": Size(32_000, 512, 14, 8, 2, 1_536, prompt_tokens=32, equal_tokens=32, skewed_max_tokens=128),
 }
 
 
@@ -145,7 +145,7 @@ def measure(name: str, size: Size, runs: int, figures: dict[str, float]) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float] = {}

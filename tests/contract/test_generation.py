@@ -157,9 +157,11 @@ def test_greedy_has_one_answer_and_the_logprob_of_temperature_one(make: Make) ->
 
 @both
 def test_stop_tokens_end_a_sample_and_belong_to_it(make: Make) -> None:
-    (free,) = ask(make(), request(1, 2, seeds=range(8)))
+    engine = make()
+    (free,) = ask(engine, request(1, 2, seeds=range(8)))
     stop = (int(free[0].token_ids[4]), int(free[1].token_ids[2]))
-    (stopped,) = ask(make(), request(1, 2, seeds=range(8), stop_token_ids=stop))
+    (stopped,) = ask(engine, request(1, 2, seeds=range(8), stop_token_ids=stop))
+    assert tokens(ask(engine, request(1, 2, seeds=range(8)))[0]) == tokens(free)
     for before, after in zip(tokens(free), stopped, strict=True):
         ends = [place for place, token in enumerate(before) if token in stop]
         assert after.token_ids.tolist() == before[: ends[0] + 1 if ends else None]
@@ -380,15 +382,33 @@ def test_a_failure_reaches_every_caller_and_is_over_then() -> None:
     assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(native(), MIXED[0])[0])
 
 
-def test_a_closed_iterator_gives_its_rows_back() -> None:
+def test_a_caller_that_leaves_gives_its_rows_back_at_once() -> None:
     engine = native(max_running=3)
 
-    async def leave_early() -> list[Completion]:
-        stream = engine.generate(request(1, seeds=range(9), max_tokens=5))
-        other = asyncio.create_task(collect(engine, MIXED[0]))
-        await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
-        return await other
+    async def leave() -> list[Completion]:
+        leaving = asyncio.create_task(collect(engine, request(1, seeds=range(9), max_tokens=60)))
+        await asyncio.sleep(0)
+        staying = asyncio.create_task(collect(engine, MIXED[0]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        answer = await staying
+        engine.sleep()
+        return answer
 
-    assert tokens(run(leave_early())) == tokens(ask(native(), MIXED[0])[0])
-    engine.sleep()
+    assert tokens(run(leave())) == tokens(ask(native(), MIXED[0])[0])
+
+
+@both
+def test_an_iterator_closed_early_leaves_the_engine_idle(make: Make) -> None:
+    engine = make()
+    stop = int(ask(engine, request(1))[0][0].token_ids[0])
+
+    async def take_one() -> None:
+        stream = engine.generate(request(1, seeds=range(9), stop_token_ids=(stop,), max_tokens=60))
+        first = await anext(stream)
+        assert first.finish is FinishReason.STOP
+        await stream.aclose()  # type: ignore[attr-defined]
+        engine.sleep()
+
+    run(take_one())
