@@ -30,7 +30,7 @@ from tandem.types import Score, Status, Trajectory
 if TYPE_CHECKING:  # workers import this module and need no pydantic
     from tandem.config import RewardConfig
 
-FORMS = "`path/to/file.py:function` or `package.module:function`"
+_FORMS = "`path/to/file.py:function` or `package.module:function`"
 SIGNATURES = """
   compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float | dict
   f(prompts, completions, **columns) -> list[float | None]
@@ -57,31 +57,23 @@ class RewardFunction:
     """A user's function and how to call it: always by keyword, once a trajectory (TRL: once a group of siblings)."""
 
     reference: str
+    name: str
     weight: float
     kind: Kind
     function: Callable[..., Any]
-    signature: inspect.Signature
-
-    @property
-    def name(self) -> str:
-        return self.reference.rpartition(":")[2]
+    parameters: Mapping[str, inspect.Parameter]
 
     def arguments(self, trajectory: Trajectory) -> dict[str, Any]:
         """What it is told of one trajectory: the parameters that it names, all that there are with `**kwargs`."""
         prompt, row, text = trajectory.prompt, trajectory.prompt.row, trajectory.text
-        offered = {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth, self.kind.value: text}
-        if self.kind is Kind.VERL:
-            offered["extra_info"] = row.get("extra_info")
-        else:
-            offered = {**row, **offered}
+        offered = {"extra_info": row.get("extra_info")} if self.kind is Kind.VERL else dict(row)
+        offered |= {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth, self.kind.value: text}
         if self.kind is Kind.TRL:
             offered["prompts"] = row.get("prompt", prompt.text)
             if not isinstance(offered["prompts"], str):  # TRL answers messages with messages
                 offered["completions"] = [{"role": "assistant", "content": text}]
-        parameters = self.signature.parameters
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            return offered
-        return {name: value for name, value in offered.items() if name in parameters}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        return {name: value for name, value in offered.items() if takes_any or name in self.parameters}
 
 
 @dataclass
@@ -96,9 +88,8 @@ class Call:
     rows: list[bytes]
     """Arguments of each trajectory (TRL: of all siblings), pickled one by one so that none share an object."""
     scores: list[Score] = field(default_factory=list[Score])
-    """One a row."""
-    alone: bool = False
-    """Not to share a chunk: it may be what ended the last one."""
+    suspect: bool = False
+    """It may have hung or killed a worker, so it runs alone next time."""
 
     def lose(self, reason: str, failure: Status = Status.REWARD_ERROR, seconds: float = 0.0) -> None:
         self.scores = [lost(self.reference, place, reason, failure, seconds) for place in self.places]
@@ -121,9 +112,9 @@ def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[R
     for name, count in Counter(function.name for function in functions).items():
         if count > 1:
             problems.append(f"{count} functions are named {name!r}, and metrics go by that; rename them")
-    for source in sorted(set(data_sources) - set(BUILT_IN)) if not named else ():
-        known = ", ".join(BUILT_IN)
-        problems.append(f"no built-in reward for data_source {source!r} (only for {known}); name yours as {FORMS}")
+    missing = [] if named else sorted(set(data_sources) - set(BUILT_IN))
+    if missing:
+        problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
     if problems:
         raise UserError("reward.functions: " + "\n".join(problems))
     return functions
@@ -133,7 +124,7 @@ def load(reference: str, weight: float = 1.0) -> RewardFunction:
     """The function that `reference` names; raises UserError when there is none or its signature fits nothing."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise UserError(f"reward function {reference!r} is not a reference; write {FORMS}")
+        raise UserError(f"reward function {reference!r} is not a reference; write {_FORMS}")
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise UserError(f"reward function {reference!r}: there is no file {place}")
     try:
@@ -154,7 +145,7 @@ def load(reference: str, weight: float = 1.0) -> RewardFunction:
             f"reward function {reference!r}: its signature does not fit: {error}. "
             f"Parameters are passed by name, to functions like these (sync or async):{SIGNATURES}"
         ) from None
-    return RewardFunction(reference, weight, kind, function, signature)
+    return RewardFunction(reference, name, weight, kind, function, signature.parameters)
 
 
 def _import(place: str) -> ModuleType:
@@ -213,9 +204,8 @@ def _read(function: RewardFunction, place: str, reward: Any) -> Score:
             return Score(_number(reward, "the reward"))
         numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
         parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
-        prediction = reward.get("pred")
-        value = _number(reward.get("score"), "'score'")
-        return Score(value, parts, None if prediction is None else str(prediction))
+        prediction = None if reward.get("pred") is None else str(reward["pred"])
+        return Score(_number(reward.get("score"), "'score'"), parts, prediction)
     except BadReward as error:
         return lost(function.reference, place, str(error))
 

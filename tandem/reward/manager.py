@@ -34,7 +34,7 @@ class RewardManager:
         self._config = config
         self._seed = seed
         self._functions = {function.reference: function for function in check_functions(config, ())}
-        self._shown: set[tuple[str, Status]] = set()
+        self._shown: set[tuple[str, Status | None]] = set()
         self._pool = WorkerPool(list(self._functions), config.workers, config.timeout_s)
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
@@ -90,7 +90,9 @@ class RewardManager:
         seconds = sum(score.seconds for _, score in said)
         for function, score in said:
             if score.failure in _LOST:
-                self._show(function.reference, score)
+                if (function.reference, score.failure) not in self._shown:
+                    self._shown.add((function.reference, score.failure))
+                    _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", score.error)
                 return replace(score, seconds=seconds)
         valued = [(function, score, score.value) for function, score in said if score.value is not None]
         if not valued:
@@ -102,15 +104,9 @@ class RewardManager:
         return Score(
             value=sum(function.weight * value for function, _, value in valued),
             parts=parts,
-            prediction=next((score.prediction for _, score in said if score.prediction is not None), None),
+            prediction=next((score.prediction for _, score, _ in valued if score.prediction is not None), None),
             seconds=seconds,
         )
-
-    def _show(self, reference: str, score: Score) -> None:
-        assert score.failure is not None
-        if (reference, score.failure) not in self._shown:
-            self._shown.add((reference, score.failure))
-            _log.error("%s\n(shown once; all are counted in reward/errors and reward/timeouts)", score.error)
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:
@@ -118,19 +114,14 @@ def metrics(groups: Iterable[Group]) -> StepMetrics:
     scores = [score for group in groups for score in group.scores]
     values = np.array([score.value for score in scores if score.value is not None], dtype=np.float64)
     failures = Counter(score.failure for score in scores)
-    statistics = {
-        "errors": float(failures[Status.REWARD_ERROR]),
-        "timeouts": float(failures[Status.REWARD_TIMEOUT]),
-        "not_scored": float(failures[Status.NOT_SCORED]),
-    }
-    if len(values):
-        statistics |= {name: float(getattr(values, name)()) for name in ("mean", "max", "min", "std")}
+    statistics = {name: float(getattr(values, name)()) for name in ("mean", "max", "min", "std") if len(values)}
+    statistics["errors"] = float(failures[Status.REWARD_ERROR])
+    statistics["timeouts"] = float(failures[Status.REWARD_TIMEOUT])
+    statistics["not_scored"] = float(failures[Status.NOT_SCORED])
     parts: defaultdict[str, list[float]] = defaultdict(list)
-    for score in scores:
-        for name, value in score.parts.items():
-            parts[name].append(value)
+    for name, value in (item for score in scores for item in score.parts.items()):
+        parts[name].append(value)
     if taken := statistics.keys() & parts.keys():
         raise UserError(f"reward functions or their parts are named {sorted(taken)}, which are metrics; rename them")
-    return {f"reward/{name}": float(np.mean(numbers)) for name, numbers in parts.items()} | {
-        f"reward/{name}": value for name, value in statistics.items()
-    }
+    statistics |= {name: float(np.mean(numbers)) for name, numbers in parts.items()}
+    return {f"reward/{name}": value for name, value in statistics.items()}

@@ -51,15 +51,19 @@ class WorkerPool:
 
     def run(self, calls: Sequence[Call]) -> list[list[Score]]:
         """Fill in and return the scores of each call. Raises TandemError when a worker cannot start."""
+        for worker in [w for w in self._workers if w.pending]:  # left over from a run that was interrupted
+            self._replace(worker)
         waiting = deque(calls)
         while waiting or any(worker.pending for worker in self._workers):
             for worker in self._workers:
                 if waiting and worker.is_idle():
                     # Chunks shrink towards the end, so that the workers end together.
-                    size = 1 if waiting[0].alone else min(MAX_CHUNK, -(-len(waiting) // (2 * len(self._workers))))
-                    worker.give([waiting.popleft() for _ in range(size)])
+                    size = 1 if waiting[0].suspect else min(MAX_CHUNK, -(-len(waiting) // (2 * len(self._workers))))
+                    worker.pending.extend(waiting.popleft() for _ in range(size))
+                    worker.since = time.monotonic()
+                    worker.send(list(worker.pending))
             # Who has ended is asked before who has answered, so that no answer is overlooked.
-            stuck = [worker for worker in self._workers if worker.has_ended() or worker.is_late(self._timeout_s)]
+            stuck = [w for w in self._workers if w.process.poll() is not None or w.is_late(self._timeout_s)]
             answered = wait([worker.connection for worker in self._workers], 0 if stuck else _LOOK_S)
             for worker in list(self._workers):
                 if not (worker.connection in answered and worker.receive()) and worker in stuck:
@@ -81,13 +85,11 @@ class WorkerPool:
         self._workers[self._workers.index(worker)] = _Worker(self._references)
         if len(worker.pending) == 1:
             call = worker.pending.popleft()
-            if late:
-                reason = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
-                call.lose(reason, Status.REWARD_TIMEOUT, seconds)
-            else:
-                call.lose(f"its process {ended}", seconds=seconds)
+            slow = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
+            failure = Status.REWARD_TIMEOUT if late else Status.REWARD_ERROR
+            call.lose(slow if late else f"its process {ended}", failure, seconds)
         for call in worker.pending:
-            call.alone = True
+            call.suspect = True
         return list(worker.pending)
 
 
@@ -101,7 +103,7 @@ class _Worker:
         """Given and not answered."""
         self.since = math.inf
         """When it was given calls or answered last; infinite until it has loaded the functions."""
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), str(os.getpid()), *sys.path],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -110,15 +112,10 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self._send(references)
+        self.send(references)
 
-    def give(self, calls: list[Call]) -> None:
-        self.pending.extend(calls)
-        self.since = time.monotonic()
-        self._send(calls)
-
-    def _send(self, message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and found out by `has_ended`
+    def send(self, message: list[Any]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its process tells
             self.connection.send(message)
 
     def receive(self) -> bool:
@@ -133,20 +130,17 @@ class _Worker:
         return True
 
     def is_idle(self) -> bool:
-        return self.since < math.inf and not self.pending and not self.has_ended()
+        return not self.pending and self.since < math.inf and self.process.poll() is None
 
     def is_late(self, timeout_s: float) -> bool:
         return bool(self.pending) and time.monotonic() - self.since > timeout_s
 
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
     def end(self) -> int:
         """Kill it and what it started; its exit status (negative: the signal)."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.connection.close()
-        return self._process.wait()
+        return self.process.wait()
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ def test_built_in_rewards_go_by_data_source(start: Start) -> None:
     manager = start()
     (group,) = manager.score([siblings("#### 1,000", "1000", source="openai/gsm8k", truth="1000")])
     assert [s.value for s in group.scores] == [1.0, 0.0]
-    with pytest.raises(UserError, match="no built-in reward for data_source 'sums'"):
+    with pytest.raises(UserError, match="no built-in reward for data_source .'sums'"):
         manager.score([siblings("4")])
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
-"""Groups: minus sign (not that of a subtraction), digits."""
-_MARKED = re.compile(rf"####[ \t]*\+?([-−])?\$?([-−])?({_UNSIGNED})(?![0-9]|[.,][0-9])")
+_MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
+"""Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
 
 
 def strict(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
@@ -26,20 +26,12 @@ def flexible(data_source: str, solution_str: str, ground_truth: Any, extra_info:
 
 def marked_answer(text: str) -> str | None:
     """The number after the last `####` that has one, in canonical form."""
-    found = _MARKED.findall(text)
-    if not found:
-        return None
-    before, after, digits = found[-1]
-    return canonical(digits, negative=bool(before or after))
+    return _last(_MARKED, text)
 
 
 def last_number(text: str) -> str | None:
     """The last number of the text, in canonical form."""
-    found = _NUMBER.findall(text)
-    if not found:
-        return None
-    sign, digits = found[-1]
-    return canonical(digits, negative=bool(sign))
+    return _last(_NUMBER, text)
 
 
 def canonical(digits: str, negative: bool = False) -> str:
@@ -48,6 +40,14 @@ def canonical(digits: str, negative: bool = False) -> str:
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     value = f"{whole}.{fraction}" if fraction else whole
     return f"-{value}" if negative and value != "0" else value
+
+
+def _last(number: re.Pattern[str], text: str) -> str | None:
+    found = number.findall(text)
+    if not found:
+        return None
+    sign, digits = found[-1]
+    return canonical(digits, negative=sign.strip("$") != "")
 
 
 def _verdict(answer: str | None, ground_truth: Any) -> dict[str, Any]:
