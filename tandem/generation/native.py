@@ -27,7 +27,7 @@ from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.rows import Rows, Sample, Ticket
 from tandem.generation.sampling import sample
-from tandem.models.attention import AttentionPlan
+from tandem.models.attention import ATTENTION, AttentionPlan
 from tandem.types import Completion, FinishReason, IntArray, Request
 
 _PREFILL_TOKENS = 2048
@@ -39,13 +39,18 @@ _ADMIT_SHARE = 8
 class NativeEngine:
     """Generates with `model` as it is at each step: nothing is copied, weights changed in place are seen at once.
 
-    `model` must use the attention `tandem.models.ATTENTION`. Float32 and bfloat16, on the device of its parameters.
+    `model` must be loaded with the attention of `tandem.models.attention`. Float32 and bfloat16, on the device of its
+    parameters.
     """
 
     def __init__(
         self, model: PreTrainedModel, *, max_running: int, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone."""
+        if model.config._attn_implementation != ATTENTION:
+            raise EngineError(
+                f"the model must be loaded with attn_implementation={ATTENTION!r}, or rows see one another"
+            )
         self._model = model
         self._max_running = max_running
         self._tokenizer = tokenizer

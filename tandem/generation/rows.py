@@ -125,8 +125,15 @@ class Rows:
             self.samples[new] = self.samples[old]
 
     def _hits_stop_string(self, slot: int) -> bool:
+        """Whether the latest token completes a stop string; only the tail of the response is decoded."""
         strings = self.samples[slot].ticket.request.sampling.stop_strings
-        return hits_stop_string(self._tokenizer, self._tokens[slot, : self.made[slot]], strings)
+        if not strings or self._tokenizer is None:
+            return False
+        # A token is at least a byte of text; a few more give the decoder the context of the first one.
+        tail = max(len(string.encode()) for string in strings) + 8
+        made = self.made[slot]
+        text = self._tokenizer.decode(self._tokens[slot, max(0, made - tail) : made], skip_special_tokens=False)
+        return any(string in text for string in strings)
 
     def _widen(self, tokens: int, stops: int) -> None:
         if stops > self._stops.shape[1]:
@@ -136,16 +143,6 @@ class Rows:
             self._tokens = _with_columns(self._tokens, tokens)
             self._logprobs = _with_columns(self._logprobs, tokens)
             self._versions = _with_columns(self._versions, tokens)
-
-
-def hits_stop_string(tokenizer: PreTrainedTokenizerBase | None, token_ids: IntArray, strings: tuple[str, ...]) -> bool:
-    """Whether the latest of these response tokens completes a stop string (only the tail is decoded)."""
-    if not strings or tokenizer is None:
-        return False
-    # A token is at least a byte of text; a few more give the decoder the context of the first one.
-    tail = max(len(string.encode()) for string in strings) + 8
-    text = tokenizer.decode(token_ids[-tail:], skip_special_tokens=False)
-    return any(string in text for string in strings)
 
 
 def _with_columns(array: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:

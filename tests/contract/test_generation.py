@@ -77,7 +77,8 @@ def native(max_running: int = 4, family: str = "qwen2", dtype: torch.dtype = tor
 
 
 def fake() -> FakeEngine:
-    engine = FakeEngine(np.linspace(-2, 2, VOCABULARY).tolist(), tokenizer=letters(), max_tokens=POSITIONS)
+    chain = torch.linspace(-2, 2, VOCABULARY).repeat(VOCABULARY, 1)
+    engine = FakeEngine(chain, tokenizer=letters(), max_tokens=POSITIONS)
     engine.load_weights(0, None)
     return engine
 
@@ -265,22 +266,33 @@ def test_stop_strings_need_a_tokenizer() -> None:
         ask(engine, request(1, stop_strings=("a",)))
 
 
+def test_a_model_with_other_attention_is_refused() -> None:
+    with pytest.raises(EngineError, match="attn_implementation='tandem'"):
+        NativeEngine(model(attention="sdpa"), max_running=2)
+
+
 def test_no_answer_without_weights() -> None:
-    for engine in (NativeEngine(model(), max_running=2), FakeEngine([0.0, 0.0])):
+    for engine in (NativeEngine(model(), max_running=2), FakeEngine([[0.0, 0.0], [0.0, 0.0]])):
         with pytest.raises(EngineError, match="load_weights"):
             ask(engine, request(1))
         with pytest.raises(EngineError, match="load_weights"):
             _ = engine.version
 
 
-def test_the_fake_follows_its_script() -> None:
-    engine = FakeEngine([0.0, 1.0, 2.0], script=lambda asked, seed: [*asked.token_ids[::-1], seed])
+def test_the_fake_answers_as_its_chain_says() -> None:
+    """0 is followed by 2; 2 by 1 (e / (1 + e)) or by itself; 1 by itself."""
+    never = -float("inf")
+    engine = FakeEngine([[never, never, 0.0], [never, 0.0, never], [never, 1.0, 0.0]])
     engine.load_weights(0, None)
-    first, second = ask(engine, request(0, 1, seeds=(2, 1), max_tokens=9), request(2, 1, seeds=(0,), max_tokens=2))
-    assert tokens(first) == [[1, 0, 2], [1, 0, 1]] and first[0].finish is FinishReason.STOP
-    assert tokens(second) == [[1, 2]] and second[0].finish is FinishReason.LENGTH
-    total = np.log(np.exp([0, 1, 2]).sum())
-    np.testing.assert_allclose(first[0].logprobs, np.array([1, 0, 2]) - total, atol=1e-6)
+    ((greedy,), sampled) = ask(
+        engine, request(1, 0, temperature=0.0, max_tokens=4), request(0, seeds=range(50), stop_token_ids=(1,))
+    )
+    assert greedy.token_ids.tolist() == [2, 1, 1, 1]
+    np.testing.assert_allclose(greedy.logprobs, [0, 1 - np.log(1 + np.e), 0, 0], atol=1e-6)
+    for completion in sampled:
+        *twos, one = completion.token_ids.tolist()
+        assert set(twos) == {2} and one == 1 and completion.finish is FinishReason.STOP
+    assert len({len(completion.token_ids) for completion in sampled}) > 1
 
 
 # The native engine against transformers.
