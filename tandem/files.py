@@ -1,7 +1,5 @@
 """Files that are whole or absent: written aside, flushed to the disk, moved into place."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

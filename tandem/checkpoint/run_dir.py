@@ -1,7 +1,5 @@
 """The run directory: one run a directory, and a resumed run is the same run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ A write flushes every file, then renames: a directory under its final name is wh
 in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The PPO family's dataflow: one function, one line a stage."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

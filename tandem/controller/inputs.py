@@ -1,7 +1,5 @@
 """What a run reads, checked before anything is allocated: tokenizer, data, reward functions, model directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The device of this process, and what a step costs on it."""
 
-from __future__ import annotations
-
 import resource
 
 import torch

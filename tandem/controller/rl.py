@@ -1,7 +1,5 @@
 """Reinforcement learning as a job: roles from a configuration, one dataflow step a step."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

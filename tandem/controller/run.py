@@ -1,7 +1,5 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Supervised fine-tuning as a job: the same engine, data module and run as reinforcement learning."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

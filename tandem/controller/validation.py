@@ -1,7 +1,5 @@
 """How good is the policy now: mean@N, best@N and maj@N of each data source."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean

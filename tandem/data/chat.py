@@ -1,7 +1,5 @@
 """Messages of a row -> the text that a chat template makes of them -> token ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jinja2 import TemplateError

@@ -1,7 +1,5 @@
 """Rows to ask: verl and TRL rows -> Prompt."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Data files -> numbered rows -> checked cells."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

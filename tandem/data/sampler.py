@@ -1,7 +1,5 @@
 """Which rows a step uses: each row once an epoch, in an order that a cursor resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows to imitate: `messages`, or `prompt` + `completion` -> Demonstration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

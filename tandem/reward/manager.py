@@ -1,7 +1,5 @@
 """Trajectory -> Score: the reward of every trajectory of a step, or the reason why it has none."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import zlib

@@ -1,7 +1,5 @@
 """Prompts -> trajectories of one turn: ask once, take the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """The seam: metrics of a step -> wherever they are kept or shown."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from tandem.types import StepMetrics

@@ -1,7 +1,5 @@
 """environment.json: what a run ran on and with."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """metrics.jsonl: one JSON object a step, the record that every other view is made from."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """report.html: a run at a glance in one file that loads nothing. The template beside this file draws what is here."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import timedelta

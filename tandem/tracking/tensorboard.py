@@ -1,7 +1,5 @@
 """TensorBoard event files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tandem.errors import UserError

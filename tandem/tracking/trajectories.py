@@ -1,7 +1,5 @@
 """trajectories/step_000001.parquet: everything that happened to each trajectory of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path

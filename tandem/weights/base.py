@@ -1,7 +1,5 @@
 """The seam: trained weights -> served weights."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

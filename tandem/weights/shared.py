@@ -1,7 +1,5 @@
 """Trainer and engine share one set of parameters: nothing moves, only the version does."""
 
-from __future__ import annotations
-
 from tandem.errors import EngineError
 from tandem.generation.base import GenerationEngine
 

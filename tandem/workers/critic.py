@@ -1,7 +1,5 @@
 """The critic: values of every token, and their regression to the returns."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

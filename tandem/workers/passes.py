@@ -1,7 +1,5 @@
 """What the training roles have in common: scoring passes and optimizer steps over a batch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The actor and the reference: the policy that trains, and the frozen one it is kept close to."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The rollout role: asks the generation engine, keeps the policy's side of every conversation."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """GSM8K (Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems"): grade-school word problems."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Numbers are compared as decimal strings in canonical form: 1,000 = $1000.00 = 1000. and no digit is ever rounded.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
