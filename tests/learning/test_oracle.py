@@ -129,7 +129,7 @@ def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainCo
             "generation": {"temperature": TEMPERATURE, "max_response_tokens": MAX_RESPONSE},
             "training": {"optimizer": optimizer, "tokens_per_micro_batch": 40},
             "trainer": {"run_dir": "unused", "steps": 1},
-        },
+        }
     )
 
 
