@@ -54,13 +54,7 @@ def plain(linear: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, weight
 
 def chunked(token_local: bool) -> Callable[[nn.Linear, torch.Tensor, torch.Tensor, torch.Tensor], None]:
     def run(linear: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> None:
-        def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            return parameter.grad
-
-        head = VocabularyHead(linear, gradient_of)
-        head.backward(hidden, targets, TokenColumns(weights=weights), EntropyBonusLoss(token_local))
+        VocabularyHead(linear).backward(hidden, targets, TokenColumns(weights=weights), EntropyBonusLoss(token_local))
 
     return run
 

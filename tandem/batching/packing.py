@@ -15,37 +15,30 @@ from tandem.types import Batch, BoolArray, Demonstration, FloatArray, Group, Int
 
 def to_batch(groups: Sequence[Group]) -> Batch:
     """The trajectories of a step, groups in order; a row whose score has no value is neither `scored` nor masked in."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = [score.value for group in groups for score in group.scores]
-    scored_B = np.array([reward is not None for reward in rewards], dtype=np.bool_)
-    response_offsets = _offsets([len(trajectory.response_ids) for trajectory in trajectories])
-    loss_mask: BoolArray = _head_to_tail([trajectory.loss_mask for trajectory in trajectories], np.bool_)
-    return Batch(
-        prompt_ids=_head_to_tail([trajectory.prompt.token_ids for trajectory in trajectories], np.int32),
-        prompt_offsets=_offsets([len(trajectory.prompt.token_ids) for trajectory in trajectories]),
-        response_ids=_head_to_tail([trajectory.response_ids for trajectory in trajectories], np.int32),
-        response_offsets=response_offsets,
-        loss_mask=loss_mask & np.repeat(scored_B, np.diff(response_offsets)),
-        versions=_head_to_tail([trajectory.versions for trajectory in trajectories], np.int32),
-        groups=np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups]),
-        rewards=np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32),
-        scored=scored_B,
-        tokens=TokenColumns(
-            rollout_logprobs=_head_to_tail([trajectory.rollout_logprobs for trajectory in trajectories], np.float32)
-        ),
+    batch = demonstrations_to_batch(
+        [Demonstration(row.prompt.index, row.prompt.token_ids, row.response_ids, row.loss_mask) for row in rows]
     )
+    batch.scored = np.array([reward is not None for reward in rewards], dtype=np.bool_)
+    batch.rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
+    batch.loss_mask &= np.repeat(batch.scored, np.diff(batch.response_offsets))
+    batch.groups = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
+    batch.versions = _head_to_tail([row.versions for row in rows], np.int32)
+    batch.tokens.rollout_logprobs = _head_to_tail([row.rollout_logprobs for row in rows], np.float32)
+    return batch
 
 
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
     """Rows to imitate: each a group of its own, reward 0, no token columns yet."""
-    response_ids: IntArray = _head_to_tail([row.response_ids for row in demonstrations], np.int32)
+    offsets = _offsets([len(row.response_ids) for row in demonstrations])
     return Batch(
         prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
         prompt_offsets=_offsets([len(row.prompt_ids) for row in demonstrations]),
-        response_ids=response_ids,
-        response_offsets=_offsets([len(row.response_ids) for row in demonstrations]),
+        response_ids=_head_to_tail([row.response_ids for row in demonstrations], np.int32),
+        response_offsets=offsets,
         loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
-        versions=np.zeros(len(response_ids), dtype=np.int32),
+        versions=np.zeros(offsets[-1], dtype=np.int32),
         groups=np.arange(len(demonstrations), dtype=np.int32),
         rewards=np.zeros(len(demonstrations), dtype=np.float32),
         scored=np.ones(len(demonstrations), dtype=np.bool_),
@@ -75,11 +68,9 @@ def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro
     Scored are the response tokens that `loss_mask` names; a row without any is left out. Rows of like length end up
     together, which is what attention over packed rows is fastest on.
     """
-    scored_before = np.concatenate(([0], np.cumsum(batch.loss_mask, dtype=np.int64)))
-    has_scored_B = np.diff(scored_before[batch.response_offsets]) > 0
     lengths_B = _row_lengths(batch)
     kept: IntArray = np.asarray(rows, dtype=np.int64)
-    kept = kept[has_scored_B[kept]]
+    kept = kept[np.bincount(batch.row_of_token[batch.loss_mask], minlength=len(batch))[kept] > 0]
     ordered = kept[np.argsort(-lengths_B[kept], kind="stable")]
     ends = np.cumsum(lengths_B[ordered])
     tokens: IntArray = np.concatenate((batch.prompt_ids, batch.response_ids))
@@ -96,14 +87,14 @@ def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro
 def _pack(batch: Batch, rows_R: IntArray, tokens: IntArray, mask: BoolArray) -> MicroBatch:
     """`tokens` are the prompts and then the responses of the batch; `mask` says which of them are scored."""
     prompts = len(batch.prompt_ids)
-    starts = np.stack((batch.prompt_offsets[rows_R], batch.response_offsets[rows_R] + prompts), axis=1).ravel()
-    stops = np.stack((batch.prompt_offsets[rows_R + 1], batch.response_offsets[rows_R + 1] + prompts), axis=1).ravel()
+    bounds = [(batch.prompt_offsets[rows], batch.response_offsets[rows] + prompts) for rows in (rows_R, rows_R + 1)]
+    starts, stops = np.array(bounds).swapaxes(1, 2).reshape(2, -1)
     segments = _offsets(stops - starts)
     take_N: IntArray = np.add(np.repeat(starts - segments[:-1], stops - starts), np.arange(int(segments[-1])))
     target_S = np.flatnonzero(mask[take_N])
     source_S: IntArray = np.subtract(take_N[target_S], prompts)
     columns = batch.tokens.map(lambda column: column[source_S])
-    return MicroBatch(tokens[take_N], segments[::2], np.subtract(target_S, 1), columns, source_S)
+    return MicroBatch(tokens[take_N], segments[::2], target_S - 1, columns, source_S)
 
 
 def _row_lengths(batch: Batch) -> IntArray:

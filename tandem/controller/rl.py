@@ -96,15 +96,15 @@ def make_roles(
     training, temperature = config.training, config.generation.temperature
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = load_policy(config.model, device)
-    engines = {".": FsdpEngine.policy(policy, training, training.optimizer, optimizer_steps, temperature)}
+    engines = {".": FsdpEngine(policy, training, training.optimizer, optimizer_steps, temperature)}
     reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
-        frozen = FsdpEngine.policy(load_policy(config.model, device), training, None, temperature=temperature)
+        frozen = FsdpEngine(load_policy(config.model, device), training, None, temperature=temperature)
         reference = Reference(frozen, config)
     if Signal.VALUES in algorithm.needs:
         assert config.algorithm.type == "ppo"
         values = load_critic(config.model, device)
-        engines["critic"] = FsdpEngine.critic(values, training, config.algorithm.critic_optimizer, optimizer_steps)
+        engines["critic"] = FsdpEngine(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
     rollout, weights = _make_rollout(config, inputs, policy)
     roles = Roles(

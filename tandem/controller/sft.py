@@ -33,7 +33,7 @@ class SftJob:
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         policy = load_policy(config.model, best_device())
-        self._engine = FsdpEngine.policy(policy, config.training, config.training.optimizer, self.total_steps)
+        self._engine = FsdpEngine(policy, config.training, config.training.optimizer, self.total_steps)
 
     def step(self, step: int) -> StepMetrics:
         start = time.perf_counter()

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from tandem.types import MicroBatch, Outputs, TokenLoss
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LossResult:
     """What a forward_backward pass leaves behind; tensors are detached."""
 
     loss: float
     metrics: dict[str, float]
-    outputs: Outputs[torch.Tensor]
+    outputs: Outputs[Tensor]
 
     @classmethod
-    def of(cls, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], outputs: Outputs[torch.Tensor]) -> LossResult:
-        """What the loss returned, off its graph."""
-        columns = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
-        detached = Outputs(*(None if column is None else column.detach() for column in columns))
-        return cls(loss.detach().item(), {name: metric.item() for name, metric in metrics.items()}, detached)
+    def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> LossResult:
+        """The sum of what the loss returned for each part of the micro-batch."""
+        metrics = {name: sum(part[name].item() for _, part in parts) for name in parts[0][1]}
+        return cls(sum(value.item() for value, _ in parts), metrics, outputs)
 
 
 class TrainEngine(Protocol):
@@ -35,11 +34,11 @@ class TrainEngine(Protocol):
     the gradients. After `offload`, only `onload`, `save` and `named_weights` are legal.
     """
 
-    def forward(self, micro_batch: MicroBatch, *, entropy: bool = False) -> Outputs[torch.Tensor]:
-        """Log-probs (and entropy on request) of a policy, or values of a critic, of the scored tokens; no gradient."""
+    def forward(self, micro_batch: MicroBatch) -> Outputs[Tensor]:
+        """Log-probs and entropy of a policy, or values of a critic, of the scored tokens; no gradient."""
         ...
 
-    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[torch.Tensor]) -> LossResult:
+    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[Tensor]) -> LossResult:
         """Add the gradient of `loss` to the gradients."""
         ...
 
@@ -50,7 +49,7 @@ class TrainEngine(Protocol):
         """
         ...
 
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor), one at a time; the tensors are the engine's own, to be read only."""
         ...
 
@@ -67,5 +66,5 @@ class TrainEngine(Protocol):
         ...
 
     def load(self, directory: Path) -> None:
-        """Continue exactly where the `save` into `directory` was."""
+        """Continue exactly where the `save` into `directory` was; UserError when that was of another model."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,33 +15,28 @@ from tandem.types import MicroBatch, Outputs, TokenLoss
 
 
 class FakeTrainEngine:
-    """A table of logits (or values), one row a preceding token, trained by plain gradient descent."""
+    """A table of logits (a critic's: `values`), one row a preceding token, zero at first; plain gradient descent."""
 
-    def __init__(self, vocabulary: int, lr: float = 0.1, *, values: bool = False, temperature: float = 1.0) -> None:
-        """`values`: be a critic. The table starts at zero: every token equally likely, every value 0."""
+    def __init__(self, vocabulary: int, lr: float = 0.1, *, values: bool = False) -> None:
         self.table = torch.zeros(vocabulary, 1 if values else vocabulary, requires_grad=True)
         self._values = values
         self._lr = lr
-        self._temperature = temperature
 
     @torch.no_grad()
-    def forward(self, micro_batch: MicroBatch, *, entropy: bool = False) -> Outputs[torch.Tensor]:
-        outputs = self._outputs(micro_batch)
-        return outputs if entropy else Outputs(outputs.logprobs_S, None, outputs.values_S)
+    def forward(self, micro_batch: MicroBatch) -> Outputs[torch.Tensor]:
+        return self._outputs(micro_batch)
 
     def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[torch.Tensor]) -> LossResult:
-        outputs = self._outputs(micro_batch)
-        value, metrics = loss(outputs, micro_batch.columns.map(torch.from_numpy))
+        value, metrics = loss(self._outputs(micro_batch), micro_batch.columns.map(torch.from_numpy))
         value.backward()
-        return LossResult.of(value, metrics, outputs)
+        return LossResult.of([(value, metrics)], self.forward(micro_batch))
 
     def optimizer_step(self) -> dict[str, float]:
         gradient = torch.zeros_like(self.table) if self.table.grad is None else self.table.grad
         norm = gradient.norm().item()
         if not np.isfinite(norm):
             raise EngineError(f"gradient norm is {norm} in table")
-        with torch.no_grad():
-            self.table.sub_(self._lr * gradient)
+        self.table.detach().sub_(self._lr * gradient)
         self.table.grad = None
         return {"grad_norm": norm, "lr": self._lr}
 
@@ -58,21 +52,20 @@ class FakeTrainEngine:
     def save(self, directory: Path) -> None:
         for part in ("model", "state"):
             (directory / part).mkdir(exist_ok=True)
-            save_file({"table": self.table.detach()}, directory / part / "model.safetensors")
-        (directory / "model" / "config.json").write_text(json.dumps({"model_type": "tandem-fake"}), encoding="utf-8")
+            save_file(dict(self.named_weights()), directory / part / "model.safetensors")
 
     def load(self, directory: Path) -> None:
-        table = load_file(directory / "state" / "model.safetensors")["table"]
+        path = directory / "state" / "model.safetensors"
+        table = load_file(path)["table"]
         if table.shape != self.table.shape:
-            raise UserError(f"{directory}: table is {list(table.shape)} there and {list(self.table.shape)} here")
-        with torch.no_grad():
-            self.table.copy_(table)
+            raise UserError(f"{path} is not a training state of this model (its table is {list(table.shape)})")
+        self.table.detach().copy_(table)
 
     def _outputs(self, micro_batch: MicroBatch) -> Outputs[torch.Tensor]:
-        rows_SV = self.table[torch.from_numpy(micro_batch.token_ids[micro_batch.scored].astype(np.int64))]
+        token_ids = torch.from_numpy(micro_batch.token_ids.astype(np.int64))
+        scored = torch.from_numpy(micro_batch.scored)
+        rows_SV = self.table[token_ids[scored]]
         if self._values:
             return Outputs(values_S=rows_SV.squeeze(1))
-        targets_S = torch.from_numpy(micro_batch.token_ids[micro_batch.scored + 1].astype(np.int64))
-        logprobs_SV = torch.log_softmax(rows_SV / self._temperature, -1)
-        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-        return Outputs(logprobs_SV.gather(1, targets_S[:, None]).squeeze(1), entropy_S)
+        choice = torch.distributions.Categorical(logits=rows_SV)
+        return Outputs(choice.log_prob(token_ids[scored + 1]), choice.entropy())

@@ -12,11 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.config.tree import FsdpTrainingConfig, OptimizerConfig
+from tandem.errors import UserError
+from tandem.models.attention import PackedRows
 from tandem.training.base import LossResult
-from tandem.training.body import check_output_layer, check_packed_hidden_states, packed_hidden_states
-from tandem.training.head import Head, ValueHead, VocabularyHead
+from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.optimizer import MasterAdamW
-from tandem.types import MicroBatch, Outputs, TokenLoss
+from tandem.types import IntArray, MicroBatch, Outputs, TokenLoss
 
 
 class FsdpEngine:
@@ -25,68 +26,46 @@ class FsdpEngine:
     Generation may share them: their storage is never replaced while they stay on one device.
     """
 
-    def __init__(self, model: PreTrainedModel, head: Head, optimizer: MasterAdamW | None, checkpointing: bool) -> None:
-        self.model = model.eval()
-        self._head = head
-        self._optimizer = optimizer
-        self._checkpointing = checkpointing
-        self._home = model.device
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        with torch.no_grad():
-            check_packed_hidden_states(model)
-
-    @classmethod
-    def policy(
-        cls,
+    def __init__(
+        self,
         model: PreTrainedModel,
         config: FsdpTrainingConfig,
         optimizer: OptimizerConfig | None,
         total_steps: int = 1,
         temperature: float = 1.0,
-    ) -> FsdpEngine:
-        """Log-probs and entropy at `temperature`; without `optimizer` a frozen one, for `forward` only."""
-        adamw = _optimizer(model, optimizer, total_steps)
-        layer: Any = model.get_output_embeddings()
-        head = VocabularyHead(layer, adamw.gradient_of if adamw else _no_gradient, temperature)
-        engine = cls(model, head, adamw, config.activation_checkpointing)
-        with torch.no_grad():
-            check_output_layer(model)
-        return engine
+    ) -> None:
+        """A language model is a policy, `temperature` that of its log-probs; a token-classification one is a critic.
 
-    @classmethod
-    def critic(
-        cls,
-        model: PreTrainedModel,
-        config: FsdpTrainingConfig,
-        optimizer: OptimizerConfig | None,
-        total_steps: int = 1,
-    ) -> FsdpEngine:
-        """Values, from a token-classification model with one label."""
-        layer = next(module for module in model.children() if isinstance(module, nn.Linear))
-        adamw = _optimizer(model, optimizer, total_steps)
-        return cls(model, ValueHead(layer), adamw, config.activation_checkpointing)
+        `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only.
+        """
+        self.model = model.eval().requires_grad_(optimizer is not None)
+        self._optimizer = MasterAdamW(model, optimizer, total_steps) if optimizer else None
+        self._checkpointing = config.activation_checkpointing
+        self._home = model.device
+        if self._checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        check_family(model)
+        layer: Any = model.get_output_embeddings()
+        if layer is None:
+            self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
+        else:
+            self._head = VocabularyHead(layer, temperature)
 
     @torch.no_grad()
-    def forward(self, micro_batch: MicroBatch, *, entropy: bool = False) -> Outputs[torch.Tensor]:
-        return self._head.forward(self._hidden(micro_batch), self._targets(micro_batch), entropy)
+    def forward(self, micro_batch: MicroBatch) -> Outputs[torch.Tensor]:
+        return self._head.forward(*self._inputs(micro_batch))
 
     def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[torch.Tensor]) -> LossResult:
-        columns = micro_batch.columns.map(self._tensor)
-        if not self._checkpointing:
-            return self._head.backward(self._hidden(micro_batch), self._targets(micro_batch), columns, loss)
-        self.model.train()  # where transformers checkpoints; every dropout is 0
-        try:
-            return self._head.backward(self._hidden(micro_batch), self._targets(micro_batch), columns, loss)
-        finally:
-            self.model.eval()
+        self.model.train(self._checkpointing)  # the mode in which transformers checkpoints; every dropout is 0
+        result = self._head.backward(*self._inputs(micro_batch), micro_batch.columns.map(self._tensor), loss)
+        self.model.eval()
+        return result
 
     def optimizer_step(self) -> dict[str, float]:
         return self._trained.step()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+        return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -107,33 +86,62 @@ class FsdpEngine:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 
-    def _hidden(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """`[S, hidden]`. The last token of a row predicts nothing that is scored, so it does not enter the model."""
-        last = micro_batch.offsets[1:] - 1
+    def _inputs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
+        last = micro_batch.offsets[1:] - 1  # predicts nothing that is scored, so it does not enter the model
         offsets = micro_batch.offsets - np.arange(len(micro_batch.offsets))
-        hidden = packed_hidden_states(self.model, np.delete(micro_batch.token_ids, last), offsets)
+        hidden = _run(self.model.base_model, np.delete(micro_batch.token_ids, last), offsets)
         scored_S = micro_batch.scored - np.searchsorted(last, micro_batch.scored)
-        return hidden.index_select(0, self._tensor(scored_S))
-
-    def _targets(self, micro_batch: MicroBatch) -> torch.Tensor:
-        return self._tensor(micro_batch.token_ids[micro_batch.scored + 1].astype(np.int64))
+        targets_S = micro_batch.token_ids[micro_batch.scored + 1].astype(np.int64)
+        return hidden.index_select(0, self._tensor(scored_S)), self._tensor(targets_S)
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._home)
 
     def _move(self, device: torch.device) -> None:
+        nn.Module.to(self.model, device)
         if self._optimizer is not None:
             self._optimizer.move(device)
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            tensor.data = tensor.data.to(device)
 
 
-def _optimizer(model: PreTrainedModel, config: OptimizerConfig | None, total_steps: int) -> MasterAdamW | None:
-    if config is None:
-        model.requires_grad_(False)
-        return None
-    return MasterAdamW(model, config, total_steps)
+@torch.no_grad()
+def check_family(model: PreTrainedModel) -> None:
+    """UserError for a family whose packed rows see one another, or whose logits are not the output layer's own."""
+    family = f"model type {model.config.model_type}"
+    token_ids, offsets = np.arange(8, dtype=np.int32), np.array([0, 5, 8])
+    try:
+        packed = _run(model.base_model, token_ids, offsets)
+        if not _close(packed[5:], _run(model.base_model, token_ids[5:], offsets[1:] - 5)):
+            raise ValueError("rows see one another; use a family with causal attention only")
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{family} does not run on packed rows: {error}") from error
+    layer: Any = model.get_output_embeddings()
+    if layer is None:
+        return
+    # Soft caps only show on large logits.
+    with layer.register_forward_hook(lambda _module, _inputs, logits: 1000 * logits):
+        plain = _close(_run(model, token_ids, offsets), layer(packed))
+    if not plain:
+        raise UserError(
+            f"{family} scales or soft-caps around its output layer, which log-probs computed in chunks do not "
+            "follow; use a family whose logits are the output layer's own"
+        )
 
 
-def _no_gradient(parameter: torch.Tensor) -> None:
-    return None
+def _run(module: Any, token_ids: IntArray, offsets: IntArray) -> torch.Tensor:
+    """`[N, features]`: the module's first output for rows packed head to tail, as if each row were alone."""
+    device = module.device
+    positions = np.arange(len(token_ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+    outputs = module(
+        torch.from_numpy(token_ids)[None].to(device),
+        position_ids=torch.from_numpy(positions)[None].to(device),
+        attention_plan=PackedRows(offsets, device),
+        use_cache=False,
+        return_dict=False,
+    )
+    return outputs[0][0]
+
+
+def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    bound = 1e-4 if wanted.dtype == torch.float32 else 0.05
+    return bool((found - wanted).abs().max() <= bound * wanted.abs().max())

@@ -14,37 +14,15 @@ Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a chunk, `_V` voca
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tandem.training.base import LossResult
 from tandem.types import Outputs, TokenColumns, TokenLoss
 
-GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
-"""Parameter -> the float32 tensor that its gradient is added to; None when it is frozen."""
-
-Columns = TokenColumns[torch.Tensor]
-Workspace = tuple[torch.Tensor, torch.Tensor]
-"""Two float32 `[C, V]`."""
-
-
-class Head(Protocol):
-    """What stands between the hidden states and the loss."""
-
-    def forward(self, hidden_S: torch.Tensor, targets_S: torch.Tensor, entropy: bool) -> Outputs[torch.Tensor]:
-        """No gradient. `hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
-        ...
-
-    def backward(
-        self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
-    ) -> LossResult:
-        """The loss; its gradient goes on through `hidden_S` and into the head's parameters."""
-        ...
+Columns = TokenColumns[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +31,14 @@ class ValueHead:
 
     linear: nn.Linear
 
-    def forward(self, hidden_S: torch.Tensor, targets_S: torch.Tensor, entropy: bool) -> Outputs[torch.Tensor]:
+    def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
         return Outputs(values_S=self.linear(hidden_S).float().squeeze(-1))
 
-    def backward(
-        self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
-    ) -> LossResult:
-        outputs = self.forward(hidden_S, targets_S, entropy=False)
-        value, metrics = loss(outputs, columns)
+    def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
+        values_S = self.linear(hidden_S).float().squeeze(-1)
+        value, metrics = loss(Outputs(values_S=values_S), columns)
         value.backward()
-        return LossResult.of(value, metrics, outputs)
+        return LossResult.of([(value, metrics)], Outputs(values_S=values_S.detach()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,107 +46,61 @@ class VocabularyHead:
     """Log-probs and entropy of softmax(logits / temperature); the softmax is float32 whatever the weights are."""
 
     linear: nn.Linear
-    gradient_of: GradientOf
     temperature: float = 1.0
     logits_per_chunk: int = 2**25
     """Bounds the memory: two float32 numbers each. A chunk holds at least one token."""
 
     @torch.no_grad()
-    def forward(self, hidden_S: torch.Tensor, targets_S: torch.Tensor, entropy: bool) -> Outputs[torch.Tensor]:
-        outputs = _empty(len(hidden_S), hidden_S.device, entropy)
-        for cut, workspace in self._chunks(hidden_S):
-            self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop), workspace)
+    def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
+        """`hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
+        outputs = _empty(hidden_S)
+        for cut in self._chunks(hidden_S):
+            self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop))
         return outputs
 
-    def backward(
-        self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
-    ) -> LossResult:
-        one_pass = loss.token_local or len(hidden_S) <= self._tokens_per_chunk
-        with torch.no_grad():
-            grad_hidden_S, result = (self._one_pass if one_pass else self._two_passes)(
-                hidden_S.detach(), targets_S, columns, loss
-            )
+    @torch.no_grad()
+    def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
+        """The loss; its gradient goes on through `hidden_S` and into the layer's parameters."""
+        outputs, slopes = _empty(hidden_S), None
+        chunks = self._chunks(hidden_S)
+        parts: list[tuple[Tensor, dict[str, Tensor]]] = []
+        if not loss.token_local and len(chunks) > 1:
+            outputs = self.forward(hidden_S, targets_S)
+            value, metrics, slopes = _differentiate(loss, outputs, columns)
+            parts.append((value, metrics))
+        grad_hidden_S = torch.empty_like(hidden_S)
+        for cut in chunks:
+            outputs_C = outputs.slice(cut.start, cut.stop)
+            softmaxes = self._evaluate(hidden_S[cut], targets_S[cut], outputs_C)
+            if slopes is None:
+                value, metrics, slopes_C = _differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
+                parts.append((value, metrics))
+            else:
+                slopes_C = slopes.slice(cut.start, cut.stop)
+            grad_logits_CV = self._grad_logits(softmaxes, targets_S[cut], outputs_C, slopes_C)
+            grad_hidden_S[cut] = self._add_gradient(grad_logits_CV, hidden_S[cut])
         hidden_S.backward(grad_hidden_S)
-        return result
+        return LossResult.of(parts, outputs)
 
-    def _one_pass(
-        self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
-    ) -> tuple[torch.Tensor, LossResult]:
-        grad_hidden_S = torch.empty_like(hidden_S)
-        outputs = _empty(len(hidden_S), hidden_S.device, entropy=True)
-        value = torch.zeros((), device=hidden_S.device)
-        metrics: dict[str, torch.Tensor] = {}
-        for cut, workspace in self._chunks(hidden_S):
-            outputs_C = outputs.slice(cut.start, cut.stop)
-            self._evaluate(hidden_S[cut], targets_S[cut], outputs_C, workspace)
-            value_C, metrics_C, slopes_C = _differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
-            self._add_gradient(hidden_S[cut], targets_S[cut], outputs_C, slopes_C, workspace, grad_hidden_S[cut])
-            value = value + value_C
-            metrics = {name: metrics[name] + metric if metrics else metric for name, metric in metrics_C.items()}
-        return grad_hidden_S, LossResult.of(value, metrics, outputs)
+    def _chunks(self, hidden_S: Tensor) -> list[slice]:
+        size = max(1, self.logits_per_chunk // self.linear.out_features)
+        return [slice(start, start + size) for start in range(0, len(hidden_S), size)]
 
-    def _two_passes(
-        self, hidden_S: torch.Tensor, targets_S: torch.Tensor, columns: Columns, loss: TokenLoss[torch.Tensor]
-    ) -> tuple[torch.Tensor, LossResult]:
-        grad_hidden_S = torch.empty_like(hidden_S)
-        outputs = self.forward(hidden_S, targets_S, entropy=True)
-        value, metrics, slopes = _differentiate(loss, outputs, columns)
-        for cut, workspace in self._chunks(hidden_S):
-            outputs_C = outputs.slice(cut.start, cut.stop)
-            self._evaluate(hidden_S[cut], targets_S[cut], Outputs(), workspace)
-            slopes_C = slopes.slice(cut.start, cut.stop)
-            self._add_gradient(hidden_S[cut], targets_S[cut], outputs_C, slopes_C, workspace, grad_hidden_S[cut])
-        return grad_hidden_S, LossResult.of(value, metrics, outputs)
+    def _evaluate(self, hidden_C: Tensor, targets_C: Tensor, outputs_C: Outputs[Tensor]) -> tuple[Tensor, Tensor]:
+        """softmax and log-softmax, float32 `[C, V]`; log-probs and entropy are written into `outputs_C`."""
+        logits_CV = self.linear(hidden_C).float().div_(self.temperature)
+        log_softmax_CV = torch.log_softmax(logits_CV, -1)
+        softmax_CV = torch.exp(log_softmax_CV, out=logits_CV)
+        assert outputs_C.logprobs_S is not None and outputs_C.entropy_S is not None
+        torch.gather(log_softmax_CV, 1, targets_C[:, None], out=outputs_C.logprobs_S[:, None])
+        torch.neg(torch.bmm(softmax_CV[:, None, :], log_softmax_CV[:, :, None]).view(-1), out=outputs_C.entropy_S)
+        return softmax_CV, log_softmax_CV
 
-    @property
-    def _tokens_per_chunk(self) -> int:
-        return max(1, self.logits_per_chunk // self.linear.out_features)
-
-    def _chunks(self, hidden_S: torch.Tensor) -> Iterator[tuple[slice, Workspace]]:
-        """Equal cuts of the tokens, each with the same memory to work in: fresh pages cost as much as arithmetic."""
-        tokens = len(hidden_S)
-        size = max(1, math.ceil(tokens / max(1, math.ceil(tokens / self._tokens_per_chunk))))
-        shape = (2, min(size, tokens), self.linear.out_features)
-        buffer = torch.empty(shape, dtype=torch.float32, device=hidden_S.device)
-        for start in range(0, tokens, size):
-            stop = min(start + size, tokens)
-            yield slice(start, stop), (buffer[0, : stop - start], buffer[1, : stop - start])
-
-    def _evaluate(
-        self, hidden_C: torch.Tensor, targets_C: torch.Tensor, outputs_C: Outputs[torch.Tensor], workspace: Workspace
-    ) -> None:
-        """Leave softmax and log-softmax in `workspace`, and fill the outputs that are asked for."""
-        softmax_CV, log_softmax_CV = workspace
-        logits_CV = self._logits(hidden_C, softmax_CV)
-        torch.log_softmax(logits_CV, -1, dtype=torch.float32, out=log_softmax_CV)
-        torch.exp(log_softmax_CV, out=softmax_CV)
-        if outputs_C.logprobs_S is not None:
-            torch.gather(log_softmax_CV, 1, targets_C[:, None], out=outputs_C.logprobs_S[:, None])
-        if outputs_C.entropy_S is not None:
-            negative = torch.bmm(softmax_CV[:, None, :], log_softmax_CV[:, :, None]).view(-1)
-            torch.neg(negative, out=outputs_C.entropy_S)
-
-    def _logits(self, hidden_C: torch.Tensor, out_CV: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.linear.weight, self.linear.bias
-        if weight.dtype == torch.float32:
-            torch.mm(hidden_C, weight.t(), out=out_CV)
-        else:
-            out_CV.copy_(hidden_C @ weight.t())
-        if bias is not None:
-            out_CV.add_(bias)
-        return out_CV if self.temperature == 1 else out_CV.div_(self.temperature)
-
-    def _add_gradient(
-        self,
-        hidden_C: torch.Tensor,
-        targets_C: torch.Tensor,
-        outputs_C: Outputs[torch.Tensor],
-        slopes_C: Outputs[torch.Tensor],
-        workspace: Workspace,
-        grad_hidden_C: torch.Tensor,
-    ) -> None:
-        """Turn `workspace` into the gradient of the logits; pass it to `grad_hidden_C` and the parameters."""
-        softmax_CV, log_softmax_CV = workspace
+    def _grad_logits(
+        self, softmaxes: tuple[Tensor, Tensor], targets_C: Tensor, outputs_C: Outputs[Tensor], slopes_C: Outputs[Tensor]
+    ) -> Tensor:
+        """`[C, V]`, in the memory of `softmaxes`."""
+        softmax_CV, log_softmax_CV = softmaxes
         assert slopes_C.logprobs_S is not None and outputs_C.entropy_S is not None
         by_logprob_C = slopes_C.logprobs_S[:, None] / self.temperature
         if slopes_C.entropy_S is None:
@@ -179,30 +109,33 @@ class VocabularyHead:
             by_entropy_C = slopes_C.entropy_S[:, None] / self.temperature
             factor_CV = log_softmax_CV.add_(outputs_C.entropy_S[:, None]).mul_(-by_entropy_C).sub_(by_logprob_C)
             grad_CV = softmax_CV.mul_(factor_CV)
-        grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
-        weight, bias = self.linear.weight, self.linear.bias
-        torch.mm(grad_CV.to(weight.dtype), weight, out=grad_hidden_C)
-        grad_weight = self.gradient_of(weight)
-        if grad_weight is not None:
-            grad_weight.addmm_(grad_CV.t(), hidden_C.float())
-        grad_bias = None if bias is None else self.gradient_of(bias)
-        if grad_bias is not None:
-            grad_bias.add_(grad_CV.sum(0))
+        return grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
+
+    def _add_gradient(self, grad_CV: Tensor, hidden_C: Tensor) -> Tensor:
+        """Add the gradient of the parameters, return that of the hidden states."""
+        _float32_gradient(self.linear.weight).addmm_(grad_CV.t(), hidden_C.float())
+        if self.linear.bias is not None:
+            _float32_gradient(self.linear.bias).add_(grad_CV.sum(0))
+        return grad_CV.to(self.linear.weight.dtype) @ self.linear.weight
 
 
-def _empty(tokens: int, device: torch.device, entropy: bool) -> Outputs[torch.Tensor]:
-    logprobs_S = torch.empty(tokens, dtype=torch.float32, device=device)
-    return Outputs(logprobs_S, torch.empty_like(logprobs_S) if entropy else None)
+def _empty(hidden_S: Tensor) -> Outputs[Tensor]:
+    return Outputs(*hidden_S.new_empty(2, len(hidden_S), dtype=torch.float32))
 
 
 def _differentiate(
-    loss: TokenLoss[torch.Tensor], outputs: Outputs[torch.Tensor], columns: Columns
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], Outputs[torch.Tensor]]:
-    """The loss, its metrics, and its derivative by each log-prob and (where the loss has one) each entropy."""
+    loss: TokenLoss[Tensor], outputs: Outputs[Tensor], columns: Columns
+) -> tuple[Tensor, dict[str, Tensor], Outputs[Tensor]]:
+    """The loss, its metrics, and its derivative by each log-prob and (where the loss reads it) each entropy."""
     assert outputs.logprobs_S is not None and outputs.entropy_S is not None
-    logprobs_S, entropy_S = outputs.logprobs_S.detach(), outputs.entropy_S.detach()
-    leaves = [logprobs_S.requires_grad_(), *([entropy_S.requires_grad_()] if loss.entropy_gradient else [])]
+    leaves = [x.detach().requires_grad_() for x in (outputs.logprobs_S, outputs.entropy_S)]
     with torch.enable_grad():
-        value, metrics = loss(Outputs(logprobs_S, entropy_S), columns)
-    slopes = torch.autograd.grad(value, leaves)
-    return value.detach(), metrics, Outputs(slopes[0], slopes[1] if loss.entropy_gradient else None)
+        value, metrics = loss(Outputs(*leaves), columns)
+    return value, metrics, Outputs(*torch.autograd.grad(value, leaves, allow_unused=True))
+
+
+def _float32_gradient(parameter: Tensor) -> Tensor:
+    """What autograd gathers the parameter's gradient in; a parameter of another dtype needs a `grad_dtype` for it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+    return parameter.grad

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tandem.config.tree import OptimizerConfig
 from tandem.errors import EngineError, UserError
-
-TENSORS, SCALARS = "optimizer.safetensors", "optimizer.json"
-MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -35,127 +31,91 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 class MasterAdamW:
-    """A float32 parameter is its own master; any other has a float32 copy, which also gathers its gradients.
+    """A float32 parameter is its own master; any other has a float32 copy. Gradients are float32 throughout.
 
     Weight decay is for matrices (two dimensions or more), not for biases and norms. A parameter that got no gradient
     counts as one with gradient zero, so a step means the same however its rows were cut or left out.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
-        self.config = config
-        self.total_steps = total_steps
-        self.steps = 0
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: self._master(parameter) for name, parameter in self.parameters.items()}
-        self._master_of = {parameter: self.masters[name] for name, parameter in self.parameters.items()}
-        decays = {True: config.weight_decay, False: 0.0}
-        groups = [
-            {"params": [m for m in self.masters.values() if (m.ndim >= 2) == matrices], "weight_decay": decay}
-            for matrices, decay in decays.items()
-        ]
+        self._config = config
+        self._total_steps = total_steps
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        matrices = [master for master in self.masters.values() if master.ndim >= 2]
+        others = [master for master in self.masters.values() if master.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         # Of torch's three CPU implementations the fused one is three times faster than the next on a small model.
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Where the gradient of `parameter` is gathered, float32; None when it is frozen."""
-        master = self._master_of.get(parameter)  # type: ignore[call-overload]
-        if master is not None and master.grad is None:
-            master.grad = torch.zeros_like(master)
-        return None if master is None else master.grad
+        for master in self.masters.values():
+            moments = {name: torch.zeros_like(master.detach()) for name in ("exp_avg", "exp_avg_sq")}
+            self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
 
     def step(self) -> dict[str, float]:
         """Clip by the global norm, step, forget the gradients; see TrainEngine.optimizer_step."""
-        gradients = {name: self.gradient_of(parameter) for name, parameter in self.parameters.items()}
-        norm = torch.nn.utils.get_total_norm([g for g in gradients.values() if g is not None])
+        steps = int(next(iter(self._adamw.state.values()))["step"])
+        gradients: dict[str, torch.Tensor] = {}
+        for name, parameter in self._parameters.items():
+            master = self.masters[name]
+            master.grad = gradients[name] = torch.zeros_like(master) if parameter.grad is None else parameter.grad
+        norm = nn.utils.get_total_norm(gradients.values())
         if not norm.isfinite():
-            bad = next((name for name, g in gradients.items() if g is not None and not g.isfinite().all()), "their sum")
-            raise EngineError(f"optimizer step {self.steps}: gradient norm is {norm.item()}; not finite first in {bad}")
-        masters = list(self.masters.values())
-        if norm > self.config.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, norm)
-        lr = learning_rate(self.config, self.steps, self.total_steps)
+            bad = next((name for name, gradient in gradients.items() if not gradient.isfinite().all()), "their sum")
+            raise EngineError(f"optimizer step {steps}: gradient norm is {norm.item()}; not finite first in {bad}")
+        nn.utils.clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, norm)
+        lr = learning_rate(self._config, steps, self._total_steps)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
-        self._adamw.zero_grad()
         self._publish()
-        self.steps += 1
         return {"grad_norm": norm.item(), "lr": lr}
 
     def move(self, device: torch.device) -> None:
-        """Masters, gradients and moments to `device`; the masters stay the same objects."""
-        for master in self.masters.values():
-            gradient, master.grad = master.grad, None
+        """Masters and moments to `device`; the masters stay the same objects."""
+        for master, state in self._adamw.state.items():
             master.data = master.data.to(device)
-            master.grad = None if gradient is None else gradient.to(device)
-            state = self._adamw.state[master]
-            state.update({name: state[name].to(device) for name in MOMENTS if name in state})
+            state.update({name: tensor.to(device) for name, tensor in state.items()})
 
     def save(self, directory: Path) -> None:
-        """`optimizer.safetensors` (masters and moments by parameter name) and `optimizer.json`."""
-        tensors = {f"{MASTER}.{name}": master.detach() for name, master in self.masters.items()}
-        for name, master in self.masters.items():
-            state = self._adamw.state[master]
-            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if moment in state}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / TENSORS)
-        (directory / SCALARS).write_text(json.dumps({"optimizer_steps": self.steps}), encoding="utf-8")
+        tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
+        save_file(tensors, directory / "optimizer.safetensors")
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, into the same tensors; UserError when it is of another model."""
-        path = directory / TENSORS
+        """Restore what `save` wrote, into the same tensors; UserError, and nothing changed, when it does not fit."""
+        path, state = directory / "optimizer.safetensors", self._state()
         try:
-            steps = int(json.loads((directory / SCALARS).read_text(encoding="utf-8"))["optimizer_steps"])
-            with safe_open(str(path), framework="pt") as file:
-                kinds = (MASTER, *MOMENTS) if steps else (MASTER,)
-                wanted = {f"{kind}.{n}": list(m.shape) for kind in kinds for n, m in self.masters.items()}
-                names: list[str] = file.keys()
-                _check_fit(path, wanted, {name: file.get_slice(name).get_shape() for name in names})
-                for name, master in self.masters.items():
-                    with torch.no_grad():
-                        master.copy_(file.get_tensor(f"{MASTER}.{name}"))
-                    master.grad = None
-                    self._adamw.state[master] = self._moments(file, name, steps, master.device)
-        except (OSError, SafetensorError, json.JSONDecodeError, KeyError) as error:
-            raise UserError(f"{directory}: not a readable training state ({error}); resume from another one") from error
+            saved = load_file(path)
+            ours, theirs = ({(name, tensor.shape) for name, tensor in x.items()} for x in (state, saved))
+            if ours != theirs:
+                raise ValueError(f"names or shapes differ, as those of {min(ours ^ theirs)[0]}")
+        except (OSError, SafetensorError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a training state of this model ({error}); "
+                "resume from another checkpoint, or with the model that the run was started with"
+            ) from error
+        for name, tensor in state.items():
+            tensor.copy_(saved[name])
         self._publish()
-        self.steps = steps
 
-    @staticmethod
-    def _moments(file: safe_open, name: str, steps: int, device: torch.device) -> dict[str, torch.Tensor]:
-        if steps == 0:
-            return {}
-        moments = {kind: file.get_tensor(f"{kind}.{name}").to(device) for kind in MOMENTS}
-        return {"step": torch.tensor(float(steps), device=device), **moments}
-
-    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.dtype == torch.float32:
-            return parameter
-        master = nn.Parameter(parameter.detach().float())
-
-        def gather(parameter: torch.Tensor) -> None:
-            assert parameter.grad is not None
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad.add_(parameter.grad)
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(gather)
-        return master
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Masters, moments and numbers of steps by parameter name; not copies."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, master in self.masters.items():
+            kinds = {"master": master.detach(), **self._adamw.state[master]}
+            tensors |= {f"{kind}.{name}": tensor for kind, tensor in kinds.items()}
+        return tensors
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Round the masters into the parameters that are copies of them."""
-        for name, parameter in self.parameters.items():
+        """Round the masters into the parameters that are copies of them, and forget the gradients."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = self.masters[name].grad = None
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
 
 
-def _check_fit(path: Path, wanted: dict[str, list[int]], found: dict[str, list[int]]) -> None:
-    for name in sorted(wanted.keys() | found.keys()):
-        ours, theirs = wanted.get(name), found.get(name)
-        if ours != theirs:
-            raise UserError(
-                f"{path} is of another model: {name} is {theirs or 'absent'} there and {ours or 'absent'} here; "
-                "resume with the model that the run was started with"
-            )
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype == torch.float32:
+        return parameter
+    parameter.grad_dtype = torch.float32
+    return nn.Parameter(parameter.detach().float())

@@ -68,12 +68,12 @@ OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_d
 
 def policy(dtype: torch.dtype, hidden: int = 16, checkpointing: bool = False) -> FsdpEngine:
     training = FsdpTrainingConfig(activation_checkpointing=checkpointing)
-    return FsdpEngine.policy(qwen2(Qwen2ForCausalLM, dtype, hidden), training, OPTIMIZER, total_steps=20)
+    return FsdpEngine(qwen2(Qwen2ForCausalLM, dtype, hidden), training, OPTIMIZER, total_steps=20)
 
 
 def critic(hidden: int = 16) -> FsdpEngine:
     model = qwen2(Qwen2ForTokenClassification, torch.float32, hidden)
-    return FsdpEngine.critic(model, FsdpTrainingConfig(), OPTIMIZER, total_steps=20)
+    return FsdpEngine(model, FsdpTrainingConfig(), OPTIMIZER, total_steps=20)
 
 
 Make = Callable[[], TrainEngine]
@@ -142,19 +142,18 @@ def train(engine: TrainEngine, batch: Batch, steps: int, tokens: int = 1000) -> 
 def test_forward_returns_float32_per_scored_token_without_gradient(make: Make, batch: Batch) -> None:
     engine = make()
     (whole,) = micro_batches(batch, range(ROWS), 1000)
-    for entropy in (False, True):
-        outputs = engine.forward(whole, entropy=entropy)
-        columns = [x for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S) if x is not None]
-        assert len(columns) == (2 if entropy and outputs.values_S is None else 1)
-        for column in columns:
-            assert column.shape == whole.scored.shape and column.dtype == torch.float32 and not column.requires_grad
-            assert column.isfinite().all()
+    outputs = engine.forward(whole)
+    columns = [x for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S) if x is not None]
+    assert len(columns) == (2 if outputs.values_S is None else 1)
+    for column in columns:
+        assert column.shape == whole.scored.shape and column.dtype == torch.float32 and not column.requires_grad
+        assert column.isfinite().all()
 
 
 def test_forward_backward_reports_the_loss_and_what_forward_says(make: Make, batch: Batch) -> None:
     engine = make()
     (whole,) = micro_batches(batch, range(ROWS), 1000)
-    wanted = engine.forward(whole, entropy=True)
+    wanted = engine.forward(whole)
     result = engine.forward_backward(whole, Imitation())
     for found, want in (
         (result.outputs.logprobs_S, wanted.logprobs_S),
@@ -233,7 +232,7 @@ def test_the_state_of_another_model_is_refused(name: str, tmp_path: Path) -> Non
     ENGINES[name]().save(tmp_path)
     engine = OTHER_MODEL[name]()
     before = weights_of(engine)
-    with pytest.raises(UserError, match="there and"):
+    with pytest.raises(UserError, match="is not a training state of this model"):
         engine.load(tmp_path)
     assert_same_weights(before, weights_of(engine))
 

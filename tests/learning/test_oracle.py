@@ -137,18 +137,16 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
     """The trained policy and critic."""
     algorithm = make_algorithm(config.algorithm, MAX_RESPONSE)
     policy = load_policy(config.model)
-    actor = Actor(
-        FsdpEngine.policy(policy, config.training, config.training.optimizer, 2, TEMPERATURE), algorithm, config
-    )
+    actor = Actor(FsdpEngine(policy, config.training, config.training.optimizer, 2, TEMPERATURE), algorithm, config)
     if config.algorithm.kl.place != "none":
         frozen = load_policy(ModelConfig(path=models["reference"]))
-        reference = Reference(FsdpEngine.policy(frozen, config.training, None, temperature=TEMPERATURE), config)
+        reference = Reference(FsdpEngine(frozen, config.training, None, temperature=TEMPERATURE), config)
         batch.tokens.ref_logprobs = reference.logprobs(batch)
     batch.tokens.old_logprobs = actor.logprobs(batch)
     critic_model = critic = None
     if config.algorithm.type == "ppo":
         critic_model = load_critic(config.model)
-        engine = FsdpEngine.critic(critic_model, config.training, config.algorithm.critic_optimizer, 2)
+        engine = FsdpEngine(critic_model, config.training, config.algorithm.critic_optimizer, 2)
         critic = Critic(engine, algorithm, config)
         batch.tokens.values = critic.values(batch)
     judge(algorithm, batch)

@@ -68,7 +68,7 @@ def model_of(family: str, attention: str = ATTENTION, head: str = "ForCausalLM",
 
 def engine_of(model: Any, temperature: float = 1.0, **training: Any) -> FsdpEngine:
     config = FsdpTrainingConfig(**training)
-    return FsdpEngine.policy(model, config, OptimizerConfig(lr=1e-3), 10, temperature=temperature)
+    return FsdpEngine(model, config, OptimizerConfig(lr=1e-3), 10, temperature=temperature)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_log_probs_entropy_loss_and_gradients_are_those_of_a_padded_transformers
     packed = micro_batches(batch, range(ROWS), 40)
     assert len(packed) > 1
     order = np.argsort(np.concatenate([m.source for m in packed]))
-    outputs = [engine.forward(m, entropy=True) for m in packed]
+    outputs = [engine.forward(m) for m in packed]
     logprobs = torch.cat([o.logprobs_S for o in outputs if o.logprobs_S is not None])[order]
     entropy = torch.cat([o.entropy_S for o in outputs if o.entropy_S is not None])[order]
     assert wanted.logprobs_S is not None and wanted.entropy_S is not None
@@ -237,7 +237,7 @@ def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
         plain = model_of(family, "eager", "ForTokenClassification")
         model = model_of(family, ATTENTION, "ForTokenClassification")
         model.load_state_dict(plain.state_dict())
-        engine = FsdpEngine.critic(model, FsdpTrainingConfig(), OptimizerConfig())
+        engine = FsdpEngine(model, FsdpTrainingConfig(), OptimizerConfig())
         wanted = padded_logits(plain, batch)[0].squeeze(-1)[torch.from_numpy(batch.loss_mask)]
         (whole,) = micro_batches(batch, range(ROWS), 10_000)
         values = engine.forward(whole).values_S
@@ -248,15 +248,15 @@ def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
 def test_bfloat16_stays_close_to_float32(batch: Batch) -> None:
     model = model_of("Qwen2")
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
-    exact = engine_of(deepcopy(model)).forward(whole, entropy=True)
-    rounded = engine_of(model.to(torch.bfloat16)).forward(whole, entropy=True)
+    exact = engine_of(deepcopy(model)).forward(whole)
+    rounded = engine_of(model.to(torch.bfloat16)).forward(whole)
     assert exact.logprobs_S is not None and rounded.logprobs_S is not None
     assert rounded.logprobs_S.dtype == torch.float32
     assert (exact.logprobs_S - rounded.logprobs_S).abs().mean() < 0.1
 
 
 def test_a_frozen_engine_keeps_no_gradients(batch: Batch) -> None:
-    engine = FsdpEngine.policy(model_of("Qwen2"), FsdpTrainingConfig(), optimizer=None)
+    engine = FsdpEngine(model_of("Qwen2"), FsdpTrainingConfig(), optimizer=None)
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
     assert engine.forward(whole).logprobs_S is not None
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())
@@ -277,17 +277,17 @@ def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_pat
     torch.testing.assert_close(
         found, wanted.logprobs_S.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5
     )
-    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["optimizer.json", "optimizer.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["optimizer.safetensors"]
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     engine = engine_of(model_of("Qwen2"))
-    with pytest.raises(UserError, match=r"state.*not a readable training state"):
+    with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
     engine.save(tmp_path)
     tensors = tmp_path / "state" / "optimizer.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"state.*not a readable training state"):
+    with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
 
 
