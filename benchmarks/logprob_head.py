@@ -30,8 +30,6 @@ VARIANTS = ("plain", "token_local", "general")
 class EntropyBonusLoss:
     """Sum of weight * (-log-prob - 0.01 * entropy): a loss that differentiates through both."""
 
-    entropy_gradient = True
-
     def __init__(self, token_local: bool) -> None:
         self.token_local = token_local
 

@@ -273,11 +273,6 @@ class TokenLoss(Protocol[Array]):
         """A token's term depends on that token's outputs and columns alone: slices of a micro-batch may be passed."""
         ...
 
-    @property
-    def entropy_gradient(self) -> bool:
-        """The loss differentiates through `outputs.entropy_S`; where False it may come without a graph."""
-        ...
-
     def __call__(self, outputs: Outputs[Array], columns: TokenColumns[Array]) -> tuple[Array, dict[str, Array]]: ...
 
 

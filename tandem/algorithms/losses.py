@@ -75,10 +75,6 @@ class PolicyLoss:
 
     token_local = True
 
-    @property
-    def entropy_gradient(self) -> bool:
-        return self.config.entropy_coefficient != 0
-
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         config, kl = self.config, self.config.kl
         logprobs_S, entropy_S, advantages_S = outputs.logprobs_S, outputs.entropy_S, columns.advantages
@@ -102,7 +98,7 @@ class PolicyLoss:
             surrogate_S = torch.where(bounded_S, bound_S, surrogate_S)
             means["actor/clip_fraction_dual"] = bounded_S.float()
         term_S = surrogate_S
-        if self.entropy_gradient:
+        if config.entropy_coefficient != 0:
             term_S = term_S - config.entropy_coefficient * entropy_S
         if columns.ref_logprobs is not None:
             means["actor/kl"] = kl_S = kl_estimate(kl.estimator, logprobs_S, columns.ref_logprobs)
@@ -126,7 +122,6 @@ class ValueLoss:
     value_clip: float | None
 
     token_local = True
-    entropy_gradient = False
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         values_S, old_S, returns_S = outputs.values_S, columns.values, columns.returns
@@ -148,7 +143,6 @@ class NextTokenLoss:
     """Maximum likelihood, the loss of supervised fine-tuning: term = -log p(token), nats."""
 
     token_local = True
-    entropy_gradient = False
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         assert outputs.logprobs_S is not None and columns.weights is not None

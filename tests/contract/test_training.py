@@ -27,7 +27,6 @@ class Imitation:
     """Raise the log-prob, or move the value to 1: sum of weight * loss."""
 
     token_local = True
-    entropy_gradient = False
 
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]

@@ -116,7 +116,6 @@ def test_ppo_whitens_over_the_tokens_of_the_step():
 def test_configuration_reaches_the_loss_and_the_weights():
     config = GRPOConfig(aggregation="fixed_length", entropy_coefficient=0.1, kl=KLConfig(place="loss", coefficient=0.2))
     algorithm = make_algorithm(config, 100)
-    assert algorithm.loss.entropy_gradient
     assert algorithm.needs == {Signal.REF_LOGPROBS}
     weights = algorithm.weights(rollouts().mask_T, rollouts().rows_T)
     assert weights[0].item() == pytest.approx(1 / (4 * 100)) and weights[3] == 0
