@@ -79,6 +79,7 @@ class VocabularyHead:
                 slopes_C = slopes.slice(cut.start, cut.stop)
             grad_logits_CV = self._grad_logits(softmaxes, targets_S[cut], outputs_C, slopes_C)
             grad_hidden_S[cut] = self._add_gradient(grad_logits_CV, hidden_S[cut])
+            del softmaxes, grad_logits_CV  # before the next chunk's are made
         hidden_S.backward(grad_hidden_S)
         return LossResult.of(parts, outputs)
 
