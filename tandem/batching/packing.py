@@ -3,8 +3,6 @@
 Suffixes: `_B` rows of the batch, `_R` rows of a micro-batch, `_N` its tokens, prompts included, `_S` its scored tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +15,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     """The trajectories of a step, groups in order; a row whose score has no value is neither `scored` nor masked in."""
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = [score.value for group in groups for score in group.scores]
-    batch = demonstrations_to_batch(
-        [Demonstration(row.prompt.index, row.prompt.token_ids, row.response_ids, row.loss_mask) for row in rows]
-    )
+    batch = demonstrations_to_batch([Demonstration(0, r.prompt.token_ids, r.response_ids, r.loss_mask) for r in rows])
     batch.scored = np.array([reward is not None for reward in rewards], dtype=np.bool_)
     batch.rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
     batch.loss_mask &= np.repeat(batch.scored, np.diff(batch.response_offsets))
@@ -31,14 +27,13 @@ def to_batch(groups: Sequence[Group]) -> Batch:
 
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
     """Rows to imitate: each a group of its own, reward 0, no token columns yet."""
-    offsets = _offsets([len(row.response_ids) for row in demonstrations])
     return Batch(
         prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
         prompt_offsets=_offsets([len(row.prompt_ids) for row in demonstrations]),
         response_ids=_head_to_tail([row.response_ids for row in demonstrations], np.int32),
-        response_offsets=offsets,
+        response_offsets=_offsets([len(row.response_ids) for row in demonstrations]),
         loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
-        versions=np.zeros(offsets[-1], dtype=np.int32),
+        versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
         groups=np.arange(len(demonstrations), dtype=np.int32),
         rewards=np.zeros(len(demonstrations), dtype=np.float32),
         scored=np.ones(len(demonstrations), dtype=np.bool_),
@@ -65,8 +60,7 @@ def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[In
 def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int) -> list[MicroBatch]:
     """`rows` packed longest first, at most `tokens_per_micro_batch` tokens each; a longer row is alone.
 
-    Scored are the response tokens that `loss_mask` names; a row without any is left out. Rows of like length end up
-    together, which is what attention over packed rows is fastest on.
+    A row without tokens in `loss_mask` is left out. Attention over packed rows is fastest on rows of like length.
     """
     lengths_B = _row_lengths(batch)
     kept: IntArray = np.asarray(rows, dtype=np.int64)
@@ -98,7 +92,6 @@ def _pack(batch: Batch, rows_R: IntArray, tokens: IntArray, mask: BoolArray) -> 
 
 
 def _row_lengths(batch: Batch) -> IntArray:
-    """int64 `[B]`: prompt and response tokens of each row."""
     return np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
 
 

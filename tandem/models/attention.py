@@ -5,8 +5,6 @@ A model loaded with `attn_implementation=ATTENTION` asks the plan that is passed
 generation, where the row's keys and values are kept; the model knows neither, so nothing is padded outside attention.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import numpy as np

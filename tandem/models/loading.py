@@ -1,7 +1,5 @@
 """Model directories -> tokenizers, policies, critics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,9 @@
 """The seam: micro-batches -> log-probs, values, gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -21,7 +19,7 @@ class LossResult:
     outputs: Outputs[Tensor]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> LossResult:
+    def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> Self:
         """The sum of what the loss returned for each part of the micro-batch."""
         metrics = {name: sum(part[name].item() for _, part in parts) for name in parts[0][1]}
         return cls(sum(value.item() for value, _ in parts), metrics, outputs)

@@ -1,7 +1,5 @@
 """A training engine without a network, for tests: what follows a token depends on that token alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The PyTorch engine: one rank, plain torch, any Hugging Face causal language model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ log-probs first, and the logits are computed a second time.
 Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a chunk, `_V` vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

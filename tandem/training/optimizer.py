@@ -1,7 +1,5 @@
 """AdamW on float32 master weights: gradients in, parameters moved."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

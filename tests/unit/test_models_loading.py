@@ -1,0 +1,52 @@
+"""What a model directory lacks is made (a value head) or said (anything else)."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from tandem.config import ModelConfig
+from tandem.errors import UserError
+from tandem.models.loading import load_critic, load_policy, load_tokenizer
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    shape = Qwen2Config(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attention_dropout=0.5,
+    )
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_critic_starts_at_zero_unless_its_directory_has_a_value_head(directory: Path, tmp_path: Path) -> None:
+    critic = load_critic(ModelConfig(path=directory))
+    assert critic.config.attention_dropout == 0
+    assert critic.score.weight.shape == (1, 8) and not critic.score.weight.any() and not critic.score.bias.any()
+    critic.score.weight.data.fill_(0.5)
+    critic.save_pretrained(tmp_path / "critic")
+    trained = load_critic(ModelConfig(path=directory, critic_path=tmp_path / "critic"))
+    assert (trained.score.weight == 0.5).all()
+
+
+def test_a_weight_that_is_missing_is_named(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    for load in (load_policy, load_critic):
+        with pytest.raises(UserError, match=r"lacks the weight model\.norm\.weight"):
+            load(ModelConfig(path=directory))
+
+
+def test_a_directory_without_tokenizer_or_model_is_refused(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no usable tokenizer \(special tokens are all it knows\)"):
+        load_tokenizer(ModelConfig(path=directory))
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_policy(ModelConfig(path=tmp_path / "nothing"))
