@@ -210,7 +210,7 @@ class Batch:
     """`[T]`; all False on a row that has no reward."""
     versions: IntArray
     groups: IntArray
-    """`[B]`: rows with the same number are siblings."""
+    """`[B]`: rows with the same number are siblings, they have one prompt."""
     rewards: FloatArray
     """`[B]`; 0 on rows that are not `scored`."""
     scored: BoolArray
@@ -228,21 +228,26 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows packed head to tail: what one forward and backward pass sees. Rows must not see one another.
+    """What one forward and backward pass sees: *segments* of tokens, head to tail.
 
-    `token_ids[scored + 1]` are the tokens whose log-prob, entropy or value is wanted; `scored` are the positions whose
-    hidden state predicts them.
+    A segment sees itself causally and, before that, all of its prefix: siblings' answers continue one prompt, which is
+    computed once. A row's last token is left out: it predicts nothing.
     """
 
     token_ids: IntArray
-    """`[N]`: prompt and response of each row."""
+    """`[N]`"""
     offsets: IntArray
+    """`[segments + 1]`"""
+    prefixes: IntArray
+    """`[segments]`: the number of the segment that each continues, -1: none. A prefix has none itself."""
     scored: IntArray
-    """`[S]`, ascending."""
+    """`[S]`: positions in `token_ids` whose hidden states predict the targets; a prompt's last one often."""
+    targets: IntArray
+    """`[S]`: the tokens whose log-prob, entropy or value is wanted."""
     columns: TokenColumns[np.ndarray[Any, Any]]
-    """`[S]`, aligned with `scored`."""
+    """`[S]`, aligned with `targets`."""
     source: IntArray
-    """`[S]`: where in the batch's response tokens each scored token came from."""
+    """`[S]`: where in the batch's response tokens each target stands."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Trajectories and demonstrations -> Batch -> optimizer steps -> micro-batches.
 
-Suffixes: `_B` rows of the batch, `_R` rows of a micro-batch, `_N` its tokens, prompts included, `_S` its scored tokens.
+Suffixes: `_B` rows of the batch, `_R` rows of a micro-batch, `_T` their response tokens, `_N` the micro-batch's tokens,
+`_S` its scored tokens.
 """
 
 from collections.abc import Sequence
@@ -58,37 +59,63 @@ def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[In
 
 
 def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int) -> list[MicroBatch]:
-    """`rows` packed longest first, at most `tokens_per_micro_batch` tokens each; a longer row is alone.
+    """`rows` packed to at most `tokens_per_micro_batch` tokens each, siblings together; a longer row is alone.
 
-    A row without tokens in `loss_mask` is left out. Attention over packed rows is fastest on rows of like length.
+    Scored are the response tokens that `loss_mask` names; a row without any is left out.
     """
-    lengths_B = _row_lengths(batch)
+    prompts_B, responses_B = np.diff(batch.prompt_offsets), np.diff(batch.response_offsets)
+    has_scored_B = np.bincount(batch.row_of_token[batch.loss_mask], minlength=len(batch)) > 0
     kept: IntArray = np.asarray(rows, dtype=np.int64)
-    kept = kept[np.bincount(batch.row_of_token[batch.loss_mask], minlength=len(batch))[kept] > 0]
-    ordered = kept[np.argsort(-lengths_B[kept], kind="stable")]
-    ends = np.cumsum(lengths_B[ordered])
+    kept = kept[has_scored_B[kept]]
+    parts: list[list[int]] = []
+    used, prompt = 0, -1
+    for row in kept[np.lexsort((-responses_B[kept], batch.groups[kept]))].tolist():
+        answer = int(responses_B[row]) - 1
+        cost = answer + (0 if prompt == batch.groups[row] else int(prompts_B[row]))
+        if not parts or used + cost > tokens_per_micro_batch:
+            parts.append([])
+            used, cost = 0, answer + int(prompts_B[row])
+        parts[-1].append(row)
+        used, prompt = used + cost, batch.groups[row]
+    return [_pack(batch, np.array(part)) for part in parts]
+
+
+def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
+    """Each row's prompt, where the row is the first of its group, and its response without the last token."""
+    groups_R = batch.groups[rows_R]
+    first_R = np.concatenate(([True], groups_R[1:] != groups_R[:-1]))
+    response_starts_R, prompt_starts_R = batch.response_offsets[rows_R], batch.prompt_offsets[rows_R]
+    responses_R = batch.response_offsets[rows_R + 1] - response_starts_R
+    prompts_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * first_R
+    lengths = np.stack((prompts_R, responses_R - 1), axis=1).ravel()
+    ends = _offsets(lengths)[1:]
+    owner_R = np.maximum.accumulate(np.where(first_R, np.arange(len(rows_R)), 0))  # whose prompt each row continues
+    number = np.cumsum(lengths > 0) - 1  # an answer of one token leaves no segment
+    prefixes = np.stack((np.full(len(rows_R), -1), number[2 * owner_R]), axis=1).ravel()
     tokens: IntArray = np.concatenate((batch.prompt_ids, batch.response_ids))
-    mask: BoolArray = np.concatenate((np.zeros(len(batch.prompt_ids), dtype=np.bool_), batch.loss_mask))
-    result: list[MicroBatch] = []
-    start = used = 0
-    while start < len(ordered):
-        stop = max(start + 1, int(np.searchsorted(ends, used + tokens_per_micro_batch, side="right")))
-        result.append(_pack(batch, ordered[start:stop], tokens, mask))
-        start, used = stop, int(ends[stop - 1])
-    return result
+    starts = np.stack((prompt_starts_R, response_starts_R + len(batch.prompt_ids)), axis=1).ravel()
+
+    response_of_T, place_T = _ragged(responses_R)
+    source_T = response_starts_R[response_of_T] + place_T
+    trained = batch.loss_mask[source_T]
+    row_S, place_S, source_S = response_of_T[trained], place_T[trained], source_T[trained]
+    before_S = np.where(place_S == 0, ends[2 * owner_R[row_S]], ends[2 * row_S + 1] - lengths[2 * row_S + 1] + place_S)
+    segment_N, place_N = _ragged(lengths)
+    return MicroBatch(
+        token_ids=tokens[starts[segment_N] + place_N],
+        offsets=_offsets(lengths[lengths > 0]),
+        prefixes=prefixes[lengths > 0],
+        scored=before_S - 1,
+        targets=batch.response_ids[source_S],
+        columns=batch.tokens.map(lambda column: column[source_S]),
+        source=source_S,
+    )
 
 
-def _pack(batch: Batch, rows_R: IntArray, tokens: IntArray, mask: BoolArray) -> MicroBatch:
-    """`tokens` are the prompts and then the responses of the batch; `mask` says which of them are scored."""
-    prompts = len(batch.prompt_ids)
-    bounds = [(batch.prompt_offsets[rows], batch.response_offsets[rows] + prompts) for rows in (rows_R, rows_R + 1)]
-    starts, stops = np.array(bounds).swapaxes(1, 2).reshape(2, -1)
-    segments = _offsets(stops - starts)
-    take_N: IntArray = np.add(np.repeat(starts - segments[:-1], stops - starts), np.arange(int(segments[-1])))
-    target_S = np.flatnonzero(mask[take_N])
-    source_S: IntArray = np.subtract(take_N[target_S], prompts)
-    columns = batch.tokens.map(lambda column: column[source_S])
-    return MicroBatch(tokens[take_N], segments[::2], target_S - 1, columns, source_S)
+def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """Of the elements of rows head to tail: the row, and the place in it."""
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    return row, np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
 
 
 def _row_lengths(batch: Batch) -> IntArray:

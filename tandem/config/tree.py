@@ -186,7 +186,7 @@ class FsdpTrainingConfig(Section):
     type: Literal["fsdp"] = "fsdp"
     optimizer: OptimizerConfig = OptimizerConfig()
     tokens_per_micro_batch: PositiveInt = 16_384
-    """Prompt and response tokens of one forward and backward pass; a longer row makes a micro-batch of its own."""
+    """Of one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     skip_zero_advantage: bool = True

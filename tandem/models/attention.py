@@ -5,6 +5,7 @@ A model loaded with `attn_implementation=ATTENTION` asks the plan that is passed
 generation, where the row's keys and values are kept; the model knows neither, so nothing is padded outside attention.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from tandem.types import IntArray
+from tandem.types import BoolArray, IntArray
 
 ATTENTION = "tandem"
 """The name of this attention among transformers' attention implementations."""
@@ -59,67 +60,93 @@ AttentionInterface.register(ATTENTION, _attend)
 
 
 class PackedRows:
-    """The plan for whole rows, no cache: rows of similar length, a *bucket*, go through one causal attention call.
+    """The plan for segments head to tail, no cache: those of similar length go through one attention call.
 
-    Rows are padded on the right inside a call only; causality keeps real queries from the padding keys.
+    A segment may continue another, its prefix, whose keys stand before its own. Inside a call prefixes are padded on
+    the left and segments on the right; causality keeps queries from the padding on the right, a mask from the rest.
     """
 
-    def __init__(self, offsets: IntArray, device: torch.device | str = "cpu") -> None:
-        """`offsets`: int64 `[rows + 1]`."""
-        lengths = np.diff(offsets)
-        self._shapes: list[tuple[int, int]] = []
-        gather: list[IntArray] = []
+    def __init__(self, offsets: IntArray, device: torch.device | str = "cpu", prefixes: IntArray | None = None) -> None:
+        """`offsets`: int64 `[segments + 1]`; `prefixes`: int64 `[segments]`, as in MicroBatch (None: no prefixes)."""
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        prefixes = np.full(len(lengths), -1) if prefixes is None else prefixes
+        before = np.where(prefixes < 0, 0, lengths[prefixes])
         home = np.empty(int(offsets[-1]), dtype=np.int64)
+        queries: list[IntArray] = []
+        keys: list[IntArray] = []
+        self._calls: list[_Call] = []
         filled = 0
-        for rows in _buckets(lengths):
-            longest = int(lengths[rows].max())
-            grid = offsets[rows][:, None] + np.arange(longest)
-            real = np.arange(longest) < lengths[rows][:, None]
-            home[grid[real]] = filled + np.flatnonzero(real)
-            gather.append(np.where(real, grid, grid[:, :1]).ravel())
-            self._shapes.append((len(rows), longest))
-            filled += grid.size
-        order = np.concatenate(gather)
-        in_order = np.array_equal(order, np.arange(len(home)))
-        self._gather = None if in_order else torch.from_numpy(order).to(device)
-        self._home = None if in_order else torch.from_numpy(home).to(device)
+        for rows in _buckets(lengths, before > 0):
+            longest, seen = int(lengths[rows].max()), int(before[rows].max())
+            places = np.arange(longest)
+            real = places < lengths[rows][:, None]
+            own = starts[rows][:, None] + np.where(real, places, 0)
+            home[own[real]] = filled + np.flatnonzero(real)
+            filled += own.size
+            gap = seen - before[rows]
+            earlier = starts[prefixes[rows]][:, None] + np.maximum(np.arange(seen) - gap[:, None], 0)
+            queries.append(own.ravel())
+            keys.append(np.concatenate((earlier, own), axis=1).ravel())
+            self._calls.append(_Call(len(rows), longest, seen, torch.from_numpy(gap).to(device)))
+        self._queries, self._keys, self._home = (
+            None if np.array_equal(order, np.arange(len(home))) else torch.from_numpy(order).to(device)
+            for order in (np.concatenate(queries), np.concatenate(keys), home)
+        )
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        inputs_N = [_take(x[0].transpose(0, 1), self._gather) for x in (query, key, value)]
-        outputs: list[Tensor] = []
-        start = 0
-        for rows, longest in self._shapes:
-            stop = start + rows * longest
-            q, k, v = (x_N[start:stop].unflatten(0, (rows, longest)).transpose(1, 2) for x_N in inputs_N)
-            outputs.append(_causal(q, k, v, scaling, window).transpose(1, 2).flatten(0, 1))
-            start = stop
-        output_N = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _take(output_N, self._home)[None]
+        query_N = _take(query[0].transpose(0, 1), self._queries)
+        key_N, value_N = (_take(x[0].transpose(0, 1), self._keys) for x in (key, value))
+        own = [call.rows * call.longest for call in self._calls]
+        all_seen = [call.rows * (call.seen + call.longest) for call in self._calls]
+        parts = zip(self._calls, query_N.split(own), key_N.split(all_seen), value_N.split(all_seen), strict=True)
+        outputs = [call.attend(q, k, v, scaling, window) for call, q, k, v in parts]
+        return _take(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._home)[None]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One attention call: `rows` segments of at most `longest` tokens that see up to `seen` tokens before them."""
+
+    rows: int
+    longest: int
+    seen: int
+    gap: Tensor
+    """int64 `[rows]`: by how many tokens a prefix is shorter than `seen`."""
+    masks: dict[int | None, Tensor] = field(default_factory=dict[int | None, Tensor])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        q, k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (query, key, value))
+        causal = self.seen == 0 and (window is None or self.longest <= window)
+        mask = None if causal else self._mask(window)
+        grouped = q.shape[1] != k.shape[1]
+        output = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
+        return output.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """bool `[rows, 1, longest, seen + longest]`: which keys each query sees."""
+        if window not in self.masks:
+            places = torch.arange(self.seen + self.longest, device=self.gap.device)
+            behind = places[self.seen :, None] - places
+            seen = (behind >= 0) & (behind < window) if window is not None else behind >= 0
+            self.masks[window] = (seen & (places >= self.gap[:, None])[:, None])[:, None]
+        return self.masks[window]
 
 
 def _take(x_N: Tensor, order: Tensor | None) -> Tensor:
     return x_N if order is None else x_N.index_select(0, order)
 
 
-def _buckets(lengths: IntArray) -> list[IntArray]:
-    """Row numbers of each bucket."""
-    order = np.argsort(-lengths, kind="stable")
-    shortest = lengths[order] * (1 - _MAX_PADDING)
+def _buckets(lengths: IntArray, continues: BoolArray) -> list[IntArray]:
+    """Numbers of the segments of each call: of similar length, and either all with a prefix or all without."""
     buckets: list[IntArray] = []
-    start = 0
-    while start < len(order):
-        stop = int(np.searchsorted(-lengths[order], -shortest[start], side="right"))
-        buckets.append(np.sort(order[start:stop]))
-        start = stop
+    for kind in (np.flatnonzero(~continues), np.flatnonzero(continues)):
+        order = kind[np.argsort(-lengths[kind], kind="stable")]
+        shortest = lengths[order] * (1 - _MAX_PADDING)
+        start = 0
+        while start < len(order):
+            stop = int(np.searchsorted(-lengths[order], -shortest[start], side="right"))
+            buckets.append(np.sort(order[start:stop]))
+            start = stop
     return buckets
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-    length = query.shape[2]
-    grouped = query.shape[1] != key.shape[1]
-    if window is None or length <= window:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-    seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-    return scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=grouped)

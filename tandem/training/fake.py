@@ -60,10 +60,8 @@ class FakeTrainEngine:
         self.table.detach().copy_(table)
 
     def _outputs(self, micro_batch: MicroBatch) -> Outputs[torch.Tensor]:
-        token_ids = torch.from_numpy(micro_batch.token_ids.astype(np.int64))
-        scored = torch.from_numpy(micro_batch.scored)
-        rows_SV = self.table[token_ids[scored]]
+        rows_SV = self.table[torch.from_numpy(micro_batch.token_ids[micro_batch.scored].astype(np.int64))]
         if self._values:
             return Outputs(values_S=rows_SV.squeeze(1))
         choice = torch.distributions.Categorical(logits=rows_SV)
-        return Outputs(choice.log_prob(token_ids[scored + 1]), choice.entropy())
+        return Outputs(choice.log_prob(torch.from_numpy(micro_batch.targets)), choice.entropy())

@@ -86,12 +86,9 @@ class FsdpEngine:
 
     def _inputs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
-        last = micro_batch.offsets[1:] - 1  # predicts nothing that is scored, so it does not enter the model
-        offsets = micro_batch.offsets - np.arange(len(micro_batch.offsets))
-        hidden = _run(self.model.base_model, np.delete(micro_batch.token_ids, last), offsets)
-        scored_S = micro_batch.scored - np.searchsorted(last, micro_batch.scored)
-        targets_S = micro_batch.token_ids[micro_batch.scored + 1].astype(np.int64)
-        return hidden.index_select(0, self._tensor(scored_S)), self._tensor(targets_S)
+        hidden = _run(self.model.base_model, micro_batch.token_ids, micro_batch.offsets, micro_batch.prefixes)
+        targets_S = self._tensor(micro_batch.targets.astype(np.int64))
+        return hidden.index_select(0, self._tensor(micro_batch.scored)), targets_S
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._home)
@@ -126,14 +123,16 @@ def check_family(model: PreTrainedModel) -> None:
         )
 
 
-def _run(module: Any, token_ids: IntArray, offsets: IntArray) -> torch.Tensor:
-    """`[N, features]`: the module's first output for rows packed head to tail, as if each row were alone."""
+def _run(module: Any, token_ids: IntArray, offsets: IntArray, prefixes: IntArray | None = None) -> torch.Tensor:
+    """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
     device = module.device
-    positions = np.arange(len(token_ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+    lengths = np.diff(offsets)
+    first = offsets[:-1] if prefixes is None else offsets[:-1] - np.where(prefixes < 0, 0, lengths[prefixes])
+    positions = np.arange(len(token_ids)) - np.repeat(first, lengths)
     outputs = module(
         torch.from_numpy(token_ids)[None].to(device),
         position_ids=torch.from_numpy(positions)[None].to(device),
-        attention_plan=PackedRows(offsets, device),
+        attention_plan=PackedRows(offsets, device, prefixes),
         use_cache=False,
         return_dict=False,
     )

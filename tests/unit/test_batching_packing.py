@@ -24,15 +24,15 @@ def trajectory(prompt_ids: list[int], response_ids: list[int], mask: list[bool],
 
 @pytest.fixture
 def batch() -> Batch:
-    """Rows of 2+2, 1+3, 3+1 and 1+1 tokens in two groups; the third has no reward."""
+    """Rows of 2+2, 2+3, 3+1 and 3+1 tokens in two groups; the third has no reward."""
     return to_batch(
         [
             Group(
-                [trajectory([1, 2], [10, 11], [True, True]), trajectory([1], [12, 13, 14], [True, False, True], 1)],
+                [trajectory([1, 2], [10, 11], [True, True]), trajectory([1, 2], [12, 13, 14], [True, False, True], 1)],
                 [Score(1.0), Score(0.5)],
             ),
             Group(
-                [trajectory([3, 4, 5], [15], [True]), trajectory([6], [16], [True], 1)],
+                [trajectory([3, 4, 5], [15], [True]), trajectory([3, 4, 5], [16], [True], 1)],
                 [Score(None, failure=Status.REWARD_ERROR), Score(-2.0)],
             ),
         ]
@@ -40,8 +40,8 @@ def batch() -> Batch:
 
 
 def test_to_batch_lays_rows_head_to_tail(batch: Batch) -> None:
-    assert batch.prompt_ids.tolist() == [1, 2, 1, 3, 4, 5, 6]
-    assert batch.prompt_offsets.tolist() == [0, 2, 3, 6, 7]
+    assert batch.prompt_ids.tolist() == [1, 2, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert batch.prompt_offsets.tolist() == [0, 2, 4, 7, 10]
     assert batch.response_ids.tolist() == [10, 11, 12, 13, 14, 15, 16]
     assert batch.response_offsets.tolist() == [0, 2, 5, 6, 7]
     assert batch.groups.tolist() == [0, 0, 1, 1]
@@ -69,23 +69,21 @@ def test_demonstrations_become_rows_of_their_own_groups() -> None:
     assert batch.groups.tolist() == [0, 1] and batch.scored.all() and batch.tokens == TokenColumns()
 
 
-def test_a_micro_batch_names_the_positions_that_predict_scored_tokens(batch: Batch) -> None:
+def test_siblings_share_their_prompt_and_last_tokens_are_left_out(batch: Batch) -> None:
     (packed,) = micro_batches(batch, [0, 1, 2, 3], 100)
-    assert packed.token_ids.tolist() == [1, 2, 10, 11, 1, 12, 13, 14, 6, 16]
-    assert packed.offsets.tolist() == [0, 4, 8, 10]
-    assert packed.scored.tolist() == [1, 2, 4, 6, 8]
-    assert packed.token_ids[packed.scored + 1].tolist() == [10, 11, 12, 14, 16]
-    assert packed.source.tolist() == [0, 1, 2, 4, 6]
+    assert packed.token_ids.tolist() == [1, 2, 12, 13, 10, 3, 4, 5]
+    assert packed.offsets.tolist() == [0, 2, 4, 5, 8]
+    assert packed.prefixes.tolist() == [-1, 0, 0, -1]
+    assert packed.scored.tolist() == [1, 3, 1, 4, 7]
+    assert packed.targets.tolist() == [12, 14, 10, 11, 16]
+    assert packed.source.tolist() == [2, 4, 0, 1, 6]
     assert packed.columns.rollout_logprobs is not None
-    assert packed.columns.rollout_logprobs.tolist() == [-10, -11, -12, -14, -16]
+    assert packed.columns.rollout_logprobs.tolist() == [-12, -14, -10, -11, -16]
 
 
 def test_micro_batches_keep_to_the_budget_and_a_longer_row_is_alone(batch: Batch) -> None:
-    assert [m.token_ids.tolist() for m in micro_batches(batch, [3, 1, 0], 6)] == [
-        [1, 12, 13, 14],
-        [1, 2, 10, 11, 6, 16],
-    ]
-    assert [len(m.token_ids) for m in micro_batches(batch, range(4), 1)] == [4, 4, 2]
+    assert [m.token_ids.tolist() for m in micro_batches(batch, [3, 1, 0], 6)] == [[1, 2, 12, 13, 10], [3, 4, 5]]
+    assert [m.token_ids.tolist() for m in micro_batches(batch, range(4), 1)] == [[1, 2, 12, 13], [1, 2, 10], [3, 4, 5]]
     assert micro_batches(batch, [2], 100) == [] and micro_batches(batch, [], 100) == []
 
 
@@ -93,11 +91,10 @@ def test_micro_batches_of_many_rows_cover_each_scored_token_once() -> None:
     batch, _ = random_batch(200, group_size=4)
     packed = micro_batches(batch, range(200), 300)
     assert sorted(np.concatenate([m.source for m in packed])) == np.flatnonzero(batch.loss_mask).tolist()
-    assert all(len(m.token_ids) <= 300 or len(m.offsets) == 2 for m in packed)
-    total = sum(len(m.token_ids) for m in packed)
-    assert len(packed) <= 1.25 * total / 300
+    assert all(len(m.token_ids) <= 300 for m in packed)
+    assert len(packed) <= 1.25 * sum(len(m.token_ids) for m in packed) / 300
     for m in packed:
-        assert (np.diff(m.offsets)[1:] <= np.diff(m.offsets)[:-1]).all()
+        assert (batch.response_ids[m.source] == m.targets).all()
 
 
 @pytest.mark.parametrize("parts", [1, 3, 4, 7])

@@ -73,19 +73,22 @@ def engine_of(model: Any, temperature: float = 1.0, **training: Any) -> FsdpEngi
 
 @pytest.fixture
 def batch() -> Batch:
+    """Siblings, whose prompt a micro-batch computes once, and rows alone."""
     random = np.random.default_rng(1)
-    prompts, responses = random.integers(1, 7, ROWS), random.integers(1, 14, ROWS)
+    groups = np.array([0, 0, 0, 1, 2, 2, 3, 3], dtype=np.int32)
+    asked = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in random.integers(1, 7, 4)]
+    prompts, responses = [asked[group] for group in groups], random.integers(1, 14, ROWS)
     tokens = int(responses.sum())
     mask = random.random(tokens) < 0.8
     share = (mask / mask.sum()).astype(np.float32)
     return Batch(
-        prompt_ids=random.integers(0, VOCABULARY, prompts.sum()).astype(np.int32),
-        prompt_offsets=np.concatenate(([0], prompts.cumsum())),
+        prompt_ids=np.concatenate(prompts),
+        prompt_offsets=np.cumsum([0, *map(len, prompts)]),
         response_ids=random.integers(0, VOCABULARY, tokens).astype(np.int32),
         response_offsets=np.concatenate(([0], responses.cumsum())),
         loss_mask=mask,
         versions=np.zeros(tokens, dtype=np.int32),
-        groups=np.arange(ROWS, dtype=np.int32),
+        groups=groups,
         rewards=np.zeros(ROWS, dtype=np.float32),
         scored=np.ones(ROWS, dtype=np.bool_),
         tokens=TokenColumns(
