@@ -95,12 +95,6 @@ class Request:
     """One a sample. The same seed gives the same tokens whatever else is in the batch (on one device)."""
 
 
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sample of a request."""
@@ -113,7 +107,8 @@ class Completion:
     """`[T]`: log softmax(logits / temperature) at each token, before top-k and top-p (greedy: at 1)."""
     versions: IntArray
     """`[T]`: the policy version that made each token."""
-    finish: FinishReason
+    status: Status
+    """Completed, truncated or aborted."""
 
 
 @dataclass(frozen=True, slots=True)

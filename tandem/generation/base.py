@@ -1,15 +1,12 @@
 """The seam: token ids -> completions."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from tandem.errors import UserError
 from tandem.types import Completion, Request
-
-if TYPE_CHECKING:
-    import torch
 
 
 class GenerationEngine(Protocol):
@@ -32,15 +29,12 @@ class GenerationEngine(Protocol):
         """
         ...
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]] | None) -> None:
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]] | None) -> None:
         """Serve `version` from now on. `weights` are (Hugging Face name, tensor); None when memory is shared."""
         ...
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back; only legal while nothing runs, and no `generate` before `wake`.
-
-        Safe to repeat.
-        """
+        """Give the KV cache's memory back: only while nothing runs, and no `generate` before `wake`. Safe to repeat."""
         ...
 
     def wake(self) -> None:
@@ -48,7 +42,7 @@ class GenerationEngine(Protocol):
         ...
 
     def abort(self) -> None:
-        """End every running and waiting request; their samples come back with finish reason `abort`."""
+        """End every running and waiting request; their samples come back with status `aborted`."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,5 @@
 """The shipped test double: the native engine on a Markov chain instead of a network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

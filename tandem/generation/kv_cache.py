@@ -3,12 +3,11 @@
 Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of the cache, live rows in the first ones.
 """
 
-from __future__ import annotations
-
-from itertools import groupby
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tandem.models.attention import PackedRows
 from tandem.types import IntArray
@@ -24,27 +23,26 @@ class KVCache:
     """
 
     def __init__(self) -> None:
-        self.slots = 0
-        self.length = 0
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._slots = 0
+        self._length = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for at least `slots` rows of `length` tokens; what is stored stays."""
-        if slots <= self.slots and length <= self.length:
+        if slots <= self._slots and length <= self._length:
             return
-        self.slots, self.length = max(slots, self.slots), max(length, self.length)
+        self._slots, self._length = max(slots, self._slots), max(length, self._length)
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = (self._grown(keys), self._grown(values))
 
-    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer whose new ones are like `key` and `value`, `[1, kv_heads, N, head_dim]`."""
         if index not in self._layers:
-            empty = (x.new_empty(0, x.shape[1], x.shape[3], 0) for x in (key, value))
-            keys, values = (self._grown(x) for x in empty)
+            keys, values = (self._grown(x.new_empty(0, x.shape[1], x.shape[3], 0)) for x in (key, value))
             self._layers[index] = (keys, values)
         return self._layers[index]
 
-    def move(self, source: IntArray, target: IntArray, length: int) -> None:
+    def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""
         for layer in self._layers.values():
             for cache in layer:
@@ -52,11 +50,11 @@ class KVCache:
 
     def free(self) -> None:
         """Give all memory back."""
-        self.slots = self.length = 0
+        self._slots = self._length = 0
         self._layers.clear()
 
-    def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        new = old.new_zeros(self.slots, *old.shape[1:3], self.length)
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros(self._slots, *old.shape[1:3], self._length)
         new[: old.shape[0], ..., : old.shape[3]] = old
         return new
 
@@ -65,33 +63,22 @@ class Prefill:
     """The plan for whole prompts head to tail: causal attention, and each prompt's keys and values into its slots."""
 
     def __init__(
-        self, cache: KVCache, offsets: IntArray, first_slot: int, samples: IntArray, device: torch.device
+        self, cache: KVCache, offsets: IntArray, first_slot: int, prompt_B: IntArray, device: torch.device
     ) -> None:
-        """Prompt `i` is tokens `offsets[i] … offsets[i + 1]` and fills the next `samples[i]` slots."""
+        """Prompt `i` is tokens `offsets[i] … offsets[i + 1]`; `prompt_B` are the slots' prompts, from the first on."""
         self._cache = cache
         self._packed = PackedRows(offsets, device)
-        self._runs: list[tuple[int, slice, slice]] = []
-        """Neighbours of one length and number of samples, which are copied at once: prompts, their tokens and slots."""
-        token, slot = 0, first_slot
-        for (length, copies), run in groupby(zip(np.diff(offsets).tolist(), samples.tolist(), strict=True)):
-            prompts = len(list(run))
-            tokens, slots = slice(token, token + prompts * length), slice(slot, slot + prompts * copies)
-            self._runs.append((prompts, tokens, slots))
-            token, slot = tokens.stop, slots.stop
+        self._slots = slice(first_slot, first_slot + len(prompt_B))
+        lengths = np.diff(offsets)
+        inside = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+        self._token_BL = torch.from_numpy((offsets[:-1, None] + inside)[prompt_B]).to(device)
+        """The token whose keys and values go to each place; beyond its end a row repeats its last one, unseen."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         for cache, new in zip(self._cache.layer(layer, key, value), (key, value), strict=True):
-            for prompts, tokens, slots in self._runs:
-                rows = new[0, :, tokens].unflatten(1, (prompts, -1)).permute(1, 0, 3, 2)
-                cache[slots].unflatten(0, (prompts, -1))[..., : rows.shape[-1]] = rows[:, None]
+            cache[self._slots, ..., : self._token_BL.shape[1]] = new[0][:, self._token_BL].permute(1, 0, 3, 2)
         return self._packed.attend(layer, query, key, value, scaling, window)
 
 
@@ -104,17 +91,11 @@ class Decode:
         self._position_B = torch.from_numpy(position_B).to(device)
         self._slot_B = torch.arange(len(position_B), device=device)
         self._shortest, self._longest = int(position_B.min()) + 1, int(position_B.max()) + 1
-        self._masks: dict[tuple[int | None, int], tuple[int, torch.Tensor]] = {}
+        self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         for cache, new in zip(caches, (key, value), strict=True):
             cache[self._slot_B, :, :, self._position_B] = new[0].transpose(0, 1)
@@ -131,7 +112,7 @@ class Decode:
         output = torch.bmm(values, weights.transpose(1, 2))
         return output.transpose(1, 2).reshape(1, rows, heads, -1)
 
-    def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
+    def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """First cached position that any row sees, and what to add to the scores of the positions from there on.
 
         The mask broadcasts to `[B * kv_heads, queries, positions]`.

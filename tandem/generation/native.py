@@ -12,11 +12,11 @@ unblocked by: `generate`, which starts that task when none runs
 Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 """
 
-from __future__ import annotations
-
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,15 +25,52 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.errors import EngineError
 from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
-from tandem.generation.rows import Rows, Sample, Ticket
-from tandem.generation.sampling import sample
+from tandem.generation.sampling import CHOICE, sample, streams
 from tandem.models.attention import ATTENTION, AttentionPlan
-from tandem.types import Completion, FinishReason, IntArray, Request
+from tandem.types import Completion, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
+_ROW = np.dtype([("choice", CHOICE), ("last", "i8"), ("position", "i8")])
+"""A row's state: how its next token is chosen, its last token, and where in the KV cache that token will go."""
+
+
+@dataclass(eq=False, slots=True)
+class Sample:
+    """One sample of a request, from `generate` until it is delivered."""
+
+    request: Request
+    index: int
+    """Into the request's seeds."""
+    results: asyncio.Queue[Completion | Exception]
+    """Of the `generate` call."""
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    versions: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def ending(self, tokenizer: PreTrainedTokenizerBase | None) -> Status | None:
+        """How the sample ends if its latest token is its last one, else None."""
+        sampling = self.request.sampling
+        if self.token_ids[-1] in sampling.stop_token_ids:
+            return Status.COMPLETED
+        if tokenizer is not None and sampling.stop_strings:
+            # A token is at least a byte of text; a few more give the decoder the context of the first one.
+            tail = max(len(string.encode()) for string in sampling.stop_strings) + 8
+            text = tokenizer.decode(self.token_ids[-tail:].tolist(), skip_special_tokens=False)
+            if any(string in text for string in sampling.stop_strings):
+                return Status.COMPLETED
+        return Status.TRUNCATED if len(self.token_ids) >= sampling.max_tokens else None
+
+    def deliver(self, status: Status) -> None:
+        token_ids, logprobs, versions = (np.asarray(x) for x in (self.token_ids, self.logprobs, self.versions))
+        self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
 
 
 class NativeEngine:
@@ -55,9 +92,13 @@ class NativeEngine:
         self._max_running = max_running
         self._tokenizer = tokenizer
         self._max_tokens: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._rows = Rows(max_running, tokenizer)
+        self._waiting: deque[list[Sample]] = deque()
+        """What has not started, each list of one request."""
+        self._rows: list[Sample] = []
+        """What decodes, by slot."""
+        self._state = np.zeros(max_running, dtype=_ROW)
+        """By slot, in an array, so that a step's Python hardly grows with the rows."""
         self._cache = KVCache()
-        self._waiting: deque[Sample] = deque()
         self._longest = 0
         self._version: int | None = None
         self._asleep = False
@@ -70,22 +111,27 @@ class NativeEngine:
         return self._version
 
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
-        self._check_ready()
+        if self._asleep or self._version is None:
+            need = "wake" if self._asleep else "load_weights"
+            raise EngineError(f"the generation engine is not ready: call {need} before generate")
         check_request(request, self._max_tokens, self._tokenizer)
-        samples = len(request.seeds)
-        ticket = Ticket(request, waiting=samples, pending=samples)
         self._longest = max(self._longest, len(request.token_ids) + request.sampling.max_tokens)
-        self._waiting.extend(Sample(ticket, index) for index in range(samples))
-        self._keep_stepping()
+        results: asyncio.Queue[Completion | Exception] = asyncio.Queue()
+        pending = len(request.seeds)
+        if pending:
+            self._waiting.append([Sample(request, index, results) for index in range(pending)])
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step_until_idle())
         try:
-            for _ in request.seeds:
-                result = await ticket.results.get()
+            while pending:
+                result = await results.get()
                 if isinstance(result, Exception):
                     raise EngineError(f"generation failed: {result}") from result
+                pending -= 1
                 yield result
         finally:
-            if ticket.pending:
-                self._withdraw(ticket)
+            if pending:
+                self._withdraw(results)
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         if weights is not None:
@@ -97,7 +143,7 @@ class NativeEngine:
         self._version = version
 
     def sleep(self) -> None:
-        if self._waiting or self._rows.count:
+        if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
         self._cache.free()
         self._longest = 0
@@ -107,31 +153,18 @@ class NativeEngine:
         self._asleep = False
 
     def abort(self) -> None:
-        for slot, entry in enumerate(self._rows.samples):
-            entry.ticket.deliver(self._rows.completion(slot, FinishReason.ABORT))
-        nothing = np.zeros(0, dtype=np.int32)
-        for entry in self._waiting:
-            completion = Completion(entry.index, nothing, nothing.astype(np.float32), nothing, FinishReason.ABORT)
-            entry.ticket.deliver(completion)
-        self._rows.samples.clear()
+        for group in (self._rows, *self._waiting):
+            for entry in group:
+                entry.deliver(Status.ABORTED)
+        self._rows.clear()
         self._waiting.clear()
 
     def close(self) -> None:
         self.abort()
         self.sleep()
 
-    def _check_ready(self) -> None:
-        if self._asleep or self._version is None:
-            need = "wake" if self._asleep else "load_weights"
-            raise EngineError(f"the generation engine is not ready: call {need} before generate")
-
-    def _keep_stepping(self) -> None:
-        running = self._stepping
-        if running is None or running.done() or running.get_loop() is not asyncio.get_running_loop():
-            self._stepping = asyncio.create_task(self._step_until_idle())
-
     async def _step_until_idle(self) -> None:
-        while self._waiting or self._rows.count:
+        while self._waiting or self._rows:
             try:
                 self._step()
             except Exception as error:  # noqa: BLE001 - every caller raises it
@@ -140,52 +173,59 @@ class NativeEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        while self._admits():
-            self._prefill(self._take_waiting())
-        if self._rows.count:
+        while groups := self._admit():
+            self._prefill(groups)
+        if self._rows:
             self._decode()
 
-    def _admits(self) -> bool:
-        free = self._max_running - self._rows.count
-        return bool(self._waiting) and free >= min(len(self._waiting), -(-self._max_running // _ADMIT_SHARE))
-
-    def _take_waiting(self) -> list[list[Sample]]:
-        """The samples to start now, by ticket. A ticket is started in parts only if it is the first to wait."""
-        free, tokens = self._max_running - self._rows.count, 0
+    def _admit(self) -> list[list[Sample]]:
+        """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
+        free, tokens = self._max_running - len(self._rows), 0
         groups: list[list[Sample]] = []
-        while self._waiting and tokens < _PREFILL_TOKENS:
-            ticket = self._waiting[0].ticket
-            size = min(ticket.waiting, free)
-            if size == 0 or (groups and size < ticket.waiting):
+        if free < min(sum(map(len, self._waiting)), -(-self._max_running // _ADMIT_SHARE)):
+            return groups
+        while self._waiting and free and tokens < _PREFILL_TOKENS:
+            group = self._waiting[0]
+            if len(group) <= free:
+                self._waiting.popleft()
+            elif groups:
                 break
-            groups.append([self._waiting.popleft() for _ in range(size)])
-            ticket.waiting -= size
-            free -= size
-            tokens += len(ticket.request.token_ids)
+            groups.append(group[:free])
+            del group[:free]
+            free -= len(groups[-1])
+            tokens += len(groups[-1][0].request.token_ids)
         return groups
 
     def _prefill(self, groups: list[list[Sample]]) -> None:
         """Start the samples: run each prompt once, and choose the first token of each sample."""
-        first = self._rows.count
-        prompts = [group[0].ticket.request.token_ids for group in groups]
-        samples = np.array([len(group) for group in groups])
-        for group in groups:
-            self._rows.start(group)
-        self._cache.reserve(min(self._max_running, self._rows.count + len(self._waiting)), self._longest)
+        first = len(self._rows)
+        prompts = [group[0].request.token_ids for group in groups]
+        prompt_B = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        self._rows.extend(entry for group in groups for entry in group)
+        self._start(first)
+        slots = len(self._rows) + sum(map(len, self._waiting))
+        self._cache.reserve(min(self._max_running, slots), self._longest)
         offsets = np.concatenate(([0], np.cumsum([len(prompt) for prompt in prompts])))
         position_N = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
-        plan = Prefill(self._cache, offsets, first, samples, self._model.device)
+        plan = Prefill(self._cache, offsets, first, prompt_B, self._model.device)
         logits = self._forward(np.concatenate(prompts), position_N, plan, offsets[1:] - 1)
-        if len(groups) < samples.sum():
-            logits = logits[torch.from_numpy(np.repeat(np.arange(len(groups)), samples)).to(logits.device)]
-        self._advance(first, logits)
+        self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
+
+    def _start(self, first: int) -> None:
+        """Set the state of the rows from slot `first` on."""
+        samples = self._rows[first:]
+        state = self._state[first : len(self._rows)]
+        state["position"] = [len(entry.request.token_ids) - 1 for entry in samples]
+        choice = state["choice"]
+        choice["made"] = 0
+        choice["stream"] = streams([entry.request.seeds[entry.index] for entry in samples])
+        for name in ("temperature", "top_k", "top_p"):
+            choice[name] = [getattr(entry.request.sampling, name) for entry in samples]
 
     def _decode(self) -> None:
-        position_B = self._rows.positions[: self._rows.count]
-        plan = Decode(self._cache, position_B, self._model.device)
-        logits = self._forward(self._rows.last[: self._rows.count], position_B, plan, None)
-        position_B += 1
-        self._advance(0, logits)
+        state = self._state[: len(self._rows)]
+        plan = Decode(self._cache, state["position"], self._model.device)
+        self._advance(0, self._forward(state["last"], state["position"], plan, None))
 
     def _forward(
         self, token_N: IntArray, position_N: IntArray, plan: AttentionPlan, wanted: IntArray | None
@@ -203,41 +243,45 @@ class NativeEngine:
 
     def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""
-        rows = self._rows
-        live = slice(first, rows.count)
-        tokens, logprobs = sample(logits_BV, rows.choice[live], rows.made[live])
-        token_B, logprob_B = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        state = self._state[first : len(self._rows)]
+        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state["choice"]))
+        version = self.version
         if not np.isfinite(logprob_B).all():
-            raise EngineError(f"the model's logits are not finite (policy version {self.version})")
-        stopped, ended = rows.append(first, token_B, logprob_B, self.version)
-        if ended.any():
-            slots = first + np.flatnonzero(ended)
-            for slot in slots.tolist():
-                finish = FinishReason.STOP if stopped[slot - first] else FinishReason.LENGTH
-                rows.samples[slot].ticket.deliver(rows.completion(slot, finish))
-            self._release(slots)
+            raise EngineError(f"log-probabilities are not finite (policy version {version})")
+        state["last"] = token_B
+        state["position"] += 1
+        state["choice"]["made"] += 1
+        ended: list[int] = []
+        for slot, (token, logprob) in enumerate(zip(token_B.tolist(), logprob_B.tolist(), strict=True), first):
+            entry = self._rows[slot]
+            entry.append(token, logprob, version)
+            if status := entry.ending(self._tokenizer):
+                entry.deliver(status)
+                ended.append(slot)
+        self._release(ended)
 
-    def _release(self, slots: IntArray) -> None:
+    def _release(self, slots: list[int]) -> None:
         """Drop rows and move the last live ones into the holes: live rows stay the first slots."""
-        count = self._rows.count - len(slots)
-        holes = slots[slots < count]
-        movers = np.setdiff1d(np.arange(count, self._rows.count), slots)
-        if len(holes):
-            self._cache.move(movers, holes, int(self._rows.positions[movers].max()))
-            self._rows.move(movers, holes)
-        del self._rows.samples[count:]
+        count = len(self._rows) - len(slots)
+        holes = [slot for slot in slots if slot < count]
+        movers = sorted(set(range(count, len(self._rows))).difference(slots))
+        if holes:
+            self._cache.move(movers, holes, int(self._state["position"][movers].max()))
+            self._state[holes] = self._state[movers]
+        for hole, mover in zip(holes, movers, strict=True):
+            self._rows[hole] = self._rows[mover]
+        del self._rows[count:]
 
     @torch.inference_mode()
-    def _withdraw(self, ticket: Ticket) -> None:
+    def _withdraw(self, results: asyncio.Queue[Completion | Exception]) -> None:
         """Drop what is left of a request that nobody waits for any more."""
-        self._waiting = deque(entry for entry in self._waiting if entry.ticket is not ticket)
-        slots = [slot for slot, entry in enumerate(self._rows.samples) if entry.ticket is ticket]
-        self._release(np.array(slots, dtype=np.int64))
+        self._waiting = deque(group for group in self._waiting if group[0].results is not results)
+        self._release([slot for slot, entry in enumerate(self._rows) if entry.results is results])
 
     def _fail(self, error: Exception) -> None:
         """Tell every caller; nothing of the batch is kept, not even the cache, which may hold what broke it."""
-        for ticket in {entry.ticket for entry in (*self._rows.samples, *self._waiting)}:
-            ticket.results.put_nowait(error)
-        self._rows.samples.clear()
+        for results in {entry.results for group in (self._rows, *self._waiting) for entry in group}:
+            results.put_nowait(error)
+        self._rows.clear()
         self._waiting.clear()
         self._cache.free()

@@ -6,16 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
-from tandem.types import Completion, FinishReason, IntArray, Prompt, Request, SamplingParams, Status, Trajectory, Turn
+from tandem.types import Completion, IntArray, Prompt, Request, SamplingParams, Trajectory, Turn
 
 Generate = Callable[[Request], AsyncIterator[Completion]]
 Decode = Callable[[list[IntArray]], list[str]]
-
-_STATUS = {
-    FinishReason.STOP: Status.COMPLETED,
-    FinishReason.LENGTH: Status.TRUNCATED,
-    FinishReason.ABORT: Status.ABORTED,
-}
 
 
 async def single_turn(
@@ -54,7 +48,7 @@ def _trajectory(prompt: Prompt, completion: Completion, seconds: float, text: st
         rollout_logprobs=completion.logprobs,
         versions=completion.versions,
         text=text,
-        status=_STATUS[completion.finish],
+        status=completion.status,
         turns=(Turn("policy", len(completion.token_ids)),),
         generation_s=seconds,
     )

@@ -1,7 +1,5 @@
 """What every GenerationEngine promises: one suite, run on each engine and on the fake."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -28,7 +26,7 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
 from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION
-from tandem.types import Completion, FinishReason, Request, SamplingParams
+from tandem.types import Completion, Request, SamplingParams, Status
 
 VOCABULARY = 26
 POSITIONS = 96
@@ -129,7 +127,7 @@ def test_every_sample_comes_once_and_whole(make: Make) -> None:
     for asked, completions in zip(MIXED, ask(make(), *MIXED), strict=True):
         assert [completion.sample for completion in completions] == list(range(len(asked.seeds)))
         for completion in completions:
-            assert completion.finish is FinishReason.LENGTH
+            assert completion.status is Status.TRUNCATED
             assert len(completion.token_ids) == len(completion.logprobs) == asked.sampling.max_tokens
             assert completion.token_ids.dtype == completion.versions.dtype == np.int32
             assert completion.logprobs.dtype == np.float32
@@ -166,8 +164,8 @@ def test_stop_tokens_end_a_sample_and_belong_to_it(make: Make) -> None:
     for before, after in zip(tokens(free), stopped, strict=True):
         ends = [place for place, token in enumerate(before) if token in stop]
         assert after.token_ids.tolist() == before[: ends[0] + 1 if ends else None]
-        assert after.finish is (FinishReason.STOP if ends else FinishReason.LENGTH)
-    assert stopped[0].finish is FinishReason.STOP and len(stopped[0].token_ids) <= 5
+        assert after.status is (Status.COMPLETED if ends else Status.TRUNCATED)
+    assert stopped[0].status is Status.COMPLETED and len(stopped[0].token_ids) <= 5
 
 
 @both
@@ -180,8 +178,8 @@ def test_stop_strings_end_a_sample_at_the_token_that_completes_them(make: Make) 
     for text, after in zip(texts, stopped, strict=True):
         ends = [text.find(string) + len(string) for string in strings if string in text]
         assert "".join(chr(97 + token) for token in after.token_ids) == (text[: min(ends)] if ends else text)
-        assert after.finish is (FinishReason.STOP if ends else FinishReason.LENGTH)
-    assert stopped[0].finish is FinishReason.STOP and untouched[0].finish is FinishReason.LENGTH
+        assert after.status is (Status.COMPLETED if ends else Status.TRUNCATED)
+    assert stopped[0].status is Status.COMPLETED and untouched[0].status is Status.TRUNCATED
 
 
 @both
@@ -215,7 +213,7 @@ def test_abort_ends_what_runs_and_what_waits(make: Make) -> None:
 
     completions = [completion for answer in run(abort_halfway()) for completion in answer]
     assert len(completions) == 12
-    assert {completion.finish for completion in completions} == {FinishReason.ABORT}
+    assert {completion.status for completion in completions} == {Status.ABORTED}
     assert 0 < max(len(completion.token_ids) for completion in completions) < 50
     assert all(len(c.token_ids) == len(c.logprobs) == len(c.versions) for c in completions)
     assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(make(), MIXED[0])[0])
@@ -291,7 +289,7 @@ def test_the_fake_answers_as_its_chain_says() -> None:
     np.testing.assert_allclose(greedy.logprobs, [0, 1 - np.log(1 + np.e), 0, 0], atol=1e-6)
     for completion in sampled:
         *twos, one = completion.token_ids.tolist()
-        assert set(twos) == {2} and one == 1 and completion.finish is FinishReason.STOP
+        assert set(twos) == {2} and one == 1 and completion.status is Status.COMPLETED
     assert len({len(completion.token_ids) for completion in sampled}) > 1
 
 
@@ -328,7 +326,7 @@ def test_rows_that_enter_late_and_need_a_larger_cache_disturb_nobody() -> None:
         for _ in range(6):
             await asyncio.sleep(0)
         second = asyncio.create_task(collect(engine, late))
-        return await asyncio.gather(first, second)
+        return [await first, await second]
 
     for asked, completions in zip((early, late), run(one_after_the_other()), strict=True):
         for completion in completions:
@@ -419,7 +417,7 @@ def test_an_iterator_closed_early_leaves_the_engine_idle(make: Make) -> None:
     async def take_one() -> None:
         stream = engine.generate(request(1, seeds=range(9), stop_token_ids=(stop,), max_tokens=60))
         first = await anext(stream)
-        assert first.finish is FinishReason.STOP
+        assert first.status is Status.COMPLETED
         await stream.aclose()  # type: ignore[attr-defined]
         engine.sleep()
 

@@ -1,28 +1,23 @@
 """Tokens fall as the distribution says, inside the allowed set, by the seed alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from tandem.generation.sampling import Choice, sample, stream, uniforms
+from tandem.generation.sampling import CHOICE, Rows, sample, streams, uniforms
 
 DRAWS = 20_000
 
 
-def choice(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Choice:
-    return Choice(
-        stream(range(rows)),
-        np.full(rows, temperature, dtype=np.float32),
-        np.full(rows, top_k, dtype=np.int64),
-        np.full(rows, top_p),
-    )
+def choice(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Rows:
+    how = np.zeros(rows, dtype=CHOICE)
+    how["stream"], how["temperature"], how["top_k"], how["top_p"] = streams(range(rows)), temperature, top_k, top_p
+    return how
 
 
 def draw(logits: torch.Tensor, draws: int = DRAWS, **how: float) -> np.ndarray:
     """Tokens of one distribution, each by a seed of its own."""
-    tokens, _ = sample(logits.repeat(draws, 1), choice(draws, **how), np.zeros(draws, dtype=np.int64))  # type: ignore[arg-type]
+    tokens, _ = sample(logits.repeat(draws, 1), choice(draws, **how))  # type: ignore[arg-type]
     return tokens.numpy()
 
 
@@ -43,7 +38,7 @@ def test_uniforms_are_splitmix64() -> None:
 
 
 def test_streams_differ_between_seeds_and_positions() -> None:
-    numbers = uniforms(stream(range(-500, 500)).repeat(50), np.tile(np.arange(50), 1000))
+    numbers = uniforms(streams(range(-500, 500)).repeat(50), np.tile(np.arange(50), 1000))
     assert len(np.unique(numbers)) == 50_000
     assert numbers.min() >= 0 and numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.01
@@ -76,9 +71,9 @@ def test_improbable_tokens_are_never_chosen(size: int) -> None:
 def test_logprobs_are_those_before_filtering_at_the_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.5, -0.5, 0.0], [3.0, 1.0, 0.0]])
     how = choice(3)
-    how.temperature_B[:] = (0.5, 2.0, 0.0)
-    how.top_k_B[:] = (1, 0, 0)
-    tokens, logprobs = sample(logits.clone(), how, np.zeros(3, dtype=np.int64))
+    how["temperature"][:] = (0.5, 2.0, 0.0)
+    how["top_k"][:] = (1, 0, 0)
+    tokens, logprobs = sample(logits.clone(), how)
     assert tokens[0] == 2 and tokens[2] == 0
     # exp(0) + exp(2) + exp(4), exp(.25) + exp(-.25) + exp(0), and, greedy, exp(3) + exp(1) + exp(0) at temperature 1.
     assert logprobs[0] == pytest.approx(4 - np.log(1 + np.e**2 + np.e**4), abs=1e-6)
@@ -130,9 +125,9 @@ def test_a_large_top_k_is_not_cut_short_by_its_neighbours() -> None:
     """3,000 tokens of almost the same probability, top-k 2,000 in half of the rows, top-p 0.1 in the others."""
     logits = torch.linspace(0.001, 0, 3000).repeat(2_000, 1)
     how = choice(2_000)
-    how.top_k_B[::2] = 2_000
-    how.top_p_B[1::2] = 0.1
-    tokens = sample(logits, how, np.zeros(2_000, dtype=np.int64))[0].numpy()
+    how["top_k"][::2] = 2_000
+    how["top_p"][1::2] = 0.1
+    tokens = sample(logits, how)[0].numpy()
     assert 1_980 < tokens[::2].max() < 2_000 and 290 < tokens[1::2].max() <= 300
     assert abs(tokens[::2].mean() - 1_000) < 50
 
@@ -141,11 +136,11 @@ def test_rows_do_not_depend_on_one_another() -> None:
     torch.manual_seed(0)
     logits = torch.randn(6, 900)
     how = choice(6)
-    how.temperature_B[:] = (1, 0.7, 0, 1, 1.5, 1)
-    how.top_k_B[:] = (0, 0, 0, 4, 0, 20)
-    how.top_p_B[:] = (1, 0.9, 1, 1, 0.5, 0.9)
-    positions = np.arange(6)
-    tokens, logprobs = sample(logits.clone(), how, positions)
+    how["temperature"][:] = (1, 0.7, 0, 1, 1.5, 1)
+    how["top_k"][:] = (0, 0, 0, 4, 0, 20)
+    how["top_p"][:] = (1, 0.9, 1, 1, 0.5, 0.9)
+    how["made"] = range(6)
+    tokens, logprobs = sample(logits.clone(), how)
     for row in range(6):
-        alone = sample(logits[[row]].clone(), how[slice(row, row + 1)], positions[[row]])
+        alone = sample(logits[[row]].clone(), how[[row]])
         assert (alone[0], alone[1]) == (tokens[row], logprobs[row])
