@@ -56,7 +56,7 @@ class RlJob:
         return {
             **done.metrics,
             **describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1),
-            **describe_resources(len(done.batch.prompt_ids) + len(done.batch.response_ids), seconds),
+            **describe_resources(done.batch, seconds),
             "data/epoch": self._sampler.epoch,
         }
 

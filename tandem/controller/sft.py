@@ -17,8 +17,7 @@ from tandem.files import write_text
 from tandem.models.loading import load_policy
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import StepMetrics
-from tandem.workers.passes import mean_metrics, optimizer_step, score_tokens
-from tandem.workers.policy import token_shares
+from tandem.workers.passes import optimizer_step, score_tokens, token_shares
 
 
 class SftJob:
@@ -39,14 +38,9 @@ class SftJob:
         start = time.perf_counter()
         batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
-        budget = self._config.training.tokens_per_micro_batch
-        metrics = optimizer_step(self._engine, batch, np.arange(len(batch)), NextTokenLoss(), budget)
-        tokens = len(batch.prompt_ids) + len(batch.response_ids)
-        return {
-            **mean_metrics([metrics], "sft"),
-            **describe_resources(tokens, time.perf_counter() - start),
-            "data/epoch": self._sampler.epoch,
-        }
+        rows, budget = np.arange(len(batch)), self._config.training.tokens_per_micro_batch
+        metrics = optimizer_step(self._engine, batch, rows, NextTokenLoss(), budget, "sft")
+        return metrics | describe_resources(batch, time.perf_counter() - start) | {"data/epoch": self._sampler.epoch}
 
     def evaluate(self, step: int) -> StepMetrics:
         """Mean negative log-likelihood of the validation answers' tokens."""

@@ -1,14 +1,17 @@
 """What the training roles have in common: scoring passes and optimizer steps over a batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from statistics import fmean
 
 import numpy as np
 import torch
 
-from tandem.batching import micro_batches
+from tandem.algorithms import Algorithm
+from tandem.batching import micro_batches, split_groups
+from tandem.config import TrainConfig
 from tandem.training.base import TrainEngine
-from tandem.types import Batch, FloatArray, IntArray, Outputs, StepMetrics, TokenLoss
+from tandem.types import Batch, BoolArray, FloatArray, IntArray, Outputs, StepMetrics, TokenLoss
 
 Column = Callable[[Outputs[torch.Tensor]], torch.Tensor | None]
 
@@ -29,27 +32,53 @@ def optimizer_step(
     rows: IntArray,
     loss: TokenLoss[torch.Tensor],
     tokens_per_micro_batch: int,
+    prefix: str,
     seen_logprobs: FloatArray | None = None,
 ) -> StepMetrics:
     """One optimizer step on `rows`; `batch.tokens` holds every column that the loss reads, weights included.
 
-    Metrics are those of the loss, then `grad_norm` and `lr`. The log-probs of the forward pass are left in
+    Metrics are those of the loss, `<prefix>/grad_norm` and `<prefix>/lr`. The forward passes' log-probs are left in
     `seen_logprobs` `[T]`.
     """
-    sums: dict[str, float] = defaultdict(float)
+    metrics: StepMetrics = defaultdict(float)
     for micro_batch in micro_batches(batch, rows, tokens_per_micro_batch):
         result = engine.forward_backward(micro_batch, loss)
         for name, value in result.metrics.items():
-            sums[name] += value
+            metrics[name] += value
         if seen_logprobs is not None and result.outputs.logprobs_S is not None:
             seen_logprobs[micro_batch.source] = result.outputs.logprobs_S.float().cpu().numpy()
-    return {**sums, **engine.optimizer_step()}
+    return {**metrics, **{f"{prefix}/{name}": value for name, value in engine.optimizer_step().items()}}
 
 
-def mean_metrics(steps: Sequence[StepMetrics], prefix: str) -> StepMetrics:
-    """The mean of each metric over the optimizer steps of a training step; bare names get `prefix`."""
-    named: dict[str, list[float]] = defaultdict(list)
-    for metrics in steps:
-        for name, value in metrics.items():
-            named[name if "/" in name else f"{prefix}/{name}"].append(value)
-    return {name: sum(values) / len(values) for name, values in named.items()}
+def train_on(
+    engine: TrainEngine,
+    batch: Batch,
+    learns_B: BoolArray,
+    algorithm: Algorithm,
+    loss: TokenLoss[torch.Tensor],
+    config: TrainConfig,
+    step: int,
+    prefix: str,
+    seen_logprobs: FloatArray | None = None,
+) -> StepMetrics:
+    """All optimizer steps of one training step; the mean of each metric over them.
+
+    Only rows that learn are passed on; the loss is normalised over all. The cut into optimizer steps follows from the
+    seed and the step, so the roles share it.
+    """
+    done: list[StepMetrics] = []
+    row_of_token, budget = batch.row_of_token, config.training.tokens_per_micro_batch
+    for epoch in range(config.algorithm.epochs):
+        for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
+            kept = rows[learns_B[rows]]
+            mask = batch.loss_mask & np.isin(row_of_token, rows)
+            weights = algorithm.weights(torch.from_numpy(mask), torch.from_numpy(row_of_token))
+            batch.tokens.weights = weights.numpy()
+            batch.tokens.shares = token_shares(batch.loss_mask & np.isin(row_of_token, kept))
+            done.append(optimizer_step(engine, batch, kept, loss, budget, prefix, seen_logprobs))
+    return {name: fmean(one[name] for one in done if name in one) for one in done for name in one}
+
+
+def token_shares(mask: BoolArray) -> FloatArray:
+    """1 / (number of tokens in the mask) on them, 0 elsewhere."""
+    return (mask / max(int(mask.sum()), 1)).astype(np.float32)

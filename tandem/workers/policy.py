@@ -1,14 +1,12 @@
 """The actor and the reference: the policy that trains, and the frozen one it is kept close to."""
 
 import numpy as np
-import torch
 
 from tandem.algorithms import Algorithm
-from tandem.batching import split_groups
 from tandem.config import TrainConfig
 from tandem.training.base import TrainEngine
-from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
-from tandem.workers.passes import mean_metrics, optimizer_step, score_tokens
+from tandem.types import Batch, BoolArray, FloatArray, StepMetrics
+from tandem.workers.passes import score_tokens, train_on
 
 
 class Reference:
@@ -41,46 +39,20 @@ class Actor(Reference):
 
         Log-probs of rows that were skipped are then NaN.
         """
-        config = self._config
         seen = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
-        done: list[StepMetrics] = []
-        for epoch in range(config.algorithm.epochs):
-            for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
-                informative = rows[self._informative(batch)[rows]]
-                self._weigh(batch, rows, informative)
-                done.append(
-                    optimizer_step(
-                        self._engine, batch, informative, self._algorithm.loss, self._tokens_per_micro_batch, seen
-                    )
-                )
+        learns_B, loss = self._learns(batch), self._algorithm.loss
+        metrics = train_on(self._engine, batch, learns_B, self._algorithm, loss, self._config, step, "actor", seen)
         if batch.tokens.old_logprobs is None:
             batch.tokens.old_logprobs = seen
-        return {
-            **mean_metrics(done, "actor"),
-            "actor/trained_share": float(self._informative(batch).mean()),
-            **_mismatch(batch),
-        }
+        return {**metrics, "actor/trained_share": float(learns_B.mean()), **_mismatch(batch)}
 
-    def _informative(self, batch: Batch) -> BoolArray:
+    def _learns(self, batch: Batch) -> BoolArray:
         """bool `[B]`: rows whose gradient can differ from zero."""
         tokens = batch.loss_mask
         if self._config.training.skip_zero_advantage and self._algorithm.zero_without_advantage:
             assert batch.tokens.advantages is not None
             tokens = tokens & (batch.tokens.advantages != 0)
         return np.bincount(batch.row_of_token[tokens], minlength=len(batch)) > 0
-
-    def _weigh(self, batch: Batch, rows: IntArray, trained: IntArray) -> None:
-        """Fill `weights` for an optimizer step on `rows`, of which only `trained` are passed on."""
-        row_of_token = batch.row_of_token
-        mask = batch.loss_mask & np.isin(row_of_token, rows)
-        weights = self._algorithm.weights(torch.from_numpy(mask), torch.from_numpy(row_of_token))
-        batch.tokens.weights = weights.numpy()
-        batch.tokens.shares = token_shares(batch.loss_mask & np.isin(row_of_token, trained))
-
-
-def token_shares(mask: BoolArray) -> FloatArray:
-    """1 / (number of tokens in the mask) on them, 0 elsewhere."""
-    return (mask / max(int(mask.sum()), 1)).astype(np.float32)
 
 
 def _mismatch(batch: Batch) -> StepMetrics:
