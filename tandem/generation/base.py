@@ -31,34 +31,27 @@ class GenerationEngine(Protocol):
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]] | None) -> None:
         """Serve `version` from now on. `weights` are (Hugging Face name, tensor); None when memory is shared."""
-        ...
 
     def sleep(self) -> None:
         """Give the KV cache's memory back: only while nothing runs, and no `generate` before `wake`. Safe to repeat."""
-        ...
 
     def wake(self) -> None:
         """Undo `sleep`. Safe to repeat."""
-        ...
 
     def abort(self) -> None:
         """End every running and waiting request; their samples come back with status `aborted`."""
-        ...
 
     def close(self) -> None:
         """Abort what runs and free everything; the engine is of no use after it."""
-        ...
 
 
-def check_request(request: Request, max_tokens: int | None, tokenizer: Any | None) -> None:
-    """UserError unless an engine of `max_tokens` positions a row (None: no limit) and this tokenizer can serve it."""
+def check_request(request: Request, max_tokens: float, tokenizer: Any | None) -> None:
+    """UserError unless an engine of `max_tokens` positions a row and this tokenizer can serve the request."""
     tokens, sampling = len(request.token_ids), request.sampling
-    if tokens == 0 or sampling.max_tokens < 1:
-        raise UserError(f"generate: {tokens} prompt tokens, max_tokens {sampling.max_tokens}: neither may be 0")
-    if max_tokens is not None and tokens + sampling.max_tokens > max_tokens:
+    if tokens == 0 or sampling.max_tokens < 1 or tokens + sampling.max_tokens > max_tokens:
         raise UserError(
-            f"generate: a prompt of {tokens} tokens and {sampling.max_tokens} new ones exceed the {max_tokens} "
-            "positions of the model; lower generation.max_response_tokens or data.max_prompt_tokens"
+            f"generate: {tokens} prompt tokens and {sampling.max_tokens} new ones; neither may be 0, and the model has "
+            f"{max_tokens} positions for both: lower generation.max_response_tokens or data.max_prompt_tokens"
         )
     if sampling.stop_strings and tokenizer is None:
         raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")

@@ -1,9 +1,9 @@
 """The shipped test double: the native engine on a Markov chain instead of a network."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -19,7 +19,7 @@ class FakeEngine(NativeEngine):
 
     def __init__(
         self,
-        logits: Sequence[Sequence[float]] | torch.Tensor,
+        logits: Tensor | list[list[float]],
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens: int = 4096,
@@ -32,13 +32,13 @@ class FakeEngine(NativeEngine):
 class _Chain(torch.nn.Module):
     """What the native engine asks of a model."""
 
-    def __init__(self, logits_VV: torch.Tensor, max_tokens: int) -> None:
+    def __init__(self, logits_VV: Tensor, max_tokens: int) -> None:
         super().__init__()
         self.logits_VV = torch.nn.Parameter(logits_VV)
         settings: dict[str, Any] = {"max_position_embeddings": max_tokens, "attn_implementation": ATTENTION}
         self.config = PreTrainedConfig(**settings)
         self.device = logits_VV.device
 
-    def forward(self, token_1N: torch.Tensor, logits_to_keep: int | torch.Tensor, **_: object) -> CausalLMOutput:
+    def forward(self, token_1N: Tensor, logits_to_keep: int | Tensor, **_: object) -> CausalLMOutput:
         last_1N = token_1N if isinstance(logits_to_keep, int) else token_1N[:, logits_to_keep]
         return CausalLMOutput(logits=self.logits_VV[last_1N])  # type: ignore[arg-type]

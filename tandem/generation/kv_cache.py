@@ -25,51 +25,40 @@ class KVCache:
     def __init__(self) -> None:
         self._slots = 0
         self._length = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, list[Tensor]] = {}
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for at least `slots` rows of `length` tokens; what is stored stays."""
-        if slots <= self._slots and length <= self._length:
-            return
+        """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
         self._slots, self._length = max(slots, self._slots), max(length, self._length)
-        for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = (self._grown(keys), self._grown(values))
 
-    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer whose new ones are like `key` and `value`, `[1, kv_heads, N, head_dim]`."""
-        if index not in self._layers:
-            keys, values = (self._grown(x.new_empty(0, x.shape[1], x.shape[3], 0)) for x in (key, value))
-            self._layers[index] = (keys, values)
-        return self._layers[index]
+    def layer(self, index: int, *new: Tensor) -> list[Tensor]:
+        """The keys and values of a layer whose new ones are `new`, each `[1, kv_heads, N, head_dim]`."""
+        caches = self._layers.get(index) or [x.new_empty(0, x.shape[1], x.shape[3], 0) for x in new]
+        slots, _, _, length = caches[0].shape
+        if slots < self._slots or length < self._length:
+            grown = [x.new_zeros(self._slots, *x.shape[1:3], self._length) for x in caches]
+            for old, cache in zip(caches, grown, strict=True):
+                cache[:slots, ..., :length] = old
+            self._layers[index] = caches = grown
+        return caches
 
     def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""
-        for layer in self._layers.values():
-            for cache in layer:
+        for caches in self._layers.values():
+            for cache in caches:
                 cache[target, ..., :length] = cache[source, ..., :length]
-
-    def free(self) -> None:
-        """Give all memory back."""
-        self._slots = self._length = 0
-        self._layers.clear()
-
-    def _grown(self, old: Tensor) -> Tensor:
-        new = old.new_zeros(self._slots, *old.shape[1:3], self._length)
-        new[: old.shape[0], ..., : old.shape[3]] = old
-        return new
 
 
 class Prefill:
     """The plan for whole prompts head to tail: causal attention, and each prompt's keys and values into its slots."""
 
-    def __init__(
-        self, cache: KVCache, offsets: IntArray, first_slot: int, prompt_B: IntArray, device: torch.device
-    ) -> None:
-        """Prompt `i` is tokens `offsets[i] … offsets[i + 1]`; `prompt_B` are the slots' prompts, from the first on."""
+    def __init__(self, cache: KVCache, offsets: IntArray, first: int, prompt_B: IntArray, device: torch.device) -> None:
+        """Prompt `i` is tokens `offsets[i] … offsets[i + 1]`; `prompt_B` are the prompts of slot `first` and on."""
         self._cache = cache
         self._packed = PackedRows(offsets, device)
-        self._slots = slice(first_slot, first_slot + len(prompt_B))
+        self._slots = slice(first, first + len(prompt_B))
         lengths = np.diff(offsets)
+        self.position_N = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
         inside = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         self._token_BL = torch.from_numpy((offsets[:-1, None] + inside)[prompt_B]).to(device)
         """The token whose keys and values go to each place; beyond its end a row repeats its last one, unseen."""
@@ -78,19 +67,21 @@ class Prefill:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         for cache, new in zip(self._cache.layer(layer, key, value), (key, value), strict=True):
-            cache[self._slots, ..., : self._token_BL.shape[1]] = new[0][:, self._token_BL].permute(1, 0, 3, 2)
+            rows = new[0].transpose(0, 1).index_select(0, self._token_BL.ravel())
+            rows = rows.unflatten(0, self._token_BL.shape).permute(0, 2, 3, 1)
+            cache[self._slots, ..., : rows.shape[-1]] = rows
         return self._packed.attend(layer, query, key, value, scaling, window)
 
 
 class Decode:
     """The plan for one new token in each of the first B slots."""
 
-    def __init__(self, cache: KVCache, position_B: IntArray, device: torch.device) -> None:
-        """`position_B` int64: where in its row the new token stands; the tokens before it are in the cache."""
+    def __init__(self, cache: KVCache, position_N: IntArray, device: torch.device) -> None:
+        """`position_N` int64 `[B]`: where in its row the new token stands; the tokens before it are in the cache."""
         self._cache = cache
-        self._position_B = torch.from_numpy(position_B).to(device)
-        self._slot_B = torch.arange(len(position_B), device=device)
-        self._shortest, self._longest = int(position_B.min()) + 1, int(position_B.max()) + 1
+        self.position_N = torch.from_numpy(position_N).to(device)
+        self._slot_B = torch.arange(len(position_N), device=device)
+        self._shortest, self._longest = int(position_N.min()) + 1, int(position_N.max()) + 1
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     def attend(
@@ -98,7 +89,7 @@ class Decode:
     ) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         for cache, new in zip(caches, (key, value), strict=True):
-            cache[self._slot_B, :, :, self._position_B] = new[0].transpose(0, 1)
+            cache[self._slot_B, :, :, self.position_N] = new[0].transpose(0, 1)
         _, heads, rows, head_dim = query.shape
         kv_heads = key.shape[1]
         if (window, kv_heads) not in self._masks:
@@ -113,15 +104,12 @@ class Decode:
         return output.transpose(1, 2).reshape(1, rows, heads, -1)
 
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
-        """First cached position that any row sees, and what to add to the scores of the positions from there on.
-
-        The mask broadcasts to `[B * kv_heads, queries, positions]`.
-        """
-        start = 0 if window is None else max(0, self._shortest - window)
-        device = self._position_B.device
+        """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
+        start = max(0, self._shortest - window) if window else 0
+        device = self.position_N.device
         if self._shortest == self._longest:
             return start, torch.zeros(1, 1, 1, dtype=dtype, device=device)
-        behind = self._position_B[:, None] - torch.arange(start, self._longest, device=device)
-        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        behind = self.position_N[:, None] - torch.arange(start, self._longest, device=device)
+        seen = (behind >= 0) & (behind < (window or self._longest))
+        mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
         return start, mask.repeat_interleave(kv_heads, 0)[:, None]

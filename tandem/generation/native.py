@@ -13,10 +13,12 @@ Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 """
 
 import asyncio
+import math
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +28,14 @@ from tandem.errors import EngineError
 from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.sampling import CHOICE, sample, streams
-from tandem.models.attention import ATTENTION, AttentionPlan
+from tandem.models.attention import ATTENTION
 from tandem.types import Completion, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
-_ROW = np.dtype([("choice", CHOICE), ("last", "i8"), ("position", "i8")])
+_ROW = np.dtype([*CHOICE.descr, ("last", "i8"), ("position", "i8")])
 """A row's state: how its next token is chosen, its last token, and where in the KV cache that token will go."""
 
 
@@ -43,30 +45,27 @@ class Sample:
 
     request: Request
     index: int
-    """Into the request's seeds."""
     results: asyncio.Queue[Completion | Exception]
-    """Of the `generate` call."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     versions: "array[int]" = field(default_factory=lambda: array("i"))
 
-    def append(self, token: int, logprob: float, version: int) -> None:
+    def append(self, token: int, logprob: float, version: int, tokenizer: Any) -> Status | None:
+        """Returns how the sample ends if this token is its last one."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-
-    def ending(self, tokenizer: PreTrainedTokenizerBase | None) -> Status | None:
-        """How the sample ends if its latest token is its last one, else None."""
         sampling = self.request.sampling
-        if self.token_ids[-1] in sampling.stop_token_ids:
+        if token in sampling.stop_token_ids or (sampling.stop_strings and self._ends_in_stop_string(tokenizer)):
             return Status.COMPLETED
-        if tokenizer is not None and sampling.stop_strings:
-            # A token is at least a byte of text; a few more give the decoder the context of the first one.
-            tail = max(len(string.encode()) for string in sampling.stop_strings) + 8
-            text = tokenizer.decode(self.token_ids[-tail:].tolist(), skip_special_tokens=False)
-            if any(string in text for string in sampling.stop_strings):
-                return Status.COMPLETED
         return Status.TRUNCATED if len(self.token_ids) >= sampling.max_tokens else None
+
+    def _ends_in_stop_string(self, tokenizer: Any) -> bool:
+        strings = self.request.sampling.stop_strings
+        # A token is at least a byte of text; a few more give the decoder the context of the first one.
+        tail = max(len(string.encode()) for string in strings) + 8
+        text = tokenizer.decode(self.token_ids[-tail:].tolist(), skip_special_tokens=False)
+        return any(string in text for string in strings)
 
     def deliver(self, status: Status) -> None:
         token_ids, logprobs, versions = (np.asarray(x) for x in (self.token_ids, self.logprobs, self.versions))
@@ -85,13 +84,10 @@ class NativeEngine:
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone."""
         if model.config._attn_implementation != ATTENTION:
-            raise EngineError(
-                f"the model must be loaded with attn_implementation={ATTENTION!r}, or rows see one another"
-            )
+            raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
         self._model = model
-        self._max_running = max_running
         self._tokenizer = tokenizer
-        self._max_tokens: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._max_tokens: float = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
         self._waiting: deque[list[Sample]] = deque()
         """What has not started, each list of one request."""
         self._rows: list[Sample] = []
@@ -99,7 +95,6 @@ class NativeEngine:
         self._state = np.zeros(max_running, dtype=_ROW)
         """By slot, in an array, so that a step's Python hardly grows with the rows."""
         self._cache = KVCache()
-        self._longest = 0
         self._version: int | None = None
         self._asleep = False
         self._stepping: asyncio.Task[None] | None = None
@@ -112,10 +107,8 @@ class NativeEngine:
 
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
         if self._asleep or self._version is None:
-            need = "wake" if self._asleep else "load_weights"
-            raise EngineError(f"the generation engine is not ready: call {need} before generate")
+            raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         check_request(request, self._max_tokens, self._tokenizer)
-        self._longest = max(self._longest, len(request.token_ids) + request.sampling.max_tokens)
         results: asyncio.Queue[Completion | Exception] = asyncio.Queue()
         pending = len(request.seeds)
         if pending:
@@ -134,30 +127,22 @@ class NativeEngine:
                 self._withdraw(results)
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]] | None) -> None:
-        if weights is not None:
-            own = self._model.state_dict()
-            for name, weight in weights:
-                if name not in own:
-                    raise EngineError(f"load_weights: the model has no parameter {name}")
-                own[name].copy_(weight)
+        for name, weight in weights or ():
+            self._model.get_parameter(name).data.copy_(weight)
         self._version = version
 
     def sleep(self) -> None:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
-        self._cache.free()
-        self._longest = 0
+        self._cache = KVCache()
         self._asleep = True
 
     def wake(self) -> None:
         self._asleep = False
 
     def abort(self) -> None:
-        for group in (self._rows, *self._waiting):
-            for entry in group:
-                entry.deliver(Status.ABORTED)
-        self._rows.clear()
-        self._waiting.clear()
+        for entry in self._clear():
+            entry.deliver(Status.ABORTED)
 
     def close(self) -> None:
         self.abort()
@@ -168,7 +153,9 @@ class NativeEngine:
             try:
                 self._step()
             except Exception as error:  # noqa: BLE001 - every caller raises it
-                self._fail(error)
+                for results in {entry.results for entry in self._clear()}:
+                    results.put_nowait(error)
+                self._cache = KVCache()  # the old one may hold what broke the step
             await asyncio.sleep(0)
 
     @torch.inference_mode()
@@ -176,24 +163,23 @@ class NativeEngine:
         while groups := self._admit():
             self._prefill(groups)
         if self._rows:
-            self._decode()
+            state = self._state[: len(self._rows)]
+            plan = Decode(self._cache, state["position"], self._model.device)
+            self._advance(0, self._forward(state["last"], plan, None))
 
     def _admit(self) -> list[list[Sample]]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
-        free, tokens = self._max_running - len(self._rows), 0
+        free, tokens = len(self._state) - len(self._rows), 0
         groups: list[list[Sample]] = []
-        if free < min(sum(map(len, self._waiting)), -(-self._max_running // _ADMIT_SHARE)):
+        if free < min(sum(map(len, self._waiting)), -(-len(self._state) // _ADMIT_SHARE)):
             return groups
-        while self._waiting and free and tokens < _PREFILL_TOKENS:
-            group = self._waiting[0]
-            if len(group) <= free:
-                self._waiting.popleft()
-            elif groups:
-                break
+        while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not groups)):
+            group = self._waiting.popleft()
+            if len(group) > free:
+                self._waiting.appendleft(group[free:])
             groups.append(group[:free])
-            del group[:free]
             free -= len(groups[-1])
-            tokens += len(groups[-1][0].request.token_ids)
+            tokens += len(group[0].request.token_ids)
         return groups
 
     def _prefill(self, groups: list[list[Sample]]) -> None:
@@ -202,60 +188,44 @@ class NativeEngine:
         prompts = [group[0].request.token_ids for group in groups]
         prompt_B = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         self._rows.extend(entry for group in groups for entry in group)
-        self._start(first)
-        slots = len(self._rows) + sum(map(len, self._waiting))
-        self._cache.reserve(min(self._max_running, slots), self._longest)
+        started, state = self._rows[first:], self._state[first : len(self._rows)]
+        state["stream"] = streams([entry.request.seeds[entry.index] for entry in started])
+        state["made"] = 0
+        for name in ("temperature", "top_k", "top_p"):
+            state[name] = [getattr(entry.request.sampling, name) for entry in started]
         offsets = np.concatenate(([0], np.cumsum([len(prompt) for prompt in prompts])))
-        position_N = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+        state["position"] = np.diff(offsets)[prompt_B] - 1
+        slots = len(self._rows) + sum(map(len, self._waiting))
+        requests = [group[0].request for group in (*groups, *self._waiting)]
+        longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
+        self._cache.reserve(min(len(self._state), slots), longest)
         plan = Prefill(self._cache, offsets, first, prompt_B, self._model.device)
-        logits = self._forward(np.concatenate(prompts), position_N, plan, offsets[1:] - 1)
+        logits = self._forward(np.concatenate(prompts), plan, offsets[1:] - 1)
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
 
-    def _start(self, first: int) -> None:
-        """Set the state of the rows from slot `first` on."""
-        samples = self._rows[first:]
-        state = self._state[first : len(self._rows)]
-        state["position"] = [len(entry.request.token_ids) - 1 for entry in samples]
-        choice = state["choice"]
-        choice["made"] = 0
-        choice["stream"] = streams([entry.request.seeds[entry.index] for entry in samples])
-        for name in ("temperature", "top_k", "top_p"):
-            choice[name] = [getattr(entry.request.sampling, name) for entry in samples]
-
-    def _decode(self) -> None:
-        state = self._state[: len(self._rows)]
-        plan = Decode(self._cache, state["position"], self._model.device)
-        self._advance(0, self._forward(state["last"], state["position"], plan, None))
-
-    def _forward(
-        self, token_N: IntArray, position_N: IntArray, plan: AttentionPlan, wanted: IntArray | None
-    ) -> torch.Tensor:
+    def _forward(self, token_N: IntArray, plan: Prefill | Decode, wanted: IntArray | None) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is None."""
-        device = self._model.device
-        token_1N, position_1N = (
-            torch.from_numpy(x.astype(np.int64, copy=False)).to(device)[None] for x in (token_N, position_N)
-        )
-        keep = 0 if wanted is None else torch.from_numpy(wanted).to(device)
-        output = self._model(
+        token_1N = torch.as_tensor(token_N, dtype=torch.int64, device=self._model.device)[None]
+        position_1N = plan.position_N[None]
+        keep = 0 if wanted is None else torch.from_numpy(wanted).to(token_1N.device)
+        return self._model(
             token_1N, position_ids=position_1N, attention_plan=plan, use_cache=False, logits_to_keep=keep
-        )
-        return output.logits[0]
+        ).logits[0]
 
     def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""
         state = self._state[first : len(self._rows)]
-        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state["choice"]))
+        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state))
         version = self.version
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")
         state["last"] = token_B
         state["position"] += 1
-        state["choice"]["made"] += 1
+        state["made"] += 1
         ended: list[int] = []
         for slot, (token, logprob) in enumerate(zip(token_B.tolist(), logprob_B.tolist(), strict=True), first):
             entry = self._rows[slot]
-            entry.append(token, logprob, version)
-            if status := entry.ending(self._tokenizer):
+            if status := entry.append(token, logprob, version, self._tokenizer):
                 entry.deliver(status)
                 ended.append(slot)
         self._release(ended)
@@ -278,10 +248,9 @@ class NativeEngine:
         self._waiting = deque(group for group in self._waiting if group[0].results is not results)
         self._release([slot for slot, entry in enumerate(self._rows) if entry.results is results])
 
-    def _fail(self, error: Exception) -> None:
-        """Tell every caller; nothing of the batch is kept, not even the cache, which may hold what broke it."""
-        for results in {entry.results for group in (self._rows, *self._waiting) for entry in group}:
-            results.put_nowait(error)
+    def _clear(self) -> list[Sample]:
+        """Forget every sample; returns them."""
+        entries = [entry for group in (self._rows, *self._waiting) for entry in group]
         self._rows.clear()
         self._waiting.clear()
-        self._cache.free()
+        return entries

@@ -13,37 +13,33 @@ from torch.nn.functional import pad
 CHOICE = np.dtype([("stream", "u8"), ("made", "i8"), ("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8")])
 """How a row's next token is chosen: its random stream, the tokens that it has had, and fields of SamplingParams."""
 
-Rows = np.ndarray[Any, Any]
-"""Of CHOICE."""
-DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
-SeedArray = np.ndarray[Any, np.dtype[np.uint64]]
+Array = np.ndarray[Any, Any]
 
 _BLOCK = 128
 """Tokens whose probabilities are added up before a large vocabulary's cumulative sum: that sum is not vectorised."""
-_BELOW_ONE = 1 - 2.0**-53
 
 
-def streams(seeds: Sequence[int]) -> SeedArray:
+def streams(seeds: Sequence[int]) -> Array:
     """The starting points of the random streams of `seeds`, any integers."""
     return _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64))
 
 
-def uniforms(stream_B: SeedArray, made_B: np.ndarray[Any, Any]) -> DoubleArray:
+def uniforms(stream_B: Array, made_B: Array) -> Array:
     """Number `made` of each row's stream: in [0, 1), 53 bits (splitmix64, Steele et al. 2014)."""
     counters = (made_B.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     return (_mix(stream_B + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(z: SeedArray) -> SeedArray:
+def _mix(z: Array) -> Array:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-def sample(logits_BV: torch.Tensor, choice_B: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits_BV: torch.Tensor, choice_B: Array) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 `[B]` tokens and float32 `[B]` log softmax(logits / temperature) of them, before top-k and top-p.
 
-    The logits may be overwritten. A row depends on no other row.
+    `choice_B` has the fields of CHOICE. The logits may be overwritten. A row depends on no other row.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
@@ -78,7 +74,7 @@ def _draw(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     return block_B * _BLOCK + _pick(inside.double(), rest_B)[0]
 
 
-def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice_B: Rows) -> torch.Tensor:
+def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice_B: Array) -> torch.Tensor:
     vocabulary, device = probs_BV.shape[1], probs_BV.device
     top_k_B = np.where(choice_B["top_k"] > 0, np.minimum(choice_B["top_k"], vocabulary), vocabulary)
     probs_BK, token_BK = probs_BV.topk(int(top_k_B.max()))
@@ -101,4 +97,4 @@ def _pick(weights: torch.Tensor, uniform_B: torch.Tensor) -> tuple[torch.Tensor,
     column = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
     weight = weights.gather(1, column)
     rest = (target - cumulative.gather(1, column) + weight) / weight
-    return column[:, 0], rest[:, 0].clamp_(0, _BELOW_ONE)
+    return column[:, 0], rest[:, 0].clamp_(0, 1 - 2.0**-53)

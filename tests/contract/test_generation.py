@@ -247,9 +247,9 @@ def test_sleep_waits_for_nobody_and_wake_undoes_it(make: Make) -> None:
 def test_impossible_requests_are_refused_before_the_first_sample(make: Make) -> None:
     engine = make()
     for asked, reason in (
-        (request(*[1] * 90, max_tokens=7), "90 tokens and 7 new ones exceed the 96 positions"),
+        (request(*[1] * 90, max_tokens=7), "90 prompt tokens and 7 new ones; .* has 96 positions"),
         (request(), "0 prompt tokens"),
-        (request(1, max_tokens=0), "max_tokens 0"),
+        (request(1, max_tokens=0), "0 new ones"),
     ):
         with pytest.raises(UserError, match=reason):
             ask(engine, asked)
@@ -368,7 +368,7 @@ def test_weights_changed_in_place_are_seen_and_given_ones_are_loaded() -> None:
     copied = native()
     copied.load_weights(1, other.named_parameters())
     assert tokens(ask(copied, MIXED[0])[0]) == tokens(in_place)
-    with pytest.raises(EngineError, match="no parameter nonsense"):
+    with pytest.raises(AttributeError, match="nonsense"):
         copied.load_weights(2, [("nonsense", torch.zeros(1))])
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.generation.sampling import CHOICE, Rows, sample, streams, uniforms
+from tandem.generation.sampling import CHOICE, sample, streams, uniforms
 
 DRAWS = 20_000
 
 
-def choice(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Rows:
+def choice(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
     how = np.zeros(rows, dtype=CHOICE)
     how["stream"], how["temperature"], how["top_k"], how["top_p"] = streams(range(rows)), temperature, top_k, top_p
     return how
