@@ -16,12 +16,11 @@ _FREE = (
 """How long a run goes and what it records; a resumed run may change that."""
 
 
-def open_run_dir(path: Path, config_yaml: str, resume: bool) -> list[str]:
+def open_run_dir(path: Path, config_yaml: str, resume: bool) -> None:
     """Make `path` the directory of the run that `config_yaml` (the resolved configuration) describes.
 
-    Returns the differences from the configuration being resumed, as `key: old -> new`; empty for a new run. Raises
-    UserError when `path` holds something else, another run (unless that failed before its first step), or the same run
-    with other settings.
+    Raises UserError when it holds something else, another run (unless that failed before its first step), or the same
+    run with other settings.
     """
     stored = path / "config.yaml"
     if path.exists() and not path.is_dir():
@@ -30,29 +29,21 @@ def open_run_dir(path: Path, config_yaml: str, resume: bool) -> list[str]:
     found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored))
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no config.yaml, but {', '.join(found[:3])}); give another trainer.run_dir")
-    started = (path / "checkpoints").exists() or (path / "metrics.jsonl").exists()
-    if started and not resume:
-        raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
-    changes = _changes(stored, config_yaml) if started else []
+    if (path / "checkpoints").exists() or (path / "metrics.jsonl").exists():
+        mend = "or give another trainer.run_dir"
+        if not resume:
+            raise UserError(f"{path}: holds another run; continue it with --resume {path}, {mend}")
+        before, after = _settings(stored.read_text(encoding="utf-8")), _settings(config_yaml)
+        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        if changed:
+            listed = "".join(f"\n  - {key}: {before.get(key)} -> {after.get(key)}" for key in changed)
+            raise UserError(f"{path}: cannot be resumed with other settings; give the old values, {mend}{listed}")
     write_text(stored, config_yaml)
-    return changes
 
 
-def _changes(stored: Path, config_yaml: str) -> list[str]:
-    """Differences that a resumed run may have; raises UserError on others."""
-    before = dict(_leaves(yaml.safe_load(stored.read_text(encoding="utf-8"))))
-    after = dict(_leaves(yaml.safe_load(config_yaml)))
-    allowed: list[str] = []
-    forbidden: list[str] = []
-    for key in {**before, **after}:
-        old, new = before.get(key, "(absent)"), after.get(key, "(absent)")
-        if old != new:
-            (allowed if key.startswith(_FREE) else forbidden).append(f"{key}: {old} -> {new}")
-    if forbidden:
-        mend = "give the old values, or another trainer.run_dir for a new run"
-        listed = "".join(f"\n  - {change}" for change in forbidden)
-        raise UserError(f"{stored.parent}: cannot be resumed with other settings; {mend}{listed}")
-    return allowed
+def _settings(config_yaml: str) -> dict[str, Any]:
+    """Dotted key -> value of everything that a resumed run must keep."""
+    return {key: value for key, value in _leaves(yaml.safe_load(config_yaml)) if not key.startswith(_FREE)}
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

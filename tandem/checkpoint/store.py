@@ -10,7 +10,6 @@ in its manifest, so that later damage (a full disk, a partial copy) is found bef
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,9 +18,6 @@ from pathlib import Path
 
 from tandem.errors import UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
-
-MANIFEST = "manifest.json"
-_LOG = logging.getLogger(__name__)
 
 
 class CheckpointStore:
@@ -34,71 +30,53 @@ class CheckpointStore:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     @contextmanager
-    def write(self, step: int) -> Iterator[Path]:
+    def write(self, step: int, best: bool = False) -> Iterator[Path]:
         """A temporary directory to fill; on a clean exit it becomes the checkpoint of `step` and the latest one.
 
         Older checkpoints beyond `keep_last` are deleted, except the best; so are those of later steps, which a run
         that went back to an earlier checkpoint has left behind. After an exception everything is as before.
         """
-        final = self._path(step)
+        final = self.directory / f"step_{step:06d}"
         temporary = temporary_name(final)
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            files = {
-                str(file.relative_to(temporary)): _describe(file) for file in temporary.rglob("*") if file.is_file()
-            }
-            write_text(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1))
+            written = [path for path in temporary.rglob("*") if path.is_file()]
+            files = {str(path.relative_to(temporary)): _describe(path) for path in written}
+            write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
             sync_tree(temporary)
         except BaseException:
             shutil.rmtree(temporary)
             raise
-        if final.exists():  # damaged, or left behind: a run resumes from a checkpoint before the one that it writes
+        if final.exists():  # of a run that went back, or was killed before it could call it the latest
             self._delete(final)
         os.rename(temporary, final)
         sync(self.directory)
-        write_text(self.directory / "latest", final.name + "\n")
-        self._prune()
+        for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
+            write_text(self.directory / pointer, final.name + "\n")
+        self._prune(step)
 
     def latest(self) -> Path | None:
-        """The checkpoint to resume from: what `latest` names, or the newest undamaged one before it.
-
-        None without any checkpoint; damaged ones are passed over and said, UserError is raised when no other is left.
-        """
-        for checkpoint in reversed(self._past()):
-            problem = damage(checkpoint)
-            if problem is None:
-                return checkpoint
-            _LOG.warning("%s is damaged and passed over: %s", checkpoint, problem)
-        if self._all():
-            raise UserError(f"{self.directory}: no complete checkpoint; delete the directory to start anew")
-        return None
-
-    def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of `step` until another is marked."""
-        assert self._path(step).is_dir(), f"no checkpoint of step {step}"
-        write_text(self.directory / "best", self._path(step).name + "\n")
-        self._prune()
-
-    def _path(self, step: int) -> Path:
-        return self.directory / f"step_{step:06d}"
-
-    def _all(self) -> list[Path]:
-        return sorted((path for path in self.directory.glob("step_*") if path.name[5:].isdigit()), key=_step)
-
-    def _past(self) -> list[Path]:
-        """Up to what `latest` names, ascending."""
-        latest = self._named("latest")
-        return [path for path in self._all() if latest is None or _step(path) <= _step(latest)]
+        """The checkpoint to resume from, None before the first one; raises UserError when it is damaged."""
+        checkpoint = self._named("latest")
+        problem = checkpoint and damage(checkpoint)
+        if problem:
+            mend = (
+                f"write the name of an earlier one into {self.directory / 'latest'}, or delete that file to start anew"
+            )
+            raise UserError(f"{checkpoint}: damaged ({problem}); {mend}")
+        return checkpoint
 
     def _named(self, pointer: str) -> Path | None:
         path = self.directory / pointer
         return self.directory / path.read_text().strip() if path.exists() else None
 
-    def _prune(self) -> None:
-        kept = {*self._past()[-self._keep_last :], self._named("best")}
-        for path in set(self._all()) - kept:
-            self._delete(path)
+    def _prune(self, step: int) -> None:
+        found = {int(path.name[5:]): path for path in self.directory.glob("step_*") if path.name[5:].isdigit()}
+        kept = sorted(number for number in found if number <= step)[-self._keep_last :]
+        for number, path in found.items():
+            if number not in kept and path != self._named("best"):
+                self._delete(path)
 
     def _delete(self, path: Path) -> None:
         """Hide, then delete: a deletion that is cut short must not look like a checkpoint."""
@@ -110,7 +88,7 @@ class CheckpointStore:
 def damage(checkpoint: Path) -> str | None:
     """What differs between the files of a checkpoint and its manifest, content included; None: sound."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        files = json.loads((checkpoint / "manifest.json").read_text())["files"]
         changed = [name for name, expected in files.items() if _describe(checkpoint / name) != expected]
     except (OSError, ValueError, KeyError) as error:
         return str(error)
@@ -120,7 +98,3 @@ def damage(checkpoint: Path) -> str | None:
 def _describe(file: Path) -> dict[str, object]:
     with file.open("rb") as content:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))

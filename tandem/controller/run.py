@@ -10,7 +10,6 @@ from typing import Protocol
 
 from tandem.checkpoint import CheckpointStore, open_run_dir
 from tandem.config import SftConfig, TrainConfig, TrainerConfig, dump_config
-from tandem.errors import UserError
 from tandem.files import write_text
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker
@@ -66,8 +65,7 @@ class _Progress:
 
 def claim_run_dir(config: TrainConfig | SftConfig) -> None:
     """Make `trainer.run_dir` this run's; raises UserError when it holds something else."""
-    for change in open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume):
-        print(f"resuming with {change}")
+    open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume)
     write_environment(config.trainer.run_dir, config.trainer.seed)
 
 
@@ -110,13 +108,11 @@ def _one_step(
         progress.best = reached
     _log(trackers, step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
     if last or best or progress.stop or due(trainer.save_every):
-        with store.write(step) as directory:
+        with store.write(step, best) as directory:
             for part in ("model", "state"):
                 (directory / part).mkdir()
             job.save(directory)
             write_text(directory / "state" / "run.json", json.dumps({"step": step, "best": progress.best}))
-        if best:
-            store.mark_best(step)
 
 
 def _restore(job: Job, store: CheckpointStore) -> _Progress:
@@ -142,11 +138,3 @@ def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int
 def _log(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:
     for tracker in trackers:
         tracker.log(step, metrics)
-
-
-def resumable_config(run_dir: Path) -> Path:
-    """The configuration that a run to be resumed was started with."""
-    path = run_dir / "config.yaml"
-    if not path.is_file():
-        raise UserError(f"--resume {run_dir}: no config.yaml there; give the directory of a run")
-    return path

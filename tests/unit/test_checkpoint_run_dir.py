@@ -29,7 +29,7 @@ def config(**changes) -> str:
 
 def test_a_new_run_writes_its_configuration(tmp_path):
     run = tmp_path / "deep" / "run"
-    assert open_run_dir(run, config(), resume=False) == []
+    open_run_dir(run, config(), resume=False)
     assert yaml.safe_load((run / "config.yaml").read_text()) == CONFIG
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
@@ -45,14 +45,14 @@ def test_another_run_is_refused_unless_resumed(tmp_path):
     run = started(tmp_path / "run")
     with pytest.raises(UserError, match="holds another run; continue it with --resume"):
         open_run_dir(run, config(), resume=False)
-    assert open_run_dir(run, config(), resume=True) == []
+    open_run_dir(run, config(), resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_start_that_failed_before_its_first_step_is_taken_over(tmp_path, resume):
     open_run_dir(tmp_path, config(), resume=False)
     (tmp_path / "environment.json").touch()
-    assert open_run_dir(tmp_path, config(trainer__seed=1), resume) == []
+    open_run_dir(tmp_path, config(trainer__seed=1), resume)
     assert (tmp_path / "config.yaml").read_text() == config(trainer__seed=1)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds another run"):
@@ -70,19 +70,14 @@ def test_a_directory_that_is_not_a_run_is_refused(tmp_path, resume):
 
 
 def test_resume_without_a_run_starts_one(tmp_path):
-    assert open_run_dir(tmp_path / "run", config(), resume=True) == []
+    open_run_dir(tmp_path / "run", config(), resume=True)
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_resume_may_change_length_and_records(tmp_path):
     started(tmp_path)
     longer = config(trainer__steps=20, trainer__save_every=2, tracking__tensorboard=True, trainer__run_dir="/moved")
-    assert open_run_dir(tmp_path, longer, resume=True) == [
-        "trainer.run_dir: r -> /moved",
-        "trainer.steps: 10 -> 20",
-        "trainer.save_every: 5 -> 2",
-        "tracking.tensorboard: False -> True",
-    ]
+    open_run_dir(tmp_path, longer, resume=True)
     assert (tmp_path / "config.yaml").read_text() == longer
 
 
@@ -94,7 +89,7 @@ def test_resume_refuses_other_settings_and_lists_them(tmp_path):
     message = str(raised.value)
     assert "data.prompts_per_step: 8 -> 16" in message
     assert "model.critic_path: None -> c" in message
-    assert "trainer.seed: (absent) -> 1" in message
+    assert "trainer.seed: None -> 1" in message
     assert "trainer.steps" not in message
     assert "another trainer.run_dir" in message
     assert (tmp_path / "config.yaml").read_text() == config()

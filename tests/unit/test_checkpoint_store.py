@@ -18,8 +18,8 @@ def fill(directory: Path, content: str) -> None:
         (directory / part / "data.bin").write_text(f"{part} {content}")
 
 
-def save(store: CheckpointStore, step: int, content: str = "first") -> None:
-    with store.write(step) as directory:
+def save(store: CheckpointStore, step: int, content: str = "first", best: bool = False) -> None:
+    with store.write(step, best) as directory:
         fill(directory, content)
 
 
@@ -46,14 +46,16 @@ def test_a_written_checkpoint_is_the_latest_and_verifies(tmp_path):
 
 def test_keep_last_and_best(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
-    save(store, 1)
-    store.mark_best(1)
+    save(store, 1, best=True)
     for step in (2, 3, 4):
         save(store, step)
     assert names(tmp_path) == ["best", "latest", "step_000001", "step_000003", "step_000004"]
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_000001\n"
-    store.mark_best(4)
-    assert names(tmp_path) == ["best", "latest", "step_000003", "step_000004"]
+    save(store, 5, best=True)
+    assert names(tmp_path) == ["best", "latest", "step_000004", "step_000005"]
+    save(store, 6)
+    save(store, 7)
+    assert names(tmp_path) == ["best", "latest", "step_000005", "step_000006", "step_000007"]
 
 
 def test_an_exception_leaves_everything_as_it_was(tmp_path):
@@ -65,25 +67,24 @@ def test_an_exception_leaves_everything_as_it_was(tmp_path):
     assert names(tmp_path) == ["latest", "step_000001"]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog):
-    store = CheckpointStore(tmp_path, keep_last=3)
-    for step in (1, 2, 3):
-        save(store, step)
-    (tmp_path / "checkpoints/step_000003/model/data.bin").write_text("short")
-    (tmp_path / "checkpoints/step_000002/state/data.bin").unlink()
-    assert store.latest() == tmp_path / "checkpoints" / "step_000001"
-    assert "step_000003 is damaged and passed over: not what was written: model/data.bin" in caplog.text
-    assert "step_000002/state/data.bin" in caplog.text
-    (tmp_path / "checkpoints/step_000001/manifest.json").write_text("{")
-    with pytest.raises(UserError, match="no complete checkpoint"):
-        store.latest()
-
-
-def test_damage_that_keeps_the_size_is_found(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model/data.bin", "short", "not what was written: model/data.bin"),
+        ("model/data.bin", "model fIrst", "not what was written: model/data.bin"),
+        ("state/data.bin", None, "No such file"),
+        ("manifest.json", "{", "Expecting"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_the_way_back(tmp_path, file, content, said):
     store = CheckpointStore(tmp_path, keep_last=2)
     save(store, 1)
     save(store, 2)
-    (tmp_path / "checkpoints/step_000002/model/data.bin").write_text("model fIrst")
+    damaged = tmp_path / "checkpoints/step_000002" / file
+    damaged.unlink() if content is None else damaged.write_text(content)
+    with pytest.raises(UserError, match=f"step_000002: damaged .*{said}.* name of an earlier one into .*latest"):
+        store.latest()
+    (tmp_path / "checkpoints" / "latest").write_text("step_000001\n")
     assert store.latest() == tmp_path / "checkpoints" / "step_000001"
 
 
@@ -119,8 +120,8 @@ sys.addaudithook(lambda event, arguments: operation() if event in EVENTS else No
 
 os.fsync = lambda descriptor: operation()  # the kernel outlives the process: nothing need reach the disk
 
-def save(store, step, content):
-    with store.write(step) as directory:
+def save(store, step, content, best=False):
+    with store.write(step, best) as directory:
         for part in ("model", "state"):
             (directory / part).mkdir()
             (directory / part / "data.bin").write_text(f"{part} {content}")
@@ -133,6 +134,8 @@ def check(run):
     assert contents in ({"old"}, {"new"}), contents
     leftovers = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".step")]
     assert not leftovers, leftovers
+    best = run / "checkpoints" / "best"
+    assert latest.name != "step_000002" or best.read_text() == "step_000002\\n"
     return f"{latest.name}:{contents.pop()}"
 
 def killed_after(operations, run, went_back):
@@ -145,7 +148,7 @@ def killed_after(operations, run, went_back):
         global left
         left = operations
         try:
-            save(CheckpointStore(run, 1), 2, "new")
+            save(CheckpointStore(run, 1), 2, "new", best=True)
         except BaseException:
             os._exit(8)
         os._exit(0)
