@@ -17,32 +17,22 @@ class ConsoleTracker:
 
     def __init__(self, total_steps: int, first_step: int = 0, console: Console | None = None) -> None:
         self._console = console or Console()
-        columns = (
-            MofNCompleteColumn(),
-            BarColumn(20),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        self._progress = Progress(TextColumn("step"), *columns, console=self._console)
+        metrics = TextColumn("{task.description}", markup=False)
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(20), TimeRemainingColumn(), metrics)
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task = self._progress.add_task("", total=total_steps, completed=first_step)
         self._total = total_steps
-        if self._console.is_terminal:
-            self._progress.start()
+        self._progress.start()
 
     def log(self, step: int, metrics: StepMetrics) -> None:
-        shown = [f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics]
-        validation = [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("val/")]
+        key = [f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics]
+        printed = [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("val/")]
+        self._progress.update(self._task, completed=step, description="  ".join(key))
         if not self._console.is_terminal:
-            self._print(step, shown + validation)
-            return
-        if validation:
-            self._print(step, validation)
-        self._progress.update(self._task, completed=step, description="  ".join(shown))
+            printed = key + printed
+        if printed:
+            text = "  ".join([f"step {step}/{self._total}", *printed])
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def _print(self, step: int, parts: list[str]) -> None:
-        text = "  ".join([f"step {step}/{self._total}", *parts])
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.stop()

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -12,12 +11,11 @@ from tandem.files import write_text
 
 
 def write_environment(run_dir: Path, seed: int) -> None:
-    """Git revision, command line, seed, hardware and packages; what cannot be found out is null."""
+    """Git revision, seed, hardware and packages; what cannot be found out is null."""
     git = ("git", "-C", str(Path(__file__).parent))
     tracked = _output(*git, "ls-files", "--error-unmatch", "environment.py")  # else: installed in another checkout
     described = {
         "git_revision": tracked and _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
-        "command": sys.argv,
         "seed": seed,
         "python": platform.python_version(),
         "platform": platform.platform(),

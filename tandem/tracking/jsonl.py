@@ -18,7 +18,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._append(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
+        self._append(json.dumps({"step": step, **finite}) + "\n")
 
     def close(self) -> None: ...
 
@@ -28,9 +28,9 @@ class JsonlTracker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records, ascending by step; null reads as NaN. Of a step that a resumed run repeated, the last one counts."""
+    """The records, by step; null reads as NaN. Of a step that a resumed run repeated, the last one counts."""
     records: dict[int, dict[str, Any]] = {}
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:  # torn by a crash; the step was repeated, or is lost

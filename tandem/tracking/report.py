@@ -2,7 +2,6 @@
 
 import json
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,10 @@ from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 
 Curve = list[tuple[int, float]]  # (step, finite value), ascending
-_HEADINGS = {
-    "reward": "Reward",
-    "val": "Validation",
-    "response_length": "Length",
-    "prompt_length": "Length",
-    "sft": "Supervised fine-tuning",
-    "actor": "Policy",
-    "critic": "Critic",
-    "rollout": "Rollout against trainer",
-    "time": "Speed",
-    "perf": "Speed",
-}
-"""First part of a metric's name -> the heading it comes under; any other comes under `Further`."""
-
-_MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 400, 6_000, 600, 4
+_SECTIONS = ("reward", "val", "length", "sft", "actor", "critic", "rollout", "speed")
+"""In the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
+_MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
+_MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 1_000, 6_000, 600, 4
 _COLUMNS = ("step", "prompt_index", "sample", "prompt", "response", "reward", "advantage", "advantages", "status")
 
 
@@ -59,47 +47,30 @@ def write_report(run_dir: Path) -> Path:
 
 def _curves(metrics: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
-    for record in read_metrics(metrics) if metrics.exists() else []:
+    for record in read_metrics(metrics):
         for name, value in record.items():
             if name != "step" and math.isfinite(value):
                 curves.setdefault(name, []).append((record["step"], value))
     return curves
 
 
-def _facts(curves: dict[str, Curve]) -> dict[str, float | str]:
-    """The run in a few numbers."""
-    values = {name: [value for _, value in curve] for name, curve in curves.items()}
-    facts: dict[str, float | str] = {name: values[name][-1] for name in ("reward/mean", "sft/loss") if name in values}
-    facts |= {f"best {name}": max(found) for name, found in values.items() if "/acc/mean@" in name}
-    if "time/step_s" in values:
-        facts["time in steps"] = str(timedelta(seconds=round(sum(values["time/step_s"]))))
-    if "perf/tokens_per_s" in values:
-        facts["tokens/s, mean"] = float(np.mean(values["perf/tokens_per_s"]))
+def _facts(curves: dict[str, Curve]) -> dict[str, float]:
+    facts = {name: curves[name][-1][1] for name in ("reward/mean", "sft/loss") if name in curves}
+    facts |= {f"best {name}": max(value for _, value in curves[name]) for name in curves if "/acc/mean@" in name}
     return {"last step": max(curve[-1][0] for curve in curves.values()), **facts} if curves else {}
 
 
 def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Curve]]]:
-    """Heading -> chart -> curve: every metric once, beside those that it is best compared with."""
-    sections: dict[str, dict[str, dict[str, Curve]]] = {heading: {} for heading in (*_HEADINGS.values(), "Further")}
+    """Heading -> chart -> curve: every metric once, beside those that it is best compared with; long curves thinned."""
+    sections: dict[str, dict[str, dict[str, Curve]]] = {heading: {} for heading in _SECTIONS}
     for name, curve in curves.items():
         parent, _, last = name.rpartition("/")
         compared = last in ("mean", "min", "max") or "@" in last or parent == "time"
         chart, label = (parent, last) if compared else (name, "")
-        heading = _HEADINGS.get(name.partition("/")[0], "Further")
-        sections[heading].setdefault(chart, {})[label] = _thin(curve)
+        first = name.partition("/")[0]
+        charts = sections.setdefault(_MERGED.get(first, first), {})
+        charts.setdefault(chart, {})[label] = curve[: -1 : math.ceil(len(curve) / _MAX_POINTS)] + curve[-1:]
     return {heading: dict(sorted(charts.items())) for heading, charts in sections.items() if charts}
-
-
-def _thin(curve: Curve) -> Curve:
-    """About `_MAX_POINTS`: the lowest and the highest of each stretch, so that spikes stay, and the last."""
-    if len(curve) <= _MAX_POINTS:
-        return curve
-    stretch = math.ceil(2 * len(curve) / _MAX_POINTS)
-    kept = {curve[-1]}
-    for start in range(0, len(curve), stretch):
-        by_value = sorted(curve[start : start + stretch], key=lambda point: point[1])
-        kept |= {by_value[0], by_value[-1]}
-    return sorted(kept)
 
 
 def _samples(files: list[Path]) -> list[dict[str, Any]]:
@@ -117,7 +88,6 @@ def _samples(files: list[Path]) -> list[dict[str, Any]]:
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:
     """Without the end of long texts, and without advantages that are all alike or too many to see."""
     for name in ("prompt", "response"):
-        more = len(row[name]) - _MAX_CHARACTERS
-        row[name] = row[name][:_MAX_CHARACTERS] + (f" … {more} more characters" if more > 0 else "")
+        row[name] = row[name][:_MAX_CHARACTERS] + " …" * (len(row[name]) > _MAX_CHARACTERS)
     advantages = row["advantages"] or []
     return row | {"advantages": advantages if len(set(advantages)) > 1 and len(advantages) <= _MAX_CELLS else []}

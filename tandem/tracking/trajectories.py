@@ -1,7 +1,6 @@
 """trajectories/step_000001.parquet: everything that happened to each trajectory of a step."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tandem.files import replacing
+from tandem.files import temporary_name
 from tandem.types import Batch, Group, IntArray
 
 _TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
-_PARTS = pa.map_(pa.string(), pa.float64())
-_REPEATED: Any = ["data_source", "ground_truth", "prompt", "status"]
-"""Columns worth a dictionary; on token columns it costs most of the writing time and saves nothing."""
 
 
 def trajectories_path(run_dir: Path, step: int) -> Path:
@@ -25,8 +21,10 @@ def trajectories_path(run_dir: Path, step: int) -> Path:
 def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch) -> None:
     """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        pq.write_table(_table(step, groups, batch), temporary, compression="zstd", use_dictionary=_REPEATED)
+    table, temporary = _table(step, groups, batch), temporary_name(path)
+    # every step pays for this file: a fast codec, no dictionaries, no statistics, no flush to the disk
+    pq.write_table(table, temporary, compression="lz4", use_dictionary=False, write_statistics=False)
+    temporary.replace(path)
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -57,9 +55,9 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
             "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
             "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
             "reward": pa.array([s.value for s in scores], pa.float64()),
-            "reward_parts": pa.array([list(s.parts.items()) for s in scores], _PARTS),
+            "reward_parts": pa.array([list(s.parts.items()) for s in scores], pa.map_(pa.string(), pa.float64())),
             "prediction": _text(s.prediction for s in scores),
-            "turns": pa.array([[asdict(turn) for turn in t.turns] for t in trajectories], _TURNS),
+            "turns": pa.array([[(turn.author, turn.tokens) for turn in t.turns] for t in trajectories], _TURNS),
             "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),
             "error": _text(s.error for s in scores),
             "generation_s": pa.array([t.generation_s for t in trajectories], pa.float64()),
@@ -83,9 +81,10 @@ def _text(values: Iterable[str | None]) -> pa.Array:
 
 def _mean_over_trained(batch: Batch) -> np.ndarray[Any, Any]:
     """`[B]`: the mean advantage of each row's trained tokens; NaN where there is none."""
-    if batch.tokens.advantages is None:
-        return np.full(len(batch), np.nan)
-    rows = batch.row_of_token[batch.loss_mask]
-    counts = np.bincount(rows, minlength=len(batch))
-    sums = np.bincount(rows, weights=batch.tokens.advantages[batch.loss_mask], minlength=len(batch))
-    return np.divide(sums, counts, out=np.full(len(batch), np.nan), where=counts > 0)
+    means = np.full(len(batch), np.nan)
+    if batch.tokens.advantages is not None:
+        rows = batch.row_of_token[batch.loss_mask]
+        counts = np.bincount(rows, minlength=len(batch))
+        sums = np.bincount(rows, weights=batch.tokens.advantages[batch.loss_mask], minlength=len(batch))
+        np.divide(sums, counts, out=means, where=counts > 0)
+    return means

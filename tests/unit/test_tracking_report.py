@@ -97,25 +97,21 @@ def test_every_metric_is_in_one_chart(tmp_path):
     shown = embedded(run / "report.html")
     assert shown["title"] == "GRPO · run"
     assert shown["sections"] == {
-        "Reward": {"reward": {"mean": [[1, 0.1], [2, 0.3]]}, "reward/std": {"": [[1, 0.2]]}},
-        "Validation": {"val/a/b/acc": {"mean@4": [[0, 0.25], [2, 0.125]], "maj@4": [[0, 0.5]]}},
-        "Critic": {"critic/vf_loss": {"": [[2, 2.0]]}},
-        "Speed": {"time": {"step_s": [[1, 61.0], [2, 2.0]]}},
-        "Further": {"new/x": {"": [[1, 1]]}},
+        "reward": {"reward": {"mean": [[1, 0.1], [2, 0.3]]}, "reward/std": {"": [[1, 0.2]]}},
+        "val": {"val/a/b/acc": {"mean@4": [[0, 0.25], [2, 0.125]], "maj@4": [[0, 0.5]]}},
+        "critic": {"critic/vf_loss": {"": [[2, 2.0]]}},
+        "speed": {"time": {"step_s": [[1, 61.0], [2, 2.0]]}},
+        "new": {"new/x": {"": [[1, 1]]}},
     }
     best = {"best val/a/b/acc/mean@4": 0.25}
-    assert shown["facts"] == {"last step": 2, "reward/mean": 0.3, **best, "time in steps": "0:01:03"}
+    assert shown["facts"] == {"last step": 2, "reward/mean": 0.3, **best}
 
 
-def test_long_runs_keep_their_spikes_and_their_last_value(tmp_path):
+def test_long_runs_are_thinned_and_keep_their_last_value(tmp_path):
     values = [math.sin(step / 100) for step in range(5_000)]
-    values[1234] = 9.0
     run = make_run(tmp_path / "run", [{"step": i, "actor/kl": value} for i, value in enumerate(values)], [])
-    curve = embedded(write_report(run))["sections"]["Policy"]["actor/kl"][""]
-    assert len(curve) <= 401
-    assert [1234, 9.0] in curve
-    assert curve[-1] == [4999, values[-1]]
-    assert curve == sorted(curve)
+    curve = embedded(write_report(run))["sections"]["actor"]["actor/kl"][""]
+    assert curve == [[step, values[step]] for step in (*range(0, 4999, 5), 4999)]
 
 
 def test_samples_are_of_first_middle_and_last_step(tmp_path):
@@ -123,7 +119,7 @@ def test_samples_are_of_first_middle_and_last_step(tmp_path):
     samples = embedded(write_report(run))["samples"]
     assert [sample["step"] for sample in samples] == [1] * 4 + [3] * 4 + [5] * 4
     assert [sample["reward"] for sample in samples[:4]] == [8, 5, 3, 0]
-    assert samples[0]["response"] == "x" * 6000 + " … 1000 more characters"
+    assert samples[0]["response"] == "x" * 6000 + " …"
     assert samples[3]["advantages"] == pytest.approx([-2, -2 + 4 / 17])
 
 
