@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from tandem.generation.native import NativeEngine
@@ -17,13 +17,7 @@ class FakeEngine(NativeEngine):
     A row of logits with one 0 among -inf scripts what follows; a finite row lets the seed decide.
     """
 
-    def __init__(
-        self,
-        logits: Tensor | list[list[float]],
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        max_tokens: int = 4096,
-    ) -> None:
+    def __init__(self, logits: Tensor | list[list[float]], *, max_tokens: int = 4096, tokenizer: Any = None) -> None:
         """`logits[token]` are those of the token after it; `max_tokens`: the longest prompt and response together."""
         chain: Any = _Chain(torch.as_tensor(logits, dtype=torch.float32), max_tokens)
         super().__init__(chain, max_running=256, tokenizer=tokenizer)

@@ -17,9 +17,8 @@ class KVCache:
     """Per layer, keys and values `[slots, kv_heads, head_dim, length]`: separate tensors, each made at its first use.
 
     The length comes last because the products of decoding then run along contiguous memory: on CPUs about half the time
-    of scaled_dot_product_attention over the usual layout. Memory is kept between calls, since page faults are most of
-    its cost, and is zeroed when it is made: attention multiplies what lies beyond a row's end by zero, which must not
-    be NaN.
+    of scaled_dot_product_attention over the usual layout. Memory is kept, as page faults are most of its cost, and made
+    zero: attention multiplies what lies beyond a row's end by zero, which must not be NaN.
     """
 
     def __init__(self) -> None:
@@ -67,9 +66,8 @@ class Prefill:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         for cache, new in zip(self._cache.layer(layer, key, value), (key, value), strict=True):
-            rows = new[0].transpose(0, 1).index_select(0, self._token_BL.ravel())
-            rows = rows.unflatten(0, self._token_BL.shape).permute(0, 2, 3, 1)
-            cache[self._slots, ..., : rows.shape[-1]] = rows
+            rows = new[0].transpose(0, 1).index_select(0, self._token_BL.ravel()).unflatten(0, self._token_BL.shape)
+            cache[self._slots, ..., : rows.shape[1]] = rows.permute(0, 2, 3, 1)
         return self._packed.attend(layer, query, key, value, scaling, window)
 
 
@@ -106,10 +104,9 @@ class Decode:
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) if window else 0
-        device = self.position_N.device
         if self._shortest == self._longest:
-            return start, torch.zeros(1, 1, 1, dtype=dtype, device=device)
-        behind = self.position_N[:, None] - torch.arange(start, self._longest, device=device)
+            return start, self.position_N.new_zeros(1, 1, 1, dtype=dtype)
+        behind = self.position_N[:, None] - torch.arange(start, self._longest, device=self.position_N.device)
         seen = (behind >= 0) & (behind < (window or self._longest))
         mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
         return start, mask.repeat_interleave(kv_heads, 0)[:, None]

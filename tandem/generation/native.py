@@ -75,8 +75,7 @@ class Sample:
 class NativeEngine:
     """Generates with `model` as it is at each step: nothing is copied, weights changed in place are seen at once.
 
-    `model` must be loaded with the attention of `tandem.models.attention`. Float32 and bfloat16, on the device of its
-    parameters.
+    Float32 and bfloat16, on the device of the model's parameters.
     """
 
     def __init__(
@@ -195,10 +194,9 @@ class NativeEngine:
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         offsets = np.concatenate(([0], np.cumsum([len(prompt) for prompt in prompts])))
         state["position"] = np.diff(offsets)[prompt_B] - 1
-        slots = len(self._rows) + sum(map(len, self._waiting))
         requests = [group[0].request for group in (*groups, *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
-        self._cache.reserve(min(len(self._state), slots), longest)
+        self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
         plan = Prefill(self._cache, offsets, first, prompt_B, self._model.device)
         logits = self._forward(np.concatenate(prompts), plan, offsets[1:] - 1)
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
@@ -206,10 +204,9 @@ class NativeEngine:
     def _forward(self, token_N: IntArray, plan: Prefill | Decode, wanted: IntArray | None) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is None."""
         token_1N = torch.as_tensor(token_N, dtype=torch.int64, device=self._model.device)[None]
-        position_1N = plan.position_N[None]
         keep = 0 if wanted is None else torch.from_numpy(wanted).to(token_1N.device)
         return self._model(
-            token_1N, position_ids=position_1N, attention_plan=plan, use_cache=False, logits_to_keep=keep
+            token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=keep
         ).logits[0]
 
     def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
