@@ -140,7 +140,7 @@ class Trajectory:
     generation_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: it is pickled often, which they make slow
 class Score:
     """The verdict on one trajectory. `value` is None exactly when `failure` says why there is none."""
 

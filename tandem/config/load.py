@@ -43,10 +43,8 @@ def dump_config(config: TrainConfig | SftConfig) -> str:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such configuration file") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: no such configuration file ({error.strerror})") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(tree, dict):
@@ -59,40 +57,29 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
     for override in overrides:
         dotted, equals, text = override.partition("=")
         *parents, last = dotted.split(".")
-        if not equals or not all((*parents, last)):
-            yield f"override {override!r}: write it as section.key=value"
-            continue
         try:
+            if not equals or not all((*parents, last)):
+                raise TypeError
             section: Any = tree
             for name in parents:
                 section = section.setdefault(name, {})
             section[last] = yaml.safe_load(text)
-        except (AttributeError, TypeError):
-            yield f"override {override!r}: {'.'.join(parents)} is a value, not a section"
-        except yaml.YAMLError:
-            yield f"override {override!r}: {text!r} is not valid YAML; put it in quotes"
+        except (AttributeError, TypeError, yaml.YAMLError):  # the first two: a parent is a value
+            yield f"override {override!r}: write it as section.key=YAML value"
 
 
 def _describe(error: ErrorDetails, kind: type[Section]) -> str:
     key = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS)
     if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(key, kind)}"
+        known = set(_keys(kind)) - {key}  # it may be known to another type of algorithm
+        namesakes = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+        close = difflib.get_close_matches(key, namesakes, 1, cutoff=0) or difflib.get_close_matches(key, known, 1, 0.8)
+        return f"{key}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
     if error["type"] == "union_tag_not_found":
         return f"{key}.type: field required"
     message = error["msg"].removeprefix("Value error, ")
     given = "" if isinstance(error["input"], dict | Section) else f", not {error['input']!r}"
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
-
-
-def _suggestion(key: str, kind: type[Section]) -> str:
-    """A known key of the same name in another section, or the one that is spelled most alike."""
-    section, _, name = key.rpartition(".")
-    known = set(_keys(kind))
-    if key in known:
-        return f" for this type of {section}"
-    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
-    close = difflib.get_close_matches(key, elsewhere, 1, cutoff=0) or difflib.get_close_matches(key, known, 1, 0.8)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _keys(annotation: Any, prefix: str = "") -> Iterator[str]:

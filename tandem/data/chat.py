@@ -23,13 +23,11 @@ def messages_of(row: Row, column: str) -> Messages:
     return messages
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generation_prompt: bool = False) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False) -> str:
     """The text of `messages`. Raises UserError when there is no template, BadRow when it refuses these messages."""
     if tokenizer.chat_template is None:
-        raise UserError(
-            f"the rows hold messages, and the tokenizer in {tokenizer.name_or_path or 'use'} has no chat template: "
-            "give the tokenizer a chat_template (chat_template.jinja in the model directory), or use string prompts"
-        )
+        mend = "add chat_template.jinja to the model directory, or use string prompts"
+        raise UserError(f"the rows hold messages, and the tokenizer has no chat template; {mend}")
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
     except TemplateError as error:

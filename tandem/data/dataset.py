@@ -46,12 +46,13 @@ class Dataset(ABC, Generic[Item, Config]):
                     formats[row_format] += 1
                     self._items.append(item)
         if bad and (config.on_bad_row == "error" or not self._items):
-            raise UserError(_complaint(bad, len(self._items)))
+            mend = "mend them, or leave them out with data.on_bad_row=skip" if self._items else "no usable row is left"
+            first = "\n  ".join(bad[:10])
+            raise UserError(f"{len(bad):,} of {len(bad) + len(self):,} rows are bad; {mend}. The first:\n  {first}")
         self.skipped = len(bad)
         found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in formats.items())
-        self.description = f"{', '.join(path.name for path in data_files)}: {found}; {len(bad):,} skipped"
-        if bad:
-            self.description += f", the first: {bad[0]}"
+        skipped = f"{len(bad):,} skipped" + (f", the first: {bad[0]}" if bad else "")
+        self.description = f"{', '.join(path.name for path in data_files)}: {found}; {skipped}"
 
     def __len__(self) -> int:
         return len(self._items)
@@ -73,11 +74,6 @@ def _supported(row: Row | BadRow) -> Row:
     return row
 
 
-def _complaint(bad: list[str], used: int) -> str:
-    mend = "mend them, or leave them out with data.on_bad_row=skip" if used else "no usable row is left"
-    return "\n  ".join([f"{len(bad):,} of {used + len(bad):,} rows are bad; {mend}. At most ten are named:", *bad[:10]])
-
-
 class RLHFDataset(Dataset[Prompt, DataConfig]):
     """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
 
@@ -87,21 +83,14 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
 
     def _read(self, row: Row) -> tuple[str, Prompt]:
         templated = not isinstance(row.get("prompt"), str)
-        text = self._render(row) if templated else cell(row, "prompt", str)
+        text = render(self._tokenizer, messages_of(row, "prompt"), True) if templated else cell(row, "prompt", str)
         token_ids = encode(self._tokenizer, text, special_tokens=not templated)
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
             raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
         verl = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if verl else "default"
-        token_array = np.array(token_ids, dtype=np.int32)
-        prompt = Prompt(len(self._items), token_array, text, data_source, _ground_truth(row), row)
-        return "verl" if verl else "TRL", prompt
-
-    def _render(self, row: Row) -> str:
-        messages = messages_of(row, "prompt")
-        if messages[-1]["role"] == "assistant":
-            raise BadRow("column `prompt` ends with an assistant message: there is nothing left to answer")
-        return render(self._tokenizer, messages, generation_prompt=True)
+        tokens = np.array(token_ids, dtype=np.int32)
+        return "verl" if verl else "TRL", Prompt(len(self), tokens, text, data_source, _ground_truth(row), row)
 
 
 def _ground_truth(row: Row) -> Any:

@@ -20,12 +20,9 @@ class SftDataset(Dataset[Demonstration, SftDataConfig]):
     """
 
     def _read(self, row: Row) -> tuple[str, Demonstration]:
-        row_format = "`prompt` + `completion`"
-        if row.get("messages") is not None:
-            row_format = "`messages`"
+        row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
+        if row_format == "`messages`":
             ids, learned = self._encode_messages(messages_of(row, "messages"), first=1)
-        elif row.get("completion") is None:
-            raise BadRow(f"needed are `messages`, or `prompt` + `completion`; the row has {', '.join(row)}")
         elif isinstance(row.get("prompt"), str):
             ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, "completion", str))
         else:
@@ -45,14 +42,10 @@ class SftDataset(Dataset[Demonstration, SftDataConfig]):
         eos = self._tokenizer.eos_token_id
         if isinstance(eos, int) and answer_ids[-1:] != [eos]:
             answer_ids.append(eos)
-        ids = prompt_ids + answer_ids
-        return ids, np.arange(len(ids)) >= len(prompt_ids)
+        return prompt_ids + answer_ids, np.repeat([False, True], [len(prompt_ids), len(answer_ids)])
 
     def _encode_messages(self, messages: Messages, first: int) -> tuple[list[int], BoolArray]:
-        """Token ids, and which of them assistant turns from message `first` on hold: a token is where it begins.
-
-        The turns are found by templating the conversation up to each of them.
-        """
+        """Token ids, and which of them begin in an assistant turn from message `first` on."""
         turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
         if not turns:
             raise BadRow("the messages have no assistant turn after the prompt")
@@ -64,9 +57,6 @@ class SftDataset(Dataset[Demonstration, SftDataConfig]):
             before = render(self._tokenizer, messages[:turn], generation_prompt=True)
             through = render(self._tokenizer, messages[: turn + 1])
             if not (text.startswith(through) and through.startswith(before)):
-                raise BadRow(
-                    "the messages cannot be split into turns by this chat template: "
-                    f"the text up to message {turn + 1} is not how the whole conversation begins"
-                )
+                raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
             learned |= (len(before) <= starts) & (starts < len(through))
         return encoded["input_ids"], learned

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import math
 import pickle
@@ -13,10 +11,11 @@ import random
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -25,7 +24,7 @@ import numpy as np
 
 from tandem.errors import UserError
 from tandem.reward.rules import BUILT_IN
-from tandem.types import Score, Status, Trajectory
+from tandem.types import Prompt, Score, Status
 
 if TYPE_CHECKING:  # workers import this module and need no pydantic
     from tandem.config import RewardConfig
@@ -48,10 +47,6 @@ class Kind(StrEnum):
     TRAJECTORY = "completion"
 
 
-class BadReward(TypeError):
-    """A reward function returned something that is not a reward."""
-
-
 @dataclass(frozen=True)
 class RewardFunction:
     """A user's function and how to call it: always by keyword, once a trajectory (TRL: once a group of siblings)."""
@@ -63,17 +58,19 @@ class RewardFunction:
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
 
-    def arguments(self, trajectory: Trajectory) -> dict[str, Any]:
-        """What it is told of one trajectory: the parameters that it names, all that there are with `**kwargs`."""
-        prompt, row, text = trajectory.prompt, trajectory.prompt.row, trajectory.text
-        offered = {"extra_info": row.get("extra_info")} if self.kind is Kind.VERL else dict(row)
-        offered |= {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth, self.kind.value: text}
+    def arguments(self, prompt: Prompt) -> dict[str, Any]:
+        """What it is told besides the completion: the parameters that it names, all that there are with `**kwargs`."""
+        offered = {"extra_info": prompt.row.get("extra_info")} if self.kind is Kind.VERL else dict(prompt.row)
+        offered |= {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth}
         if self.kind is Kind.TRL:
-            offered["prompts"] = row.get("prompt", prompt.text)
-            if not isinstance(offered["prompts"], str):  # TRL answers messages with messages
-                offered["completions"] = [{"role": "assistant", "content": text}]
+            offered["prompts"] = prompt.row.get("prompt", prompt.text)
         takes_any = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         return {name: value for name, value in offered.items() if takes_any or name in self.parameters}
+
+    def completion(self, prompt: Prompt, text: str) -> Any:
+        """The text; where TRL asks with messages, a message."""
+        chat = self.kind is Kind.TRL and not isinstance(prompt.row.get("prompt", ""), str)
+        return [{"role": "assistant", "content": text}] if chat else text
 
 
 @dataclass
@@ -83,20 +80,13 @@ class Call:
     reference: str
     seed: int
     """Of `random` and `numpy.random`; below 2 ** 32."""
-    places: list[str]
-    """Of each row, for messages: `row 12, sample 3`."""
-    rows: list[bytes]
-    """Arguments of each trajectory (TRL: of all siblings), pickled one by one so that none share an object."""
-    scores: list[Score] = field(default_factory=list[Score])
+    arguments: bytes
+    """What the siblings share, pickled: unpickled for each of them, so that none share an object."""
+    completions: list[Any]
+    """Of one trajectory (TRL: of all siblings)."""
+    scores: Sequence[Score] = ()
     suspect: bool = False
     """It may have hung or killed a worker, so it runs alone next time."""
-
-    def lose(self, reason: str, failure: Status = Status.REWARD_ERROR, seconds: float = 0.0) -> None:
-        self.scores = [lost(self.reference, place, reason, failure, seconds) for place in self.places]
-
-
-def lost(reference: str, place: str, reason: str, failure: Status = Status.REWARD_ERROR, seconds: float = 0.0) -> Score:
-    return Score(None, failure=failure, error=f"reward function {reference!r} on {place}: {reason}", seconds=seconds)
 
 
 def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[RewardFunction]:
@@ -109,9 +99,8 @@ def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[R
             functions.append(load(reference, weight))
         except UserError as error:
             problems.append(str(error))
-    for name, count in Counter(function.name for function in functions).items():
-        if count > 1:
-            problems.append(f"{count} functions are named {name!r}, and metrics go by that; rename them")
+    if len({function.name for function in functions}) < len(functions):
+        problems.append("two functions have the same name, and metrics go by that; rename one")
     missing = [] if named else sorted(set(data_sources) - set(BUILT_IN))
     if missing:
         problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
@@ -148,73 +137,66 @@ def load(reference: str, weight: float = 1.0) -> RewardFunction:
     return RewardFunction(reference, name, weight, kind, function, signature.parameters)
 
 
+@cache
 def _import(place: str) -> ModuleType:
-    """A module, or a file under a name made of its path and content: imported once, edits are seen."""
+    """A module, or a file under a name made of its path; imported once."""
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place).expanduser().resolve()
-    name = f"tandem_reward_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    loader = SourceFileLoader(f"tandem_reward_{path}".replace(".", "_"), str(path))
+    module = sys.modules[loader.name] = ModuleType(loader.name)
+    module.__file__ = str(path)
+    loader.exec_module(module)
+    return module
 
 
 def execute(function: RewardFunction, call: Call) -> list[Score]:
-    """One score a row. Raises nothing: whatever goes wrong is the score."""
+    """One score a completion. Raises nothing: whatever goes wrong is the score of all of them."""
     start = time.perf_counter()
     random.seed(call.seed)
     np.random.seed(call.seed)
+    count = len(call.completions)
     try:
         rewards = _rewards(function, call)
-        call.scores = [_read(function, place, reward) for place, reward in zip(call.places, rewards, strict=True)]
-    except BadReward as error:
-        call.lose(str(error))
+        return [_read(function.kind, reward, (time.perf_counter() - start) / count) for reward in rewards]
     except BaseException:  # noqa: BLE001 - user code may raise anything, SystemExit too
-        call.lose("raised\n" + traceback.format_exc().rstrip())
-    seconds = (time.perf_counter() - start) / len(call.rows)
-    return [replace(score, seconds=seconds) for score in call.scores]
+        error = f"failed\n{traceback.format_exc().rstrip()}"
+        return lost(count, error, Status.REWARD_ERROR, (time.perf_counter() - start) / count)
 
 
-def _rewards(function: RewardFunction, call: Call) -> Iterable[Any]:
-    """What it returns, one entry a row."""
-    rows = [pickle.loads(row) for row in call.rows]
+def lost(count: int, error: str, failure: Status, seconds: float) -> list[Score]:
+    return [Score(None, failure=failure, error=error, seconds=seconds) for _ in range(count)]
+
+
+def _rewards(function: RewardFunction, call: Call) -> Sequence[Any]:
+    """What it returns, one entry a completion. Raises TypeError for TRL answers of another length."""
+    rows = [{**pickle.loads(call.arguments), function.kind: completion} for completion in call.completions]
     together = function.kind is Kind.TRL
-    arguments = {name: [row[name] for row in rows] for name in rows[0]} if together else rows[0]
-    result = function.function(**arguments)
+    result = function.function(**({name: [row[name] for row in rows] for name in rows[0]} if together else rows[0]))
     result = asyncio.run(result) if inspect.iscoroutine(result) else result
     if not together:
         return [result]
-    if isinstance(result, Mapping | Set) or len(result) != len(rows):
-        raise BadReward(f"returned {result!r:.200} for {len(rows)} completions, not a list of a number for each")
+    if not isinstance(result, Sequence) or len(result) != len(rows):
+        raise TypeError(f"returned {result!r:.200} for {len(rows)} completions, not a list of a number for each")
     return result
 
 
-def _read(function: RewardFunction, place: str, reward: Any) -> Score:
-    if reward is None and function.kind is Kind.TRL:
-        return Score(None, failure=Status.NOT_SCORED)
-    try:
-        if not isinstance(reward, Mapping):
-            return Score(_number(reward, "the reward"))
-        numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
-        parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
-        prediction = None if reward.get("pred") is None else str(reward["pred"])
-        return Score(_number(reward.get("score"), "'score'"), parts, prediction)
-    except BadReward as error:
-        return lost(function.reference, place, str(error))
+def _read(kind: Kind, reward: Any, seconds: float) -> Score:
+    if reward is None and kind is Kind.TRL:
+        return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
+    if not isinstance(reward, Mapping):
+        return Score(_number(reward, "the reward"), seconds=seconds)
+    numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
+    parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
+    prediction = None if reward.get("pred") is None else str(reward["pred"])
+    return Score(_number(reward.get("score"), "'score'"), parts, prediction, seconds=seconds)
 
 
 def _number(value: Any, what: str) -> float:
-    """A finite float out of any single number: Python's, numpy's, a one-element tensor."""
+    """A finite float out of any single number: Python's, numpy's, a one-element tensor. Raises TypeError."""
     if not isinstance(value, _NUMERIC):
-        raise BadReward(f"returned {type(value).__name__} {value!r:.200} as {what}, not a number")
+        raise TypeError(f"returned {type(value).__name__} {value!r:.200} as {what}, not a number")
     number = float(value)
     if not math.isfinite(number):
-        raise BadReward(f"returned {number} as {what}; it must be finite")
+        raise TypeError(f"returned {number} as {what}; it must be finite")
     return number

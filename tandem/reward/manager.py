@@ -4,7 +4,7 @@ import logging
 import pickle
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,8 +23,7 @@ _LOST = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
 class RewardManager:
     """Scores groups of siblings in worker processes, by the configured functions or by `data_source`.
 
-    `close` when done; one thread makes and uses it (see WorkerPool). The same seed, data row, sample and step give a
-    reward function the same random numbers.
+    `close` when done. The same seed, data row, sample and step give a reward function the same random numbers.
     """
 
     def __init__(self, config: RewardConfig, seed: int = 0) -> None:
@@ -37,18 +36,13 @@ class RewardManager:
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored."""
-        jobs: list[tuple[RewardFunction, list[Trajectory]]] = []
-        for trajectories in siblings:
-            alive = [t for t in trajectories if t.status is not Status.ABORTED]
-            for function in self._applicable(trajectories[0].prompt.data_source) if alive else ():
-                together = function.kind is Kind.TRL
-                jobs += [(function, judged) for judged in ([alive] if together else [[t] for t in alive])]
-        answers = self._pool.run([self._call(function, judged, step) for function, judged in jobs])
+        jobs = [job for trajectories in siblings for job in self._jobs(trajectories, step)]
+        self._pool.run([call for _, _, call in jobs])
         said: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
-        for (function, judged), scores in zip(jobs, answers, strict=True):
-            for trajectory, score in zip(judged, scores, strict=True):
+        for function, judged, call in jobs:
+            for trajectory, score in zip(judged, call.scores, strict=True):
                 said[id(trajectory)].append((function, score))
-        return [Group(trajectories, [self._combine(said[id(t)]) for t in trajectories]) for trajectories in siblings]
+        return [Group(trajectories, [self._combine(t, said[id(t)]) for t in trajectories]) for trajectories in siblings]
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of a step's trajectories lost their reward."""
@@ -71,16 +65,18 @@ class RewardManager:
             check_functions(self._config, [data_source])
         return [self._functions[BUILT_IN[data_source]]]
 
-    def _call(self, function: RewardFunction, judged: list[Trajectory], step: int) -> Call:
-        first = judged[0]
-        return Call(
-            reference=function.reference,
-            seed=zlib.crc32(f"{self._seed}/{first.prompt.index}/{first.sample}/{step}".encode()),
-            places=[f"row {t.prompt.index}, sample {t.sample}" for t in judged],
-            rows=[pickle.dumps(function.arguments(t)) for t in judged],
-        )
+    def _jobs(self, siblings: list[Trajectory], step: int) -> Iterator[tuple[RewardFunction, list[Trajectory], Call]]:
+        """The calls that judge siblings, each with its function and those that it judges."""
+        prompt = siblings[0].prompt
+        alive = [t for t in siblings if t.status is not Status.ABORTED]
+        for function in self._applicable(prompt.data_source) if alive else ():
+            arguments = pickle.dumps(function.arguments(prompt))
+            for judged in [alive] if function.kind is Kind.TRL else [[t] for t in alive]:
+                seed = zlib.crc32(f"{self._seed}/{prompt.index}/{judged[0].sample}/{step}".encode())
+                completions = [function.completion(prompt, t.text) for t in judged]
+                yield function, judged, Call(function.reference, seed, arguments, completions)
 
-    def _combine(self, said: list[tuple[RewardFunction, Score]]) -> Score:
+    def _combine(self, trajectory: Trajectory, said: list[tuple[RewardFunction, Score]]) -> Score:
         """The weighted sum of what the functions said of one trajectory, or the first failure.
 
         Of several functions each one's reward is a part too; where names of parts meet, the first function's counts.
@@ -88,14 +84,15 @@ class RewardManager:
         seconds = sum(score.seconds for _, score in said)
         for function, score in said:
             if score.failure in _LOST:
+                place = f"row {trajectory.prompt.index}, sample {trajectory.sample}"
+                error = f"reward function {function.reference!r} on {place}: {score.error}"
                 if (function.reference, score.failure) not in self._shown:
                     self._shown.add((function.reference, score.failure))
-                    _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", score.error)
-                return replace(score, seconds=seconds)
+                    _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", error)
+                return replace(score, error=error, seconds=seconds)
         valued = [(function, score, score.value) for function, score in said if score.value is not None]
         if not valued:
-            reason = "no reward function applies" if said else "generation was aborted"
-            return Score(None, failure=Status.NOT_SCORED, error=reason, seconds=seconds)
+            return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
         parts = {function.name: value for function, _, value in valued} if len(said) > 1 else {}
         for _, score, _ in valued:
             parts = {**score.parts, **parts}

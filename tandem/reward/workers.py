@@ -11,7 +11,6 @@ hangs or dies, its unanswered calls run again one by one in fresh workers: who h
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import signal
@@ -26,39 +25,33 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tandem.errors import TandemError
-from tandem.reward.functions import Call, execute, load
+from tandem.reward.functions import Call, execute, load, lost
 from tandem.types import Score, Status
 
 MAX_CHUNK = 64
 FLUSH_S = 0.02
 _LOOK_S = 0.05
 """Between looks at workers that are silent: how much later than its time-out a call may end."""
-_PR_SET_PDEATHSIG = 1
-_START = "import sys; sys.path[:] = sys.argv[3:]; from tandem.reward.workers import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers import main; main()"
 """The worker finds modules exactly where its parent does, and does not run the parent's `__main__` again."""
 
 
 class WorkerPool:
-    """`count` processes that have loaded `references`.
-
-    One thread makes and uses a pool and outlives it: Linux ends a worker with the thread that started it.
-    """
+    """`count` processes that have loaded `references`. They end with ours, at the latest after the call they run."""
 
     def __init__(self, references: Sequence[str], count: int, timeout_s: float) -> None:
         self._references = list(references)
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
 
-    def run(self, calls: Sequence[Call]) -> list[list[Score]]:
-        """Fill in and return the scores of each call. Raises TandemError when a worker cannot start."""
-        for worker in [w for w in self._workers if w.pending]:  # left over from a run that was interrupted
-            self._replace(worker)
+    def run(self, calls: Sequence[Call]) -> None:
+        """Fill in the scores of each call. Raises TandemError when a worker cannot start."""
         waiting = deque(calls)
         while waiting or any(worker.pending for worker in self._workers):
             for worker in self._workers:
                 if waiting and worker.is_idle():
                     # Chunks shrink towards the end, so that the workers end together.
-                    size = 1 if waiting[0].suspect else min(MAX_CHUNK, -(-len(waiting) // (2 * len(self._workers))))
+                    size = 1 if waiting[0].suspect else min(MAX_CHUNK, -(-len(waiting) // len(self._workers)))
                     worker.pending.extend(waiting.popleft() for _ in range(size))
                     worker.since = time.monotonic()
                     worker.send(list(worker.pending))
@@ -68,7 +61,6 @@ class WorkerPool:
             for worker in list(self._workers):
                 if not (worker.connection in answered and worker.receive()) and worker in stuck:
                     waiting.extendleft(reversed(self._replace(worker)))
-        return [call.scores for call in calls]
 
     def close(self) -> None:
         """End the workers and whatever they started. Safe to repeat."""
@@ -87,7 +79,7 @@ class WorkerPool:
             call = worker.pending.popleft()
             slow = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
             failure = Status.REWARD_TIMEOUT if late else Status.REWARD_ERROR
-            call.lose(slow if late else f"its process {ended}", failure, seconds)
+            call.scores = lost(len(call.completions), slow if late else f"its process {ended}", failure, seconds)
         for call in worker.pending:
             call.suspect = True
         return list(worker.pending)
@@ -104,7 +96,7 @@ class _Worker:
         self.since = math.inf
         """When it was given calls or answered last; infinite until it has loaded the functions."""
         self.process = subprocess.Popen(
-            [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), str(os.getpid()), *sys.path],
+            [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), *sys.path],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a function prints joins our standard error
@@ -145,13 +137,8 @@ class _Worker:
 
 def main() -> None:
     """What a worker runs: lists of calls in, lists of their scores out, until end of file."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    if sys.platform == "linux":  # end of file does not end a worker while user code runs
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()
-    os.set_inheritable(descriptor, False)
-    connection, process = Connection(descriptor), os.getpid()
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         functions = {reference: load(reference) for reference in connection.recv()}
         answers: list[list[Score]] = []
@@ -160,8 +147,6 @@ def main() -> None:
             answers, flushed = [], time.monotonic()
             for call in connection.recv():
                 answers.append(execute(functions[call.reference], call))
-                if os.getpid() != process:  # user code has forked, and the child came back here
-                    os._exit(1)
                 if time.monotonic() - flushed > FLUSH_S:
                     connection.send(answers)
                     answers, flushed = [], time.monotonic()

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,12 +34,6 @@ def _leave_a_child_and_exit() -> None:
     os._exit(4)
 
 
-def _fork_and_come_back() -> float:
-    if os.fork() == 0:
-        sys.exit()
-    return 1.0
-
-
 DEEDS: dict[str, Callable[[], Any]] = {
     "raise": _refuse,
     "hang": lambda: time.sleep(3600),
@@ -48,7 +41,6 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "exit": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave a child and exit": _leave_a_child_and_exit,
-    "fork and come back": _fork_and_come_back,
     "pid": os.getpid,
     "big": lambda: {"score": 1, "pred": "x" * 1_000_000},
 }

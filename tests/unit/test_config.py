@@ -16,7 +16,6 @@ training: {optimizer: {lr: 1e-6, betas: [0.9, 0.95]}}
 trainer: {run_dir: r, steps: 3}
 """
 GROUP_OF_ONE = "grpo compares siblings, alone every advantage is 0; use at least 2, not 1"
-GREEDY = "samples: 4 greedy answers are all the same; set temperature above 0"
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_no_algorithm_is_grpo(tmp_path: Path) -> None:
         ("modle.path=x", "modle: unknown key; did you mean model?"),
         ("model.temperature=1", "model.temperature: unknown key; did you mean generation.temperature?"),
         ("trainer.xyzzy=1", "trainer.xyzzy: unknown key"),
-        ("algorithm.gamma=1", "algorithm.gamma: unknown key for this type of algorithm"),
+        ("algorithm.gamma=1", "algorithm.gamma: unknown key"),
     ],
 )
 def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) -> None:
@@ -104,15 +103,14 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
         ("algorithm={group_size: 4}", "algorithm.type: field required"),
         ("algorithm.group_size=1", f"algorithm.group_size: {GROUP_OF_ONE}"),
         ("algorithm.minibatches=9", "algorithm: minibatches: 9 cannot share data.prompts_per_step: 8; lower it"),
-        ("trainer.epochs=1", "trainer: give exactly one of steps and epochs (both given)"),
-        ("trainer={run_dir: r}", "trainer: give exactly one of steps and epochs (neither given)"),
-        ("generation.eval.samples=4", f"generation.eval: {GREEDY}"),
+        ("trainer.epochs=1", "trainer: give exactly one of steps and epochs"),
+        ("trainer={run_dir: r}", "trainer: give exactly one of steps and epochs"),
         ("trainer={steps: 1}", "trainer.run_dir: field required"),
-        ("trainer.steps", "override 'trainer.steps': write it as section.key=value"),
-        ("=1", "override '=1': write it as section.key=value"),
-        ("trainer.run_dir.x=1", "override 'trainer.run_dir.x=1': trainer.run_dir is a value, not a section"),
-        ("data.train_files.0=x", "override 'data.train_files.0=x': data.train_files is a value, not a section"),
-        ("trainer.run_dir={", "override 'trainer.run_dir={': '{' is not valid YAML; put it in quotes"),
+        ("trainer.steps", "override 'trainer.steps': write it as section.key=YAML value"),
+        ("=1", "override '=1': write it as section.key=YAML value"),
+        ("trainer.run_dir.x=1", "override 'trainer.run_dir.x=1': write it as section.key=YAML value"),
+        ("data.train_files.0=x", "override 'data.train_files.0=x': write it as section.key=YAML value"),
+        ("trainer.run_dir={", "override 'trainer.run_dir={': write it as section.key=YAML value"),
     ],
 )  # fmt: skip
 def test_one_mistake_gets_one_message(sound: Path, override: str, said: str) -> None:
@@ -126,13 +124,13 @@ def test_every_mistake_is_listed_at_once(sound: Path) -> None:
         "model.pth=x",
         "trainer.steps=many",
         "training.optimizer.betas=[0.9, 2]",
-        "generation.eval.samples=4",
+        "generation.eval.samples=0",
         "algorithm.minibatches=9",
         "oops",
     )
     assert [message.split(":")[0] for message in listed] == [
         "algorithm",
-        "generation.eval",
+        "generation.eval.samples",
         "model.pth",
         "override 'oops'",
         "trainer.steps",

@@ -126,7 +126,7 @@ ESTRANGED = CHAT_TEMPLATE.replace("<|start|>assistant\n", "<|start|>bot\n")
 """Asks for an answer in other words than it shows answers in."""
 
 BAD_ROWS = [
-    ({"prompt": "a"}, "needed are `messages`, or `prompt` . `completion`; the row has prompt", CHAT_TEMPLATE),
+    ({"prompt": "a"}, "column `completion` is missing; the row has prompt", CHAT_TEMPLATE),
     ({"completion": "a"}, "column `prompt` is missing", CHAT_TEMPLATE),
     ({"prompt": "", "completion": "a"}, "column `prompt` is empty", CHAT_TEMPLATE),
     ({"prompt": "a", "completion": " "}, "column `completion` is empty", CHAT_TEMPLATE),
@@ -141,7 +141,7 @@ BAD_ROWS = [
     ({"prompt": "a" * 20, "completion": "b" * 20}, "the row is 41 tokens long; data.max_tokens is 40", CHAT_TEMPLATE),
     (
         {"messages": [USER, assistant("a"), USER, assistant("b")]},
-        "cannot be split into turns by this chat template: the text up to message 2",
+        "cannot be split into turns by this chat template, at message 2",
         FORGETFUL,
     ),
     ({"messages": [USER, assistant("a")]}, "cannot be split into turns by this chat template", ESTRANGED),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.reward.rules.gsm8k import canonical, flexible, last_number, marked_answer, strict
+from tandem.reward.rules.gsm8k import MARKED, NUMBER, canonical, flexible, last, strict
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
@@ -32,7 +32,7 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
     ],
 )
 def test_marked_answer(text: str, answer: str | None) -> None:
-    assert marked_answer(text) == answer
+    assert last(MARKED, text) == answer
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_marked_answer(text: str, answer: str | None) -> None:
     ],
 )
 def test_last_number(text: str, answer: str | None) -> None:
-    assert last_number(text) == answer
+    assert last(NUMBER, text) == answer
 
 
 def test_no_digit_is_rounded() -> None:

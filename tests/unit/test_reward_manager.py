@@ -123,7 +123,6 @@ def test_aborted_trajectories_are_not_sent(start: Start) -> None:
     groups = start("longest").score([siblings("4", "cut off", aborted="cut off"), siblings("off", aborted="off")])
     assert [[s.value for s in group.scores] for group in groups] == [[1.0, None], [None]]
     assert groups[0].scores[1].failure is Status.NOT_SCORED
-    assert groups[0].scores[1].error == "generation was aborted"
 
 
 def test_failures_are_never_zero_and_each_is_shown_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +132,9 @@ def test_failures_are_never_zero_and_each_is_shown_once(start: Start, caplog: py
         manager.score([siblings("raise")])
     assert [s.value for s in groups[1].scores] == [0.0, None, None]
     assert [s.failure for s in groups[1].scores] == [None, Status.REWARD_ERROR, Status.REWARD_TIMEOUT]
-    assert "cannot judge {'index': 1}" in str(groups[1].scores[1].error)
+    error = str(groups[1].scores[1].error)
+    assert error.startswith("reward function ") and ":right' on row 1, sample 1: failed\n" in error
+    assert "cannot judge {'index': 1}" in error
     assert "row 1, sample 2: took longer than" in str(groups[1].scores[2].error)
     assert [record.getMessage().count("row 0") for record in caplog.records] == [1, 1]
     assert "Traceback" in caplog.records[0].getMessage()
@@ -156,7 +157,7 @@ def test_built_in_rewards_go_by_data_source(start: Start) -> None:
     manager = start()
     (group,) = manager.score([siblings("#### 1,000", "1000", source="openai/gsm8k", truth="1000")])
     assert [s.value for s in group.scores] == [1.0, 0.0]
-    with pytest.raises(UserError, match="no built-in reward for data_source .'sums'"):
+    with pytest.raises(UserError, match=r"no built-in reward for data_source .'sums'"):
         manager.score([siblings("4")])
 
 

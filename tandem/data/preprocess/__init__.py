@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from tandem.data.preprocess import gsm8k
 
-CONVERTERS: Mapping[str, Callable[[Path, Path], dict[str, int]]] = MappingProxyType({"gsm8k": gsm8k.convert})
+CONVERTERS: Mapping[str, Callable[[Path, Path], dict[str, int]]] = {"gsm8k": gsm8k.convert}
 """Name in `tandem data NAME` to (source, output folder) -> rows by split."""

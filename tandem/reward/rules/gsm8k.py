@@ -7,29 +7,19 @@ import re
 from typing import Any
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
-_MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
+NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
+MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
 """Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
 
 
 def strict(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
     """Right when the last `#### number` is the ground truth; an answer without one is wrong."""
-    return _verdict(marked_answer(solution_str), ground_truth)
+    return _verdict(MARKED, solution_str, ground_truth)
 
 
 def flexible(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
     """Right when the last number of the text is the ground truth, whatever is written around it."""
-    return _verdict(last_number(solution_str), ground_truth)
-
-
-def marked_answer(text: str) -> str | None:
-    """The number after the last `####` that has one, in canonical form."""
-    return _last(_MARKED, text)
-
-
-def last_number(text: str) -> str | None:
-    """The last number of the text, in canonical form."""
-    return _last(_NUMBER, text)
+    return _verdict(NUMBER, solution_str, ground_truth)
 
 
 def canonical(digits: str, negative: bool = False) -> str:
@@ -40,16 +30,15 @@ def canonical(digits: str, negative: bool = False) -> str:
     return f"-{value}" if negative and value != "0" else value
 
 
-def _last(number: re.Pattern[str], text: str) -> str | None:
+def last(number: re.Pattern[str], text: str) -> str | None:
+    """The last of the numbers in the text, in canonical form."""
     found = number.findall(text)
-    if not found:
-        return None
-    sign, digits = found[-1]
-    return canonical(digits, negative=sign.strip("$") != "")
+    return canonical(found[-1][1], negative=found[-1][0].strip("$") != "") if found else None
 
 
-def _verdict(answer: str | None, ground_truth: Any) -> dict[str, Any]:
-    if not _MARKED.fullmatch(f"#### {str(ground_truth).strip()}"):
+def _verdict(number: re.Pattern[str], text: str, ground_truth: Any) -> dict[str, Any]:
+    if not MARKED.fullmatch(f"#### {str(ground_truth).strip()}"):
         raise ValueError(f"the ground truth {ground_truth!r} is not a number")
-    right = float(answer == marked_answer(f"#### {ground_truth}"))
+    answer = last(number, text)
+    right = float(answer == last(MARKED, f"#### {ground_truth}"))
     return {"score": right, "acc": right, "pred": answer}
