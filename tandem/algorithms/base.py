@@ -1,6 +1,7 @@
 """What an algorithm is: the signals it needs, scores -> advantages, log-probs -> loss. Pure tensors.
 
-Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tail, `_S` scored tokens of a micro-batch.
+Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tail, `_K` trained ones among them,
+`_S` scored tokens of a micro-batch.
 """
 
 from dataclasses import dataclass

@@ -21,10 +21,8 @@ class GRPO(PolicyGradient[GRPOConfig]):
         advantages_B = (rollouts.rewards_B - mean_B) * scored_B
         if self.config.normalize_by_std:
             advantages_B = advantages_B / (std_B + 1e-6)
-        metrics: dict[str, float] = {}
-        if scored_B.any():
-            metrics["reward/group_std/mean"] = std_B[scored_B].mean().item()
-            metrics["reward/group_std/zero_share"] = (std_B[scored_B] == 0).double().mean().item()
+        equal = std_B[scored_B] == 0
+        metrics = {"reward/group_std/zero_share": equal.double().mean().item()} if len(equal) else {}
         return Advantages(advantages_B.float()[rollouts.rows_T] * rollouts.mask_T, None, metrics)
 
 

@@ -1,7 +1,4 @@
-"""The losses, and the weights by which token losses become one. All are `TokenLoss`: sum(weights * term) over tokens.
-
-Suffixes: `_S` scored tokens of a micro-batch, `_T` response tokens of an optimizer step, `_K` trained ones among them.
-"""
+"""The losses, and the weights by which token losses become one. Each is a `TokenLoss`: sum(weights * term)."""
 
 from dataclasses import dataclass
 
@@ -35,16 +32,11 @@ def token_weights(aggregation: Aggregation, mask_T: Tensor, rows_T: Tensor, max_
 
 
 def kl_estimate(estimator: KLEstimator, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(policy || reference) at each token that the policy sampled; any shape, nats.
+    """Estimate of KL(policy || reference) at each sampled token, nats (Schulman, "Approximating KL Divergence", 2020).
 
-    With d = log reference - log policy (Schulman, "Approximating KL Divergence", 2020):
-
-        k1 = -d                  unbiased, may be negative
-        k2 = d^2 / 2             small bias, never negative
-        k3 = exp(d) - 1 - d      unbiased, never negative
-
-    As a term of the loss it is the gradient that counts (Tang & Munos 2025): in expectation over the policy's own
-    samples it is that of KL(policy || reference) for k2, of KL(reference || policy) for k3, and zero for k1.
+    k1 and k3 are unbiased, k2 nearly so; k1 may be negative. As a term of the loss it is the gradient that counts
+    (Tang & Munos 2025): in expectation over the policy's own samples it is that of KL(policy || reference) for k2, of
+    KL(reference || policy) for k3, and zero for k1.
     """
     log_ratio = ref_logprobs - logprobs
     match estimator:
@@ -94,9 +86,7 @@ class PolicyLoss:
         }
         if config.dual_clip is not None:
             bound_S = -advantages_S * config.dual_clip
-            bounded_S = (advantages_S < 0) & (surrogate_S > bound_S)
-            surrogate_S = torch.where(bounded_S, bound_S, surrogate_S)
-            means["actor/clip_fraction_dual"] = bounded_S.float()
+            surrogate_S = torch.where(advantages_S < 0, surrogate_S.minimum(bound_S), surrogate_S)
         term_S = surrogate_S
         if config.entropy_coefficient != 0:
             term_S = term_S - config.entropy_coefficient * entropy_S
@@ -111,12 +101,9 @@ class PolicyLoss:
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """Squared error to the returns, where moving away from the old value does not pay (PPO2's value clipping).
+    """Half the squared error to the returns, or if larger, that of the value clipped around the old one (PPO2).
 
-        clipped = old + clip(value - old, -value_clip, value_clip)
-        term = max((value - return)^2, (clipped - return)^2) / 2
-
-    Columns: `values` (the old ones), `returns`, `weights` and `shares`.
+    Columns: `values` (the old ones), `returns` and `weights`.
     """
 
     value_clip: float | None
@@ -125,18 +112,13 @@ class ValueLoss:
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         values_S, old_S, returns_S = outputs.values_S, columns.values, columns.returns
-        weights_S, shares_S = columns.weights, columns.shares
-        assert values_S is not None and old_S is not None and returns_S is not None
-        assert weights_S is not None and shares_S is not None
+        assert values_S is not None and old_S is not None and returns_S is not None and columns.weights is not None
         squares_S = (values_S - returns_S).square()
-        metrics = {"critic/value/mean": (shares_S * values_S.detach()).sum()}
         if self.value_clip is not None:
             clipped_S = old_S + (values_S - old_S).clamp(-self.value_clip, self.value_clip)
-            clipped_squares_S = (clipped_S - returns_S).square()
-            metrics["critic/vf_clip_fraction"] = (shares_S * (clipped_squares_S > squares_S)).sum()
-            squares_S = torch.maximum(squares_S, clipped_squares_S)
-        loss = (weights_S * squares_S).sum() / 2
-        return loss, {**metrics, "critic/vf_loss": loss.detach()}
+            squares_S = torch.maximum(squares_S, (clipped_S - returns_S).square())
+        loss = (columns.weights * squares_S).sum() / 2
+        return loss, {"critic/vf_loss": loss.detach()}
 
 
 class NextTokenLoss:

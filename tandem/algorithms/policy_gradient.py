@@ -49,21 +49,12 @@ class PolicyGradient(ABC, Generic[Config]):
         penalties_B = coefficient * torch.bincount(rows_T, kl_T.double(), minlength=len(rollouts.rewards_B))
         shaped = replace(rollouts, rewards_B=(rollouts.rewards_B - penalties_B).float())
         result = self.estimate(shaped, rewards_T - coefficient * kl_T)
-        trajectories, tokens = int(rollouts.scored_B.sum()), int(mask_T.sum())
         result.metrics["actor/kl_coefficient"] = coefficient
-        result.metrics["reward/kl_penalty/mean"] = penalties_B.sum().item() / max(trajectories, 1)
-        self._steer_kl_coefficient(kl_T.double().sum().item() / max(tokens, 1), trajectories)
+        if kl.control == "adaptive":  # Ziegler et al. 2019, section 2.2, on the mean KL of a token
+            error = (kl_T.double().sum().item() / max(int(mask_T.sum()), 1) / kl.target) - 1
+            share = min(int(rollouts.scored_B.sum()) / kl.horizon_trajectories, 1.0)
+            self._kl_coefficient *= 1 + min(max(error, -0.2), 0.2) * share
         return result
-
-    def _steer_kl_coefficient(self, observed_kl: float, trajectories: int) -> None:
-        """Towards the target (Ziegler et al. 2019, section 2.2); `observed_kl` is a mean over tokens.
-
-        coefficient <- coefficient * (1 + clip(observed / target - 1, -0.2, 0.2) * min(trajectories / horizon, 1))
-        """
-        kl = self.config.kl
-        if kl.control == "adaptive":
-            error = min(max(observed_kl / kl.target - 1, -0.2), 0.2)
-            self._kl_coefficient *= 1 + error * min(trajectories / kl.horizon_trajectories, 1.0)
 
     def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
         return token_weights(self.config.aggregation, mask_T, rows_T, self._max_response_tokens)
@@ -79,7 +70,5 @@ def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> T
     """The reward of each row on its last policy token, 0 on all others; float32 `[T]`."""
     tokens = mask_T.nonzero().squeeze(1)
     rows = rows_T[tokens]
-    last_tokens = tokens[torch.searchsorted(rows, rows, right=True) - 1]
-    rewards_T = torch.zeros(len(mask_T))
-    rewards_T[last_tokens] = rewards_B[rows_T[last_tokens]]
-    return rewards_T
+    last = torch.searchsorted(rows, rows, right=True) - 1
+    return torch.zeros(len(mask_T)).index_put((tokens[last],), rewards_B[rows])

@@ -1,6 +1,6 @@
 """Proximal Policy Optimization (Schulman et al. 2017): a critic's values are the baseline of every token.
 
-Sums are float64, results float32 `[T]` and 0 outside the mask. `_K`: the policy's tokens among the `_T`.
+Sums are float64, results float32 `[T]` and 0 outside the mask.
 """
 
 import torch

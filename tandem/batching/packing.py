@@ -1,7 +1,6 @@
 """Trajectories and demonstrations -> Batch -> optimizer steps -> micro-batches.
 
-Suffixes: `_B` rows of the batch, `_R` rows of a micro-batch, `_T` their response tokens, `_N` the micro-batch's tokens,
-`_S` its scored tokens.
+Suffixes as in `tandem.types`, and `_R`: rows of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -30,9 +29,9 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
     """Rows to imitate: each a group of its own, reward 0, no token columns yet."""
     return Batch(
         prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
-        prompt_offsets=_offsets([len(row.prompt_ids) for row in demonstrations]),
+        prompt_offsets=np.cumsum([0, *(len(row.prompt_ids) for row in demonstrations)]),
         response_ids=_head_to_tail([row.response_ids for row in demonstrations], np.int32),
-        response_offsets=_offsets([len(row.response_ids) for row in demonstrations]),
+        response_offsets=np.cumsum([0, *(len(row.response_ids) for row in demonstrations)]),
         loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
         versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
         groups=np.arange(len(demonstrations), dtype=np.int32),
@@ -43,16 +42,13 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
 
 
 def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:
-    """Rows of each of `parts` optimizer steps: siblings stay together, token counts are near-equal, order is by `seed`.
-
-    Groups are dealt in shuffled order, each to the step with the fewest tokens so far. Fewer groups than `parts` give
-    as many steps as there are groups.
-    """
+    """Rows of each of at most `parts` optimizer steps: siblings together, token counts near-equal, order by `seed`."""
     groups, group_of_row_B = np.unique(batch.groups, return_inverse=True)
-    tokens_of_group = np.bincount(group_of_row_B, weights=_row_lengths(batch))
+    lengths_B = np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
+    tokens_of_group = np.bincount(group_of_row_B, weights=lengths_B)
     totals = np.zeros(min(parts, len(groups)))
     part_of_group = np.zeros(len(groups), dtype=np.int64)
-    for group in np.random.default_rng(seed).permutation(len(groups)):
+    for group in np.random.default_rng(seed).permutation(len(groups)):  # each to the step with the fewest tokens
         part_of_group[group] = part = int(totals.argmin())
         totals[part] += tokens_of_group[group]
     return [np.flatnonzero(part_of_group[group_of_row_B] == part) for part in range(len(totals))]
@@ -64,9 +60,8 @@ def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro
     Scored are the response tokens that `loss_mask` names; a row without any is left out.
     """
     prompts_B, responses_B = np.diff(batch.prompt_offsets), np.diff(batch.response_offsets)
-    has_scored_B = np.bincount(batch.row_of_token[batch.loss_mask], minlength=len(batch)) > 0
     kept: IntArray = np.asarray(rows, dtype=np.int64)
-    kept = kept[has_scored_B[kept]]
+    kept = kept[np.isin(kept, batch.row_of_token[batch.loss_mask])]
     parts: list[list[int]] = []
     used, prompt = 0, -1
     for row in kept[np.lexsort((-responses_B[kept], batch.groups[kept]))].tolist():
@@ -88,22 +83,20 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     responses_R = batch.response_offsets[rows_R + 1] - response_starts_R
     prompts_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * first_R
     lengths = np.stack((prompts_R, responses_R - 1), axis=1).ravel()
-    ends = _offsets(lengths)[1:]
+    answers_R = np.r_[0, lengths].cumsum()[1::2]  # where answers begin, each right after its prompt if that is here
     owner_R = np.maximum.accumulate(np.where(first_R, np.arange(len(rows_R)), 0))  # whose prompt each row continues
     number = np.cumsum(lengths > 0) - 1  # an answer of one token leaves no segment
     prefixes = np.stack((np.full(len(rows_R), -1), number[2 * owner_R]), axis=1).ravel()
-    tokens: IntArray = np.concatenate((batch.prompt_ids, batch.response_ids))
     starts = np.stack((prompt_starts_R, response_starts_R + len(batch.prompt_ids)), axis=1).ravel()
-
-    response_of_T, place_T = _ragged(responses_R)
-    source_T = response_starts_R[response_of_T] + place_T
-    trained = batch.loss_mask[source_T]
-    row_S, place_S, source_S = response_of_T[trained], place_T[trained], source_T[trained]
-    before_S = np.where(place_S == 0, ends[2 * owner_R[row_S]], ends[2 * row_S + 1] - lengths[2 * row_S + 1] + place_S)
+    row_T, place_T = _ragged(responses_R)
+    trained = batch.loss_mask[response_starts_R[row_T] + place_T]
+    row_S, place_S = row_T[trained], place_T[trained]
+    source_S = response_starts_R[row_S] + place_S
+    before_S = answers_R[np.where(place_S == 0, owner_R[row_S], row_S)] + place_S
     segment_N, place_N = _ragged(lengths)
     return MicroBatch(
-        token_ids=tokens[starts[segment_N] + place_N],
-        offsets=_offsets(lengths[lengths > 0]),
+        token_ids=np.concatenate((batch.prompt_ids, batch.response_ids))[starts[segment_N] + place_N],
+        offsets=np.r_[0, lengths[lengths > 0]].cumsum(),
         prefixes=prefixes[lengths > 0],
         scored=before_S - 1,
         targets=batch.response_ids[source_S],
@@ -116,14 +109,6 @@ def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:
     """Of the elements of rows head to tail: the row, and the place in it."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     return row, np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
-
-
-def _row_lengths(batch: Batch) -> IntArray:
-    return np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
-
-
-def _offsets(lengths: Sequence[int] | IntArray) -> IntArray:
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def _head_to_tail(arrays: Sequence[IntArray | BoolArray | FloatArray], dtype: type[np.generic]) -> Any:

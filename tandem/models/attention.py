@@ -5,6 +5,7 @@ A model loaded with `attn_implementation=ATTENTION` asks the plan that is passed
 generation, where the row's keys and values are kept; the model knows neither, so nothing is padded outside attention.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,13 +19,10 @@ from tandem.types import BoolArray, IntArray
 
 ATTENTION = "tandem"
 """The name of this attention among transformers' attention implementations."""
-_MAX_PADDING = 0.25
-"""Rows that go through one attention call are shorter than its longest by at most this share."""
+_MAX_PADDING = 0.25  # how much shorter than its longest the rows in one attention call are at most, as a share
 
 
 class AttentionPlan(Protocol):
-    """Does the attention of every layer of one forward pass."""
-
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
@@ -37,7 +35,7 @@ class AttentionPlan(Protocol):
 
 
 def _attend(
-    module: torch.nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -51,9 +49,8 @@ def _attend(
 ) -> tuple[Tensor, None]:
     if softcap is not None:
         raise NotImplementedError("attention logit soft-capping is not supported")
-    layer: Any = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attention_plan.attend(layer, query, key, value, scale, sliding_window), None
+    return attention_plan.attend(module.layer_idx, query, key, value, scale, sliding_window), None
 
 
 AttentionInterface.register(ATTENTION, _attend)
@@ -71,6 +68,8 @@ class PackedRows:
         starts, lengths = offsets[:-1], np.diff(offsets)
         prefixes = np.full(len(lengths), -1) if prefixes is None else prefixes
         before = np.where(prefixes < 0, 0, lengths[prefixes])
+        self.positions = torch.from_numpy(np.arange(offsets[-1]) - np.repeat(starts - before, lengths)).to(device)
+        """int64 `[N]`: how many tokens each sees before itself."""
         home = np.empty(int(offsets[-1]), dtype=np.int64)
         queries: list[IntArray] = []
         keys: list[IntArray] = []
@@ -78,9 +77,8 @@ class PackedRows:
         filled = 0
         for rows in _buckets(lengths, before > 0):
             longest, seen = int(lengths[rows].max()), int(before[rows].max())
-            places = np.arange(longest)
-            real = places < lengths[rows][:, None]
-            own = starts[rows][:, None] + np.where(real, places, 0)
+            real = np.arange(longest) < lengths[rows][:, None]
+            own = starts[rows][:, None] + np.where(real, np.arange(longest), 0)
             home[own[real]] = filled + np.flatnonzero(real)
             filled += own.size
             gap = seen - before[rows]
@@ -88,21 +86,19 @@ class PackedRows:
             queries.append(own.ravel())
             keys.append(np.concatenate((earlier, own), axis=1).ravel())
             self._calls.append(_Call(len(rows), longest, seen, torch.from_numpy(gap).to(device)))
-        self._queries, self._keys, self._home = (
-            None if np.array_equal(order, np.arange(len(home))) else torch.from_numpy(order).to(device)
-            for order in (np.concatenate(queries), np.concatenate(keys), home)
-        )
+        orders = (np.concatenate(queries), np.concatenate(keys), home)
+        self._queries, self._keys, self._home = (torch.from_numpy(order).to(device) for order in orders)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        query_N = _take(query[0].transpose(0, 1), self._queries)
-        key_N, value_N = (_take(x[0].transpose(0, 1), self._keys) for x in (key, value))
+        query_N = query[0].transpose(0, 1).index_select(0, self._queries)
+        key_N, value_N = (x[0].transpose(0, 1).index_select(0, self._keys) for x in (key, value))
         own = [call.rows * call.longest for call in self._calls]
         all_seen = [call.rows * (call.seen + call.longest) for call in self._calls]
         parts = zip(self._calls, query_N.split(own), key_N.split(all_seen), value_N.split(all_seen), strict=True)
         outputs = [call.attend(q, k, v, scaling, window) for call, q, k, v in parts]
-        return _take(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._home)[None]
+        return torch.cat(outputs).index_select(0, self._home)[None]
 
 
 @dataclass(slots=True)
@@ -120,8 +116,7 @@ class _Call:
         q, k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (query, key, value))
         causal = self.seen == 0 and (window is None or self.longest <= window)
         mask = None if causal else self._mask(window)
-        grouped = q.shape[1] != k.shape[1]
-        output = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
+        output = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scaling, enable_gqa=True)
         return output.transpose(1, 2).flatten(0, 1)
 
     def _mask(self, window: int | None) -> Tensor:
@@ -134,19 +129,10 @@ class _Call:
         return self.masks[window]
 
 
-def _take(x_N: Tensor, order: Tensor | None) -> Tensor:
-    return x_N if order is None else x_N.index_select(0, order)
-
-
-def _buckets(lengths: IntArray, continues: BoolArray) -> list[IntArray]:
+def _buckets(lengths: IntArray, continues: BoolArray) -> Iterator[IntArray]:
     """Numbers of the segments of each call: of similar length, and either all with a prefix or all without."""
-    buckets: list[IntArray] = []
-    for kind in (np.flatnonzero(~continues), np.flatnonzero(continues)):
-        order = kind[np.argsort(-lengths[kind], kind="stable")]
-        shortest = lengths[order] * (1 - _MAX_PADDING)
-        start = 0
-        while start < len(order):
-            stop = int(np.searchsorted(-lengths[order], -shortest[start], side="right"))
-            buckets.append(np.sort(order[start:stop]))
-            start = stop
-    return buckets
+    for rest in (np.flatnonzero(~continues), np.flatnonzero(continues)):
+        while len(rest):
+            similar = lengths[rest] >= lengths[rest].max() * (1 - _MAX_PADDING)
+            yield rest[similar]
+            rest = rest[~similar]

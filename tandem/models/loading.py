@@ -4,14 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config import ModelConfig
 from tandem.errors import UserError
@@ -22,7 +16,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory; UserError when there is none."""
     _check_directory(config.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, **_options(config))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **_options(config))
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("special tokens are all it knows")  # what transformers makes of a directory without one
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -36,12 +30,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_policy(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
     """A causal language model with every dropout at 0, in `model.dtype`."""
-    return _load(AutoModelForCausalLM, config.path, config, device)
+    return _load(transformers.AutoModelForCausalLM, config, config.path, device)
 
 
 def load_critic(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
     """The same body with a value head of one number a token; a directory without such a head gets a zero one."""
-    return _load(AutoModelForTokenClassification, config.critic_path or config.path, config, device, num_labels=1)
+    path = config.critic_path or config.path
+    return _load(transformers.AutoModelForTokenClassification, config, path, device, num_labels=1)
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -51,14 +46,12 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
 
 
-def _load(auto_class: Any, path: Path, config: ModelConfig, device: Any, **shape: Any) -> PreTrainedModel:
+def _load(auto_class: Any, config: ModelConfig, path: Path, device: Any, **shape: Any) -> PreTrainedModel:
     _check_directory(path)
     try:
-        model_config = AutoConfig.from_pretrained(path, **_options(config), **shape)
-        for name, value in vars(model_config).items():
-            if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
-                setattr(model_config, name, 0.0)
-        model_config.classifier_dropout = 0.0
+        model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
+        dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
+        model_config.update(dict.fromkeys(dropouts, 0.0))
         model, report = auto_class.from_pretrained(
             path,
             config=model_config,

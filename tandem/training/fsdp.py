@@ -126,13 +126,11 @@ def check_family(model: PreTrainedModel) -> None:
 def _run(module: Any, token_ids: IntArray, offsets: IntArray, prefixes: IntArray | None = None) -> torch.Tensor:
     """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
     device = module.device
-    lengths = np.diff(offsets)
-    first = offsets[:-1] if prefixes is None else offsets[:-1] - np.where(prefixes < 0, 0, lengths[prefixes])
-    positions = np.arange(len(token_ids)) - np.repeat(first, lengths)
+    plan = PackedRows(offsets, device, prefixes)
     outputs = module(
         torch.from_numpy(token_ids)[None].to(device),
-        position_ids=torch.from_numpy(positions)[None].to(device),
-        attention_plan=PackedRows(offsets, device, prefixes),
+        position_ids=plan.positions[None],
+        attention_plan=plan,
         use_cache=False,
         return_dict=False,
     )

@@ -82,7 +82,7 @@ ENGINES: dict[str, Make] = {
     "fsdp-policy-bfloat16": lambda: policy(torch.bfloat16),
     "fsdp-policy-checkpointing": lambda: policy(torch.float32, checkpointing=True),
     "fsdp-critic": critic,
-    "fake-policy": lambda: FakeTrainEngine(VOCABULARY, lr=5.0),
+    "fake-policy": lambda: FakeTrainEngine(VOCABULARY),
     "fake-critic": lambda: FakeTrainEngine(VOCABULARY, values=True),
 }
 OTHER_MODEL: dict[str, Make] = {

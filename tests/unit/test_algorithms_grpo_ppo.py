@@ -37,9 +37,7 @@ def test_grpo_by_hand():
     unit = 0.5 / (0.5**0.5 + 1e-6)
     torch.testing.assert_close(result.advantages_T, torch.tensor([unit, unit, -unit, 0, 0, 0, 0, 0, 0]))
     assert algorithm.needs == frozenset() and algorithm.value_loss is None and result.returns_T is None
-    assert result.metrics == pytest.approx(
-        {"reward/group_std/mean": 2 * 0.5**0.5 / 4, "reward/group_std/zero_share": 0.5}
-    )
+    assert result.metrics == {"reward/group_std/zero_share": 0.5}
 
 
 def test_grpo_without_the_deviation():
@@ -66,7 +64,6 @@ def test_grpo_with_the_kl_in_the_reward():
     assert algorithm.needs == {Signal.REF_LOGPROBS}
     torch.testing.assert_close(result.advantages_T, torch.tensor([0.4, 0.4, -0.4, 0, 0, 0, 0, 0, 0]))
     assert result.metrics["actor/kl_coefficient"] == 0.1
-    assert result.metrics["reward/kl_penalty/mean"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_adaptive_kl_moves_after_the_step_and_is_kept():
@@ -76,7 +73,6 @@ def test_adaptive_kl_moves_after_the_step_and_is_kept():
     algorithm = make_algorithm(GRPOConfig(kl=adaptive), 8)
     metrics = algorithm.advantages(rollouts(ref_logprobs_T=reference)).metrics
     assert metrics["actor/kl_coefficient"] == 0.1
-    assert metrics["reward/kl_penalty/mean"] == pytest.approx(0.1 * (1.0 + 0.5) / 4)
     assert algorithm.state() == {"kl_coefficient": pytest.approx(0.1 * (1 + 0.2 * 0.5))}
     resumed = make_algorithm(GRPOConfig(kl=adaptive), 8)
     resumed.load_state(json.loads(json.dumps(algorithm.state())))
