@@ -14,10 +14,9 @@ Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 
 import asyncio
 import math
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,41 +34,32 @@ _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
-_ROW = np.dtype([*CHOICE.descr, ("last", "i8"), ("position", "i8")])
-"""A row's state: how its next token is chosen, its last token, and where in the KV cache that token will go."""
+_NO_TOKEN = -1
+_ROW = np.dtype([*CHOICE.descr, ("max_tokens", "i8"), ("watched", "i8"), ("last", "i8"), ("position", "i8")])
+"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), its last token, and
+where in the KV cache that token will go."""
+_MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Sample:
     """One sample of a request, from `generate` until it is delivered."""
 
     request: Request
     index: int
     results: asyncio.Queue[Completion | Exception]
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-    versions: "array[int]" = field(default_factory=lambda: array("i"))
 
-    def append(self, token: int, logprob: float, version: int, tokenizer: Any) -> Status | None:
-        """Returns how the sample ends if this token is its last one."""
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-        sampling = self.request.sampling
-        if token in sampling.stop_token_ids or (sampling.stop_strings and self._ends_in_stop_string(tokenizer)):
-            return Status.COMPLETED
-        return Status.TRUNCATED if len(self.token_ids) >= sampling.max_tokens else None
+    def deliver(self, made: np.ndarray[Any, Any], status: Status) -> None:
+        """`made` `[T]` of _MADE."""
+        token_ids, logprobs, versions = (made[name].copy() for name in ("token", "logprob", "version"))
+        self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
 
-    def _ends_in_stop_string(self, tokenizer: Any) -> bool:
+    def ends_in_stop_string(self, token_ids: IntArray, tokenizer: Any) -> bool:
         strings = self.request.sampling.stop_strings
         # A token is at least a byte of text; a few more give the decoder the context of the first one.
         tail = max(len(string.encode()) for string in strings) + 8
-        text = tokenizer.decode(self.token_ids[-tail:].tolist(), skip_special_tokens=False)
+        text = tokenizer.decode(token_ids[-tail:].tolist(), skip_special_tokens=False)
         return any(string in text for string in strings)
-
-    def deliver(self, status: Status) -> None:
-        token_ids, logprobs, versions = (np.asarray(x) for x in (self.token_ids, self.logprobs, self.versions))
-        self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
 
 
 class NativeEngine:
@@ -92,7 +82,9 @@ class NativeEngine:
         self._rows: list[Sample] = []
         """What decodes, by slot."""
         self._state = np.zeros(max_running, dtype=_ROW)
-        """By slot, in an array, so that a step's Python hardly grows with the rows."""
+        """By slot, in arrays, so that a step's Python does not grow with the rows."""
+        self._made = np.zeros((max_running, 0), dtype=_MADE)
+        self._stops = np.zeros((max_running, 0), dtype=np.int64)
         self._cache = KVCache()
         self._version: int | None = None
         self._asleep = False
@@ -140,8 +132,10 @@ class NativeEngine:
         self._asleep = False
 
     def abort(self) -> None:
-        for entry in self._clear():
-            entry.deliver(Status.ABORTED)
+        made = [self._made[slot, : self._state["made"][slot]] for slot in range(len(self._rows))]
+        made += [np.zeros(0, dtype=_MADE)] * sum(map(len, self._waiting))
+        for entry, tokens in zip(self._clear(), made, strict=True):
+            entry.deliver(tokens, Status.ABORTED)
 
     def close(self) -> None:
         self.abort()
@@ -190,8 +184,14 @@ class NativeEngine:
         started, state = self._rows[first:], self._state[first : len(self._rows)]
         state["stream"] = streams([entry.request.seeds[entry.index] for entry in started])
         state["made"] = 0
-        for name in ("temperature", "top_k", "top_p"):
+        for name in ("temperature", "top_k", "top_p", "max_tokens"):
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
+        state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
+        self._made = _widened(self._made, int(state["max_tokens"].max()), np.zeros((), _MADE))
+        self._stops = _widened(self._stops, max(len(e.request.sampling.stop_token_ids) for e in started), _NO_TOKEN)
+        self._stops[first : len(self._rows)] = _NO_TOKEN
+        for slot, entry in enumerate(started, first):
+            self._stops[slot, : len(entry.request.sampling.stop_token_ids)] = entry.request.sampling.stop_token_ids
         offsets = np.concatenate(([0], np.cumsum([len(prompt) for prompt in prompts])))
         state["position"] = np.diff(offsets)[prompt_B] - 1
         requests = [group[0].request for group in (*groups, *self._waiting)]
@@ -216,16 +216,21 @@ class NativeEngine:
         version = self.version
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")
+        slots, made = np.arange(first, len(self._rows)), state["made"]
+        for name, values in (("token", token_B), ("logprob", logprob_B), ("version", version)):
+            self._made[name][slots, made] = values
         state["last"] = token_B
         state["position"] += 1
         state["made"] += 1
-        ended: list[int] = []
-        for slot, (token, logprob) in enumerate(zip(token_B.tolist(), logprob_B.tolist(), strict=True), first):
-            entry = self._rows[slot]
-            if status := entry.append(token, logprob, version, self._tokenizer):
-                entry.deliver(status)
-                ended.append(slot)
-        self._release(ended)
+        stopped_B = (self._stops[first : len(self._rows)] == token_B[:, None]).any(axis=1)
+        for i in np.flatnonzero(state["watched"]):
+            text_ids = self._made["token"][first + i, : state["made"][i]]
+            stopped_B[i] |= self._rows[first + i].ends_in_stop_string(text_ids, self._tokenizer)
+        ended = np.flatnonzero(stopped_B | (state["made"] >= state["max_tokens"]))
+        for i in ended:
+            status = Status.COMPLETED if stopped_B[i] else Status.TRUNCATED
+            self._rows[first + i].deliver(self._made[first + i, : state["made"][i]], status)
+        self._release((first + ended).tolist())
 
     def _release(self, slots: list[int]) -> None:
         """Drop rows and move the last live ones into the holes: live rows stay the first slots."""
@@ -234,7 +239,8 @@ class NativeEngine:
         movers = sorted(set(range(count, len(self._rows))).difference(slots))
         if holes:
             self._cache.move(movers, holes, int(self._state["position"][movers].max()))
-            self._state[holes] = self._state[movers]
+            for array in (self._state, self._made, self._stops):
+                array[holes] = array[movers]
         for hole, mover in zip(holes, movers, strict=True):
             self._rows[hole] = self._rows[mover]
         del self._rows[count:]
@@ -251,3 +257,9 @@ class NativeEngine:
         self._rows.clear()
         self._waiting.clear()
         return entries
+
+
+def _widened(array: np.ndarray[Any, Any], columns: int, fill: Any) -> np.ndarray[Any, Any]:
+    """`[slots, columns]` at least, new columns holding `fill`."""
+    missing = max(0, columns - array.shape[1])
+    return np.concatenate((array, np.full((len(array), missing), fill, array.dtype)), axis=1) if missing else array
