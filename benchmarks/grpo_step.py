@@ -145,7 +145,8 @@ def _answer_loss(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> Any:
 
 def tandem_steps(job: Job) -> Figures:
     """The public loop with all its ordinary outputs, from the recipe that the quickstart uses."""
-    from tandem.config import TrainConfig, load_config
+    from tandem.config.load import load_config
+    from tandem.config.tree import TrainConfig
     from tandem.controller.inputs import read_inputs
     from tandem.controller.rl import RlJob
     from tandem.controller.run import claim_run_dir, run_job

@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config import SftConfig, TrainConfig, load_config
+from tandem.config.load import load_config
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError
 
 Config = TypeVar("Config", TrainConfig, SftConfig)

@@ -10,7 +10,7 @@ import torch
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts
-from tandem.batching import to_batch
+from tandem.batching.packing import to_batch
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics

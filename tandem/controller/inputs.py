@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config import SftConfig, TrainConfig
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tandem.models.loading import load_tokenizer

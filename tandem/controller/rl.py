@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from tandem.algorithms import Algorithm, make_algorithm
 from tandem.algorithms.base import Signal
-from tandem.config import TrainConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import Roles, describe_batch, train_step
 from tandem.controller.inputs import Inputs
 from tandem.controller.resources import best_device, describe_resources

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tandem.checkpoint import CheckpointStore, open_run_dir
-from tandem.config import SftConfig, TrainConfig, TrainerConfig, dump_config
+from tandem.checkpoint.run_dir import open_run_dir
+from tandem.checkpoint.store import CheckpointStore
+from tandem.config.load import dump_config
+from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
 from tandem.files import write_text
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tandem.algorithms.losses import NextTokenLoss
-from tandem.batching import demonstrations_to_batch
-from tandem.config import SftConfig
+from tandem.batching.packing import demonstrations_to_batch
+from tandem.config.tree import SftConfig
 from tandem.controller.inputs import Inputs
 from tandem.controller.resources import best_device, describe_resources
 from tandem.data.sampler import Sampler

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.config import ModelConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
 

@@ -27,7 +27,7 @@ from tandem.reward.rules import BUILT_IN
 from tandem.types import Prompt, Score, Status
 
 if TYPE_CHECKING:  # workers import this module and need no pydantic
-    from tandem.config import RewardConfig
+    from tandem.config.tree import RewardConfig
 
 _FORMS = "`path/to/file.py:function` or `package.module:function`"
 SIGNATURES = """

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tandem.config import RewardConfig
+from tandem.config.tree import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError
 from tandem.reward.functions import Call, Kind, RewardFunction, check_functions
 from tandem.reward.rules import BUILT_IN

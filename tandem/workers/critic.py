@@ -3,7 +3,7 @@
 import numpy as np
 
 from tandem.algorithms import Algorithm
-from tandem.config import TrainConfig
+from tandem.config.tree import TrainConfig
 from tandem.training.base import TrainEngine
 from tandem.types import Batch, FloatArray, StepMetrics
 from tandem.workers.passes import score_tokens, train_on

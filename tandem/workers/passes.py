@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
-from tandem.batching import micro_batches, split_groups
-from tandem.config import TrainConfig
+from tandem.batching.packing import micro_batches, split_groups
+from tandem.config.tree import TrainConfig
 from tandem.training.base import TrainEngine
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, Outputs, StepMetrics, TokenLoss
 

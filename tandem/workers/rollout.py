@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config import GenerationConfig
+from tandem.config.tree import GenerationConfig
 from tandem.generation.base import GenerationEngine
-from tandem.rollout import single_turn
+from tandem.rollout.single_turn import single_turn
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 
 _TRAIN, _EVAL = 0, 1

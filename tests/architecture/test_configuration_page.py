@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from tandem.config import SftConfig, TrainConfig
-from tandem.config.tree import Section
+from tandem.config.tree import Section, SftConfig, TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from tandem.batching import micro_batches
+from tandem.batching.packing import micro_batches
 from tandem.config.tree import FsdpTrainingConfig, OptimizerConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention import ATTENTION

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.cli import main
-from tandem.config import TrainConfig, load_config
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
 from tandem.controller.inputs import read_inputs
 from tandem.controller.rl import RlJob
 from tandem.data.dataset import RLHFDataset

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.algorithms import make_algorithm
-from tandem.batching import split_groups, to_batch
-from tandem.config import ModelConfig, TrainConfig
+from tandem.batching.packing import split_groups, to_batch
+from tandem.config.tree import ModelConfig, TrainConfig
 from tandem.controller.dataflow import judge
 from tandem.models.loading import load_critic, load_policy
 from tandem.training.fsdp import FsdpEngine

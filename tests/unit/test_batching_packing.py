@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.batching import demonstrations_to_batch, micro_batches, split_groups, to_batch
+from tandem.batching.packing import demonstrations_to_batch, micro_batches, split_groups, to_batch
 from tandem.types import Batch, Demonstration, Group, Prompt, Score, Status, TokenColumns, Trajectory
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tandem import files
-from tandem.checkpoint import open_run_dir
+from tandem.checkpoint.run_dir import open_run_dir
 from tandem.errors import UserError
 
 CONFIG = {

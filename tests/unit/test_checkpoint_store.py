@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.checkpoint import CheckpointStore
-from tandem.checkpoint.store import damage
+from tandem.checkpoint.store import CheckpointStore, damage
 from tandem.errors import UserError
 
 
@@ -102,7 +101,7 @@ def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
 KILL_EVERYWHERE = """
 import os, shutil, sys
 from pathlib import Path
-from tandem.checkpoint import CheckpointStore
+from tandem.checkpoint.store import CheckpointStore
 from tandem.checkpoint.store import damage
 
 root = Path(sys.argv[1])

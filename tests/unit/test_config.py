@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import SftConfig, TrainConfig, dump_config, load_config
-from tandem.config.tree import GRPOConfig, PPOConfig
+from tandem.config.load import dump_config, load_config
+from tandem.config.tree import GRPOConfig, PPOConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 
 SOUND = """

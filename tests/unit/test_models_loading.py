@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from tandem.config import ModelConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.loading import load_critic, load_policy, load_tokenizer
 

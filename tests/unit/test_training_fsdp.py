@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tandem.algorithms import make_algorithm
-from tandem.batching import micro_batches
+from tandem.batching.packing import micro_batches
 from tandem.config.tree import FsdpTrainingConfig, GRPOConfig, OptimizerConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
