@@ -10,8 +10,6 @@ micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` ha
 row `i` is `values[offsets[i]:offsets[i + 1]]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -29,18 +27,12 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class Status(StrEnum):
     """How a trajectory ended. Only completed and truncated ones carry a reward into the loss."""
 
-    COMPLETED = "completed"
-    """The model ended its answer: a stop token or a stop string."""
-    TRUNCATED = "truncated"
-    """The response reached `generation.max_response_tokens`."""
+    COMPLETED = "completed"  # by a stop token or a stop string
+    TRUNCATED = "truncated"  # at generation.max_response_tokens
     ABORTED = "aborted"
-    """Generation was called off."""
-    REWARD_ERROR = "reward_error"
-    """The reward function raised, or its process died."""
+    REWARD_ERROR = "reward_error"  # the reward function raised, or its process died
     REWARD_TIMEOUT = "reward_timeout"
-    """The reward function did not answer within `reward.timeout_s`."""
-    NOT_SCORED = "not_scored"
-    """No reward function applies to this row (every one returned None)."""
+    NOT_SCORED = "not_scored"  # every reward function returned None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +174,12 @@ class TokenColumns(Generic[Array]):
     shares: Array | None = None
     """1 / number of trained tokens, on trained tokens: sum(shares * x) is the token mean of x."""
 
-    def map(self, function: Callable[[Array], OtherArray]) -> TokenColumns[OtherArray]:
+    def map(self, function: Callable[[Array], OtherArray]) -> "TokenColumns[OtherArray]":
         """The columns with `function` applied to each that is filled."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         return TokenColumns(**{name: function(column) for name, column in columns.items() if column is not None})
 
-    def slice(self, start: int, stop: int) -> TokenColumns[Array]:
+    def slice(self, start: int, stop: int) -> "TokenColumns[Array]":
         """Tokens `start … stop`: a view."""
         return self.map(lambda column: column[start:stop])  # type: ignore[index]
 
@@ -255,7 +247,7 @@ class Outputs(Generic[Array]):
     """Of softmax(logits / temperature), nats."""
     values_S: Array | None = None
 
-    def slice(self, start: int, stop: int) -> Outputs[Array]:
+    def slice(self, start: int, stop: int) -> "Outputs[Array]":
         """Scored tokens `start … stop`: a view."""
         columns: Any = (self.logprobs_S, self.entropy_S, self.values_S)
         return Outputs(*(None if column is None else column[start:stop] for column in columns))

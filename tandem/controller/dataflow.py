@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from tandem.batching.packing import to_batch
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
-from tandem.weights.base import WeightSync
+from tandem.weights.sync import WeightSync
 from tandem.workers.critic import Critic
 from tandem.workers.policy import Actor, Reference
 from tandem.workers.rollout import RolloutWorker
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -50,12 +49,11 @@ class Clock:
 
     seconds: StepMetrics = field(default_factory=dict[str, float])
 
-    def __call__(self, stage: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, stage: str, call: Callable[..., R], *args: Any) -> R:
         start = time.perf_counter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self.seconds[f"time/{stage}_s"] = time.perf_counter() - start
+        result = call(*args)
+        self.seconds[f"time/{stage}_s"] = time.perf_counter() - start
+        return result
 
 
 def train_step(roles: Roles, algorithm: Algorithm, prompts: Sequence[Prompt], samples: int, step: int) -> Step:

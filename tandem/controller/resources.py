@@ -1,25 +1,14 @@
 """The device of this process, and what a step costs on it."""
 
-import ctypes
 import resource
-import sys
 
 import torch
 
 from tandem.types import Batch, StepMetrics
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEEP_BYTES = 2**30
-
 
 def best_device() -> torch.device:
-    """The GPU if there is one. On a CPU, have glibc keep freed memory: page faults cost more than small models do."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
-    return torch.device("cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def describe_resources(batch: Batch, seconds: float) -> StepMetrics:

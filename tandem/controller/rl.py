@@ -22,7 +22,7 @@ from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, write_trajectories
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import StepMetrics
-from tandem.weights.shared import SharedWeights
+from tandem.weights.sync import SharedWeights
 from tandem.workers.critic import Critic
 from tandem.workers.policy import Actor, Reference
 from tandem.workers.rollout import RolloutWorker

@@ -1,11 +1,21 @@
-"""Trainer and engine share one set of parameters: nothing moves, only the version does."""
+"""The seam: trained weights -> served weights."""
+
+from typing import Protocol
 
 from tandem.errors import EngineError
 from tandem.generation.base import GenerationEngine
 
 
+class WeightSync(Protocol):
+    """Carries the trainer's weights into the generation engine."""
+
+    def publish(self, version: int) -> None:
+        """Make the engine serve the trainer's present weights as `version`, larger than every version before."""
+        ...
+
+
 class SharedWeights:
-    """The `WeightSync` of the native engine in the trainer's own process."""
+    """Trainer and engine have one set of parameters: nothing moves, only the version does."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
