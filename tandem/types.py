@@ -44,7 +44,6 @@ class Prompt:
     token_ids: IntArray
     """Chat template applied, special tokens included."""
     text: str
-    """The text that `token_ids` encode."""
     data_source: str
     """Chooses the reward function and names the validation metrics."""
     ground_truth: Any
@@ -61,7 +60,6 @@ class Demonstration:
     response_ids: IntArray
     """Everything after the prompt, later user turns included."""
     loss_mask: BoolArray
-    """True on the response tokens to learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,7 @@ class SamplingParams:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    top_k: int = 0  # the whole vocabulary
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -100,7 +97,6 @@ class Completion:
     versions: IntArray
     """`[T]`: the policy version that made each token."""
     status: Status
-    """Completed, truncated or aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,6 @@ class Trajectory:
 
     prompt: Prompt
     sample: int
-    """0 … group size - 1."""
     response_ids: IntArray
     loss_mask: BoolArray
     """True on tokens that the policy made and that the loss may train on."""
@@ -143,7 +138,6 @@ class Score:
     """The extracted answer (`pred`), which majority voting needs."""
     failure: Status | None = None
     error: str | None = None
-    """The traceback or the reason, for people."""
     seconds: float = 0.0
 
 
@@ -163,7 +157,6 @@ class TokenColumns(Generic[Array]):
     old_logprobs: Array | None = None
     """Of the trainer, by the weights before the first optimizer step on this batch."""
     ref_logprobs: Array | None = None
-    """Of the frozen reference policy."""
     values: Array | None = None
     """Of the critic: the expected return before the token is emitted."""
     advantages: Array | None = None
@@ -189,7 +182,6 @@ class Batch:
     """Trajectories as ragged columns, never padded: what the advantage is computed on and optimizer steps train on."""
 
     prompt_ids: IntArray
-    """Prompts of all rows head to tail."""
     prompt_offsets: IntArray
     response_ids: IntArray
     response_offsets: IntArray
@@ -199,7 +191,6 @@ class Batch:
     groups: IntArray
     """`[B]`: rows with the same number are siblings, they have one prompt."""
     rewards: FloatArray
-    """`[B]`; 0 on rows that are not `scored`."""
     scored: BoolArray
     """`[B]`: False on rows whose reward failed. They take no part in group statistics, loss or metrics."""
     tokens: TokenColumns[np.ndarray[Any, Any]]
@@ -222,9 +213,7 @@ class MicroBatch:
     """
 
     token_ids: IntArray
-    """`[N]`"""
     offsets: IntArray
-    """`[segments + 1]`"""
     prefixes: IntArray
     """`[segments]`: the number of the segment that each continues, -1: none. A prefix has none itself."""
     scored: IntArray

@@ -115,15 +115,10 @@ class GRPOConfig(PolicyGradientConfig):
     """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
 
     type: Literal["grpo"] = "grpo"
+    group_size: int = Field(default=8, ge=2)
+    """Siblings are compared: alone, every advantage is 0."""
     normalize_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation (False: Dr. GRPO)."""
-
-    @field_validator("group_size")
-    @classmethod
-    def _siblings(cls, group_size: int) -> int:
-        if group_size == 1:
-            raise ValueError("grpo compares siblings, alone every advantage is 0; use at least 2")
-        return group_size
 
 
 class PPOConfig(PolicyGradientConfig):
@@ -233,17 +228,26 @@ class TrackingConfig(Section):
     """Write event files into `<run_dir>/tensorboard`."""
 
 
-class TrainConfig(Section):
+class RunConfig(Section):
+    model: ModelConfig
+    training: TrainingConfig = FsdpTrainingConfig()
+    trainer: TrainerConfig
+    tracking: TrackingConfig = TrackingConfig()
+
+
+class SftConfig(RunConfig):
+    """`tandem sft`."""
+
+    data: SftDataConfig
+
+
+class TrainConfig(RunConfig):
     """`tandem train` and `tandem eval`."""
 
-    model: ModelConfig
     data: DataConfig
     algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
     generation: GenerationConfig = NativeGenerationConfig()
-    training: TrainingConfig = FsdpTrainingConfig()
     reward: RewardConfig = RewardConfig()
-    trainer: TrainerConfig
-    tracking: TrackingConfig = TrackingConfig()
 
     @field_validator("algorithm")
     @classmethod
@@ -255,13 +259,3 @@ class TrainConfig(Section):
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"
             raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
         return algorithm
-
-
-class SftConfig(Section):
-    """`tandem sft`."""
-
-    model: ModelConfig
-    data: SftDataConfig
-    training: TrainingConfig = FsdpTrainingConfig()
-    trainer: TrainerConfig
-    tracking: TrackingConfig = TrackingConfig()

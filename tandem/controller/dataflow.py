@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,10 +34,7 @@ class Roles:
     weights: WeightSync
 
 
-@dataclass(slots=True)
-class Step:
-    """What one step leaves behind."""
-
+class Step(NamedTuple):
     groups: list[Group]
     batch: Batch
     metrics: StepMetrics
@@ -103,9 +100,9 @@ def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
 
 
 def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:
-    """Lengths of prompts and responses, staleness and entropy of the rollout."""
+    """Lengths of prompts and responses, staleness and entropy of the rollout; with `perf/tokens` for the run."""
     responses, prompts = np.diff(batch.response_offsets), np.diff(batch.prompt_offsets)
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Any] = {"perf/tokens": responses.sum() + prompts.sum()}
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
         metrics |= {f"{name}/mean": lengths.mean(), f"{name}/max": lengths.max(), f"{name}/min": lengths.min()}
     metrics["response_length/clip_ratio"] = (responses >= max_response_tokens).mean()

@@ -1,7 +1,6 @@
 """Reinforcement learning as a job: roles from a configuration, one dataflow step a step."""
 
 import json
-import time
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -11,7 +10,6 @@ from tandem.algorithms.base import Signal
 from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import Roles, describe_batch, train_step
 from tandem.controller.inputs import Inputs
-from tandem.controller.resources import best_device, describe_resources
 from tandem.controller.validation import validate
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
@@ -46,19 +44,13 @@ class RlJob:
     def step(self, step: int) -> StepMetrics:
         config, train = self._config, self._inputs.train
         assert train is not None
-        start = time.perf_counter()
         prompts = [train[row] for row in next(self._sampler)]
         done = train_step(self._roles, self._algorithm, prompts, config.algorithm.group_size, step)
         if config.trainer.trajectories_every and step % config.trainer.trajectories_every == 0:
             write_trajectories(trajectories_path(config.trainer.run_dir, step), step, done.groups, done.batch)
         self._roles.reward.check_share(done.groups)
-        seconds = time.perf_counter() - start
-        return {
-            **done.metrics,
-            **describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1),
-            **describe_resources(done.batch, seconds),
-            "data/epoch": self._sampler.epoch,
-        }
+        described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
+        return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
@@ -92,18 +84,17 @@ def make_roles(
     config: TrainConfig, inputs: Inputs[RLHFDataset], algorithm: Algorithm, total_steps: int
 ) -> tuple[dict[str, FsdpEngine], Roles]:
     """The roles that the algorithm needs, and the engines to checkpoint by their place in a checkpoint."""
-    device = best_device()
     training, temperature = config.training, config.generation.temperature
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
-    policy = load_policy(config.model, device)
+    policy = load_policy(config.model)
     engines = {".": FsdpEngine(policy, training, training.optimizer, optimizer_steps, temperature)}
     reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
-        frozen = FsdpEngine(load_policy(config.model, device), training, None, temperature=temperature)
+        frozen = FsdpEngine(load_policy(config.model), training, None, temperature=temperature)
         reference = Reference(frozen, config)
     if Signal.VALUES in algorithm.needs:
         assert config.algorithm.type == "ppo"
-        values = load_critic(config.model, device)
+        values = load_critic(config.model)
         engines["critic"] = FsdpEngine(values, training, config.algorithm.critic_optimizer, optimizer_steps)
         critic = Critic(engines["critic"], algorithm, config)
     rollout, weights = _make_rollout(config, inputs, policy)
@@ -131,7 +122,7 @@ def _make_rollout(
 def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
     """`tandem eval`: answer and score `data.val_files` with `model.path`."""
     assert inputs.val is not None
-    rollout, _ = _make_rollout(config, inputs, load_policy(config.model, best_device()))
+    rollout, _ = _make_rollout(config, inputs, load_policy(config.model))
     reward = RewardManager(config.reward, config.trainer.seed)
     try:
         return validate(rollout, reward, inputs.val, step=0)

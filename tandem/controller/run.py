@@ -1,12 +1,16 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, Ctrl-C."""
 
 import json
+import resource
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
@@ -22,7 +26,7 @@ from tandem.types import StepMetrics
 
 
 class Job(Protocol):
-    """The steps of one kind of training. Steps count from 1."""
+    """One kind of training. Steps count from 1, their metrics name `perf/tokens`; what they depend on is saved."""
 
     total_steps: int
 
@@ -30,9 +34,7 @@ class Job(Protocol):
 
     def evaluate(self, step: int) -> StepMetrics: ...
 
-    def save(self, directory: Path) -> None:
-        """Everything that the steps after this one depend on."""
-        ...
+    def save(self, directory: Path) -> None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -80,13 +82,12 @@ def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
     try:
         with progress.stopped_by_ctrl_c():
             if progress.step == 0 and trainer.eval_every:
-                _log(trackers, 0, job.evaluate(0))
+                _record(trackers, 0, job.evaluate(0))
             while progress.step < job.total_steps and not progress.stop:
                 _one_step(trainer, job, store, progress, trackers)
     finally:
-        for tracker in trackers:
-            tracker.close()
-        job.close()
+        for closing in (*trackers, job):
+            closing.close()
     write_report(trainer.run_dir)
     return progress.step == job.total_steps
 
@@ -100,7 +101,9 @@ def _one_step(
     def due(every: int) -> bool:
         return every > 0 and (last or step % every == 0)
 
+    start = time.perf_counter()
     metrics = job.step(step)
+    metrics |= _costs(metrics["perf/tokens"], time.perf_counter() - start)
     if due(trainer.eval_every):
         metrics |= job.evaluate(step)
     progress.step = step
@@ -108,13 +111,25 @@ def _one_step(
     best = reached is not None and (progress.best is None or reached > progress.best)
     if best:
         progress.best = reached
-    _log(trackers, step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
+    _record(trackers, step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
     if last or best or progress.stop or due(trainer.save_every):
         with store.write(step, best) as directory:
             for part in ("model", "state"):
                 (directory / part).mkdir()
             job.save(directory)
             write_text(directory / "state" / "run.json", json.dumps({"step": step, "best": progress.best}))
+
+
+def _costs(tokens: float, seconds: float) -> StepMetrics:
+    """Throughput over the whole step; peak memory so far, of the GPU, else of the process."""
+    on_gpu = torch.cuda.is_available()
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "time/step_s": seconds,
+        "perf/tokens_per_s": tokens / seconds,
+        "perf/tokens_per_s_per_gpu": tokens / seconds / max(torch.cuda.device_count(), 1),
+        "perf/peak_memory_gib": peak / 2**30,
+    }
 
 
 def _restore(job: Job, store: CheckpointStore) -> _Progress:
@@ -137,6 +152,6 @@ def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int
     return trackers
 
 
-def _log(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:
+def _record(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:
     for tracker in trackers:
         tracker.log(step, metrics)

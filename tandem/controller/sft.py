@@ -1,7 +1,6 @@
 """Supervised fine-tuning as a job: the same engine, data module and run as reinforcement learning."""
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
 from tandem.config.tree import SftConfig
 from tandem.controller.inputs import Inputs
-from tandem.controller.resources import best_device, describe_resources
 from tandem.data.sampler import Sampler
 from tandem.data.sft import SftDataset
 from tandem.files import write_text
@@ -31,16 +29,16 @@ class SftJob:
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
-        policy = load_policy(config.model, best_device())
+        policy = load_policy(config.model)
         self._engine = FsdpEngine(policy, config.training, config.training.optimizer, self.total_steps)
 
     def step(self, step: int) -> StepMetrics:
-        start = time.perf_counter()
         batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
         rows, budget = np.arange(len(batch)), self._config.training.tokens_per_micro_batch
         metrics = optimizer_step(self._engine, batch, rows, NextTokenLoss(), budget, "sft")
-        return metrics | describe_resources(batch, time.perf_counter() - start) | {"data/epoch": self._sampler.epoch}
+        tokens = len(batch.prompt_ids) + len(batch.response_ids)
+        return {**metrics, "perf/tokens": float(tokens), "data/epoch": self._sampler.epoch}
 
     def evaluate(self, step: int) -> StepMetrics:
         """Mean negative log-likelihood of the validation answers' tokens."""

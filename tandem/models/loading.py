@@ -28,15 +28,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_policy(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """A causal language model with every dropout at 0, in `model.dtype`."""
-    return _load(transformers.AutoModelForCausalLM, config, config.path, device)
+def load_policy(config: ModelConfig) -> PreTrainedModel:
+    """A causal language model with every dropout at 0, in `model.dtype`, on the GPU if there is one."""
+    return _load(transformers.AutoModelForCausalLM, config, config.path)
 
 
-def load_critic(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
+def load_critic(config: ModelConfig) -> PreTrainedModel:
     """The same body with a value head of one number a token; a directory without such a head gets a zero one."""
     path = config.critic_path or config.path
-    return _load(transformers.AutoModelForTokenClassification, config, path, device, num_labels=1)
+    return _load(transformers.AutoModelForTokenClassification, config, path, num_labels=1)
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
 
 
-def _load(auto_class: Any, config: ModelConfig, path: Path, device: Any, **shape: Any) -> PreTrainedModel:
+def _load(auto_class: Any, config: ModelConfig, path: Path, **shape: Any) -> PreTrainedModel:
     _check_directory(path)
     try:
         model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
@@ -67,7 +67,7 @@ def _load(auto_class: Any, config: ModelConfig, path: Path, device: Any, **shape
         if not name.startswith(("score.", "classifier.")):
             raise UserError(f"model: {path} lacks the weight {name}; give a complete model directory")
         torch.nn.init.zeros_(model.get_parameter(name))
-    return model.to(device)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:

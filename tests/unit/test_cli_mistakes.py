@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         ("algorithm.groupsize=4", ["algorithm.groupsize: unknown key; did you mean algorithm.group_size?"]),
         ("data.prompts_per_step=many", ["data.prompts_per_step", "integer", "'many'"]),
-        ("algorithm.group_size=1", ["algorithm.group_size", "at least 2"]),
+        ("algorithm.group_size=1", ["algorithm.group_size", "greater than or equal to 2"]),
         ("trainer.epochs=2", ["exactly one of steps and epochs"]),
         ("algorithm.kl={place: loss, control: adaptive}", ["algorithm.kl", "place: reward"]),
         ("model.critic_path=x", ["model.critic_path", "no critic"]),
