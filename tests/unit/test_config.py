@@ -15,7 +15,7 @@ algorithm: {type: grpo, group_size: 4}
 training: {optimizer: {lr: 1e-6, betas: [0.9, 0.95]}}
 trainer: {run_dir: r, steps: 3}
 """
-GROUP_OF_ONE = "grpo compares siblings, alone every advantage is 0; use at least 2, not 1"
+GROUP_OF_ONE = "input should be greater than or equal to 2, not 1"
 
 
 @pytest.fixture
