@@ -72,7 +72,7 @@ def test_the_saved_model_loads_and_gives_the_logits_it_was_trained_to(quickstart
 
 def test_trainer_and_engine_agree_on_every_step(quickstart: Path) -> None:
     records = [record for record in read_metrics(quickstart / "metrics.jsonl") if record["step"] > 0]
-    assert max(record["rollout/mismatch_max"] for record in records) < 2e-5
+    assert max(record["rollout/mismatch_max"] for record in records) < 5e-5
     assert all(record["rollout/staleness/mean"] == 0 for record in records)
 
 
@@ -98,7 +98,7 @@ def test_trajectories_hold_both_sides_log_probs(quickstart: Path) -> None:
         assert len(row["response_ids"]) == len(row["rollout_logprobs"]) == len(row["trainer_logprobs"])
         if row["advantage"] != 0:
             assert torch.allclose(
-                torch.tensor(row["rollout_logprobs"]), torch.tensor(row["trainer_logprobs"]), atol=2e-5
+                torch.tensor(row["rollout_logprobs"]), torch.tensor(row["trainer_logprobs"]), atol=5e-5
             )
     assert (quickstart / "report.html").stat().st_size > 10_000
 
