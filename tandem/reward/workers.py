@@ -11,6 +11,7 @@ hangs or dies, its unanswered calls run again one by one in fresh workers: who h
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -139,6 +140,8 @@ def main() -> None:
     """What a worker runs: lists of calls in, lists of their scores out, until end of file."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
+    if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG): a call that never ends must not outlive the trainer
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         functions = {reference: load(reference) for reference in connection.recv()}
         answers: list[list[Score]] = []

@@ -136,7 +136,8 @@ def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch) -> Non
     pool.close()
 
 
-def test_workers_die_with_their_parent() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_workers_die_with_their_parent_even_inside_a_call(busy: bool) -> None:
     script = (
         "import pickle, sys\n"
         "from tandem.reward.workers import WorkerPool\n"
@@ -146,13 +147,14 @@ def test_workers_die_with_their_parent() -> None:
         "pid = call('pid')\n"
         "pool.run([pid])\n"
         "print(int(pid.scores[0].value), flush=True)\n"
-        "sys.stdin.read()\n"
+        "pool.run([call('hang')]) if sys.argv[2] == 'True' else sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", script, F], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, F, str(busy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         assert processes_of(worker)
+        time.sleep(0.5 * busy)  # until it is inside the call
         parent.kill()
     assert gone(worker)
