@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +20,7 @@ from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.critic import Critic
 from tandem.workers.policy import Actor, Reference
+from tests.conftest import ROOT, load_file
 
 TEMPERATURE, MAX_RESPONSE, LR, EPS = 0.8, 12, 1e-3, 1e-4
 """A large epsilon: AdamW's first step would blow the rounding noise of a zero gradient up to the learning rate."""
@@ -56,13 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def oracle() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "rl_loop.py"
-    spec = importlib.util.spec_from_file_location("rl_loop", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "examples/rl_loop.py")
 
 
 @pytest.fixture(scope="module")
