@@ -15,3 +15,11 @@ class RewardShareExceeded(TandemError, RuntimeError):
 
 class EngineError(TandemError, RuntimeError):
     """A training or generation engine broke its contract (wrong version, wrong numbers, dead process)."""
+
+
+class WorkerError(TandemError, RuntimeError):
+    """A worker raised: the message holds its role, rank and host, and its own traceback."""
+
+
+class WorkerLost(TandemError, RuntimeError):
+    """A worker's process died or stopped answering; a run may be continued from its last checkpoint."""

@@ -43,15 +43,55 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
 
 def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:
     """Rows of each of at most `parts` optimizer steps: siblings together, token counts near-equal, order by `seed`."""
-    groups, group_of_row_B = np.unique(batch.groups, return_inverse=True)
+    _, tokens_G = _tokens_of_groups(batch, batch.groups)
+    order_G = np.random.default_rng(seed).permutation(len(tokens_G))
+    return _spread(batch, batch.groups, min(parts, len(order_G)), order_G)
+
+
+def balance_rows(batch: Batch, parts: int) -> list[IntArray]:
+    """Rows of each of `parts` ranks: token counts near-equal, siblings together where there are groups enough."""
+    groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else np.arange(len(batch))
+    _, tokens_G = _tokens_of_groups(batch, groups_B)
+    return _spread(batch, groups_B, parts, np.argsort(-tokens_G, kind="stable"))
+
+
+def _spread(batch: Batch, groups_B: IntArray, parts: int, order_G: IntArray) -> list[IntArray]:
+    """Each group in turn to the part with the fewest tokens; rows ascend."""
+    group_of_row_B, tokens_G = _tokens_of_groups(batch, groups_B)
+    totals = np.zeros(parts)
+    part_G = np.zeros(len(order_G), dtype=np.int64)
+    for group in order_G:
+        part_G[group] = part = int(totals.argmin())
+        totals[part] += tokens_G[group]
+    return [np.flatnonzero(part_G[group_of_row_B] == part) for part in range(parts)]
+
+
+def _tokens_of_groups(batch: Batch, groups_B: IntArray) -> tuple[IntArray, IntArray]:
+    """The number of each row's group, counted from 0, and the tokens of each group."""
+    group_of_row_B = np.unique(groups_B, return_inverse=True)[1]
     lengths_B = np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
-    tokens_of_group = np.bincount(group_of_row_B, weights=lengths_B)
-    totals = np.zeros(min(parts, len(groups)))
-    part_of_group = np.zeros(len(groups), dtype=np.int64)
-    for group in np.random.default_rng(seed).permutation(len(groups)):  # each to the step with the fewest tokens
-        part_of_group[group] = part = int(totals.argmin())
-        totals[part] += tokens_of_group[group]
-    return [np.flatnonzero(part_of_group[group_of_row_B] == part) for part in range(len(totals))]
+    return group_of_row_B, np.bincount(group_of_row_B, weights=lengths_B)
+
+
+def select_rows(batch: Batch, rows: IntArray) -> Batch:
+    """A batch of `rows`, every column a copy."""
+
+    def take(values: Any, offsets: IntArray) -> Any:
+        return np.concatenate([values[:0], *(values[offsets[row] : offsets[row + 1]] for row in rows)])
+
+    prompts, responses = batch.prompt_offsets, batch.response_offsets
+    return Batch(
+        prompt_ids=take(batch.prompt_ids, prompts),
+        prompt_offsets=np.r_[0, np.diff(prompts)[rows]].cumsum(),
+        response_ids=take(batch.response_ids, responses),
+        response_offsets=np.r_[0, np.diff(responses)[rows]].cumsum(),
+        loss_mask=take(batch.loss_mask, responses),
+        versions=take(batch.versions, responses),
+        groups=batch.groups[rows],
+        rewards=batch.rewards[rows],
+        scored=batch.scored[rows],
+        tokens=batch.tokens.map(lambda column: take(column, responses)),
+    )
 
 
 def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int) -> list[MicroBatch]:

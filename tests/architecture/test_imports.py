@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "tandem"
-FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, COMMANDS = range(6)
+FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, CLUSTER, COMMANDS = range(7)
 LAYERS = {
     **dict.fromkeys(("types", "errors", "files", "config"), FOUNDATION),
     "models": MODELS,
@@ -20,11 +20,12 @@ LAYERS = {
     **dict.fromkeys(("checkpoint", "tracking"), STAGE),
     "workers": WORKERS,
     "controller": CONTROLLER,
+    "cluster": CLUSTER,
     "cli": COMMANDS,
 }
 MAY_TOUCH = {("weights", "generation")}
 """Stages that meet: a weight sync is the engine's counterpart and speaks its protocol."""
-OWNERS = {"tensorboard": "tracking/tensorboard.py", "vllm": None, "sglang": None, "megatron": None, "ray": None}
+OWNERS = {"tensorboard": "tracking/tensorboard.py", "vllm": None, "sglang": None, "megatron": None, "ray": "cluster/ray.py"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -97,4 +98,4 @@ def test_exported_names_exist_and_are_sorted() -> None:
 
 def test_the_package_stays_small() -> None:
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in FILES)
-    assert lines < 5000, f"{lines} lines in tandem/"
+    assert lines < 12_000, f"{lines} lines in tandem/"

@@ -1,0 +1,81 @@
+"""A process of a pool, and the workers of all roles that live in it. The same in one process, on a machine, on Ray."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from tandem.workers.dispatch import Arguments, Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker runs."""
+
+    role: str
+    rank: int = 0
+    """In its pool, which is also its rank in torch.distributed (not initialised in a pool of one)."""
+    size: int = 1
+    neighbours: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The workers of other roles in this process, by role."""
+
+
+class Worker:
+    """Base of what runs on a rank: `kind(place, *args)` makes one; registered methods are the controller's to call."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @property
+    def meshes(self) -> dict[str, Mesh]:
+        """The grids of ranks that registered methods name; the same on every rank."""
+        return {"training": Mesh({"data": self.place.size})}
+
+    def close(self) -> None:
+        """Free what the worker holds outside its own memory."""
+
+
+class Host:
+    """Makes workers and runs the controller's calls on them, one at a time."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self._rank = rank
+        self._size = size
+        self._workers: dict[str, Worker] = {}
+
+    def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
+        """Enter the pool's torch.distributed world at `rendezvous` (an init_method URL); the ranks call it together."""
+        device = None
+        if torch.cuda.is_available():
+            device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group(
+            "gloo" if device is None else "cpu:gloo,cuda:nccl",
+            init_method=rendezvous,
+            rank=self._rank,
+            world_size=self._size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device,
+        )
+
+    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
+        """Make the worker of `role`; answers its meshes."""
+        place = Place(role, self._rank, self._size, self._workers)
+        self._workers[role] = kind(place, *arguments.args, **arguments.kwargs)
+        return self._workers[role].meshes
+
+    def call(self, role: str, method: str, arguments: Arguments) -> Any:
+        return getattr(self._workers[role], method)(*arguments.take(), **arguments.kwargs)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def __str__(self) -> str:
+        return f"rank {self._rank} of {self._size} on {socket.gethostname()} (process {os.getpid()})"
