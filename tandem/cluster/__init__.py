@@ -1,0 +1,1 @@
+"""Where worker processes come from: this process, this machine, Ray."""
