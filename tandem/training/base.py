@@ -15,29 +15,40 @@ class LossResult:
     """What a forward_backward pass leaves behind; tensors are detached."""
 
     loss: float
+    """Summed, as are the metrics, over all micro-batches of all ranks."""
     metrics: dict[str, float]
-    outputs: Outputs[Tensor]
+    outputs: list[Outputs[Tensor]]
+    """One for each of this rank's micro-batches."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> Self:
-        """The sum of what the loss returned for each part of the micro-batch."""
-        metrics = {name: sum(part[name].item() for _, part in parts) for name in parts[0][1]}
-        return cls(sum(value.item() for value, _ in parts), metrics, outputs)
+        """The sum of what the loss returned for each part of one micro-batch."""
+        loss, metrics = sum_parts([(value.item(), {k: x.item() for k, x in part.items()}) for value, part in parts])
+        return cls(loss, metrics, [outputs])
+
+
+def sum_parts(parts: Sequence[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:
+    """Losses and metrics, summed; a part without a metric counts as 0 there."""
+    names = dict.fromkeys(name for _, metrics in parts for name in metrics)
+    return sum(loss for loss, _ in parts), {name: sum(m.get(name, 0.0) for _, m in parts) for name in names}
 
 
 class TrainEngine(Protocol):
     """A model and its optimizer on this rank's share of the devices. It knows tensors, not algorithms.
 
+    All ranks of the model call the same verbs in the same order. A pass takes all of a rank's micro-batches at once;
+    their number may differ between ranks and be 0, and changes neither losses, metrics nor gradients.
+
     Order of calls: any number of `forward`; `forward_backward` once or more, then `optimizer_step`, which consumes
     the gradients. After `offload`, only `onload`, `save` and `named_weights` are legal.
     """
 
-    def forward(self, micro_batch: MicroBatch) -> Outputs[Tensor]:
-        """Log-probs and entropy of a policy, or values of a critic, of the scored tokens; no gradient."""
+    def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[Tensor]]:
+        """Log-probs and entropy of a policy, or values of a critic, of each's scored tokens; no gradient."""
         ...
 
-    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[Tensor]) -> LossResult:
-        """Add the gradient of `loss` to the gradients."""
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor]) -> LossResult:
+        """Add the gradient of `loss`, summed over all micro-batches of all ranks, to the gradients."""
         ...
 
     def optimizer_step(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The PyTorch engine: one rank, plain torch, any Hugging Face causal language model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tandem.config.tree import FsdpTrainingConfig, OptimizerConfig
+from tandem.config.tree import FsdpTrainingConfig, ModelConfig, OptimizerConfig
 from tandem.errors import UserError
 from tandem.models.attention import PackedRows
-from tandem.training.base import LossResult
+from tandem.models.loading import load_critic, load_policy
+from tandem.training.base import LossResult, TrainEngine, sum_parts
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.optimizer import MasterAdamW
 from tandem.types import IntArray, MicroBatch, Outputs, TokenLoss
@@ -50,14 +51,18 @@ class FsdpEngine:
             self._head = VocabularyHead(layer, temperature)
 
     @torch.no_grad()
-    def forward(self, micro_batch: MicroBatch) -> Outputs[torch.Tensor]:
-        return self._head.forward(*self._inputs(micro_batch))
+    def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[torch.Tensor]]:
+        return [self._head.forward(*self._inputs(micro_batch)) for micro_batch in micro_batches]
 
-    def forward_backward(self, micro_batch: MicroBatch, loss: TokenLoss[torch.Tensor]) -> LossResult:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
         self.model.train(self._checkpointing)  # the mode in which transformers checkpoints; every dropout is 0
-        result = self._head.backward(*self._inputs(micro_batch), micro_batch.columns.map(self._tensor), loss)
+        results = [
+            self._head.backward(*self._inputs(micro_batch), micro_batch.columns.map(self._tensor), loss)
+            for micro_batch in micro_batches
+        ]
         self.model.eval()
-        return result
+        outputs = [output for result in results for output in result.outputs]
+        return LossResult(*sum_parts([(result.loss, result.metrics) for result in results]), outputs)
 
     def optimizer_step(self) -> dict[str, float]:
         return self._trained.step()
@@ -97,6 +102,20 @@ class FsdpEngine:
         nn.Module.to(self.model, device)
         if self._optimizer is not None:
             self._optimizer.move(device)
+
+
+def make_engine(
+    model: ModelConfig,
+    training: FsdpTrainingConfig,
+    optimizer: OptimizerConfig | None,
+    *,
+    total_steps: int = 1,
+    temperature: float = 1.0,
+    critic: bool = False,
+) -> TrainEngine:
+    """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several."""
+    loaded = load_critic(model) if critic else load_policy(model)
+    return FsdpEngine(loaded, training, optimizer, total_steps, temperature)
 
 
 @torch.no_grad()

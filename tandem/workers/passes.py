@@ -1,6 +1,5 @@
 """What the training roles have in common: scoring passes and optimizer steps over a batch."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from statistics import fmean
 
@@ -19,8 +18,9 @@ Column = Callable[[Outputs[torch.Tensor]], torch.Tensor | None]
 def score_tokens(engine: TrainEngine, batch: Batch, tokens_per_micro_batch: int, column: Column) -> FloatArray:
     """`column` of the engine's outputs, without gradient; float32 `[T]`, 0 outside `loss_mask`."""
     result = np.zeros(len(batch.response_ids), dtype=np.float32)
-    for micro_batch in micro_batches(batch, np.arange(len(batch)), tokens_per_micro_batch):
-        scored = column(engine.forward(micro_batch))
+    packed = micro_batches(batch, np.arange(len(batch)), tokens_per_micro_batch)
+    for micro_batch, outputs in zip(packed, engine.forward(packed), strict=True):
+        scored = column(outputs)
         assert scored is not None
         result[micro_batch.source] = scored.float().cpu().numpy()
     return result
@@ -40,14 +40,12 @@ def optimizer_step(
     Metrics are those of the loss, `<prefix>/grad_norm` and `<prefix>/lr`. The forward passes' log-probs are left in
     `seen_logprobs` `[T]`.
     """
-    metrics: StepMetrics = defaultdict(float)
-    for micro_batch in micro_batches(batch, rows, tokens_per_micro_batch):
-        result = engine.forward_backward(micro_batch, loss)
-        for name, value in result.metrics.items():
-            metrics[name] += value
-        if seen_logprobs is not None and result.outputs.logprobs_S is not None:
-            seen_logprobs[micro_batch.source] = result.outputs.logprobs_S.float().cpu().numpy()
-    return {**metrics, **{f"{prefix}/{name}": value for name, value in engine.optimizer_step().items()}}
+    packed = micro_batches(batch, rows, tokens_per_micro_batch)
+    result = engine.forward_backward(packed, loss)
+    for micro_batch, outputs in zip(packed, result.outputs, strict=True):
+        if seen_logprobs is not None and outputs.logprobs_S is not None:
+            seen_logprobs[micro_batch.source] = outputs.logprobs_S.float().cpu().numpy()
+    return {**result.metrics, **{f"{prefix}/{name}": value for name, value in engine.optimizer_step().items()}}
 
 
 def train_on(

@@ -131,9 +131,7 @@ def assert_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.
 def train(engine: TrainEngine, batch: Batch, steps: int, tokens: int = 1000) -> list[float]:
     losses: list[float] = []
     for _ in range(steps):
-        losses.append(
-            sum(engine.forward_backward(m, Imitation()).loss for m in micro_batches(batch, range(ROWS), tokens))
-        )
+        losses.append(engine.forward_backward(micro_batches(batch, range(ROWS), tokens), Imitation()).loss)
         engine.optimizer_step()
     return losses
 
@@ -141,7 +139,7 @@ def train(engine: TrainEngine, batch: Batch, steps: int, tokens: int = 1000) -> 
 def test_forward_returns_float32_per_scored_token_without_gradient(make: Make, batch: Batch) -> None:
     engine = make()
     (whole,) = micro_batches(batch, range(ROWS), 1000)
-    outputs = engine.forward(whole)
+    (outputs,) = engine.forward([whole])
     columns = [x for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S) if x is not None]
     assert len(columns) == (2 if outputs.values_S is None else 1)
     for column in columns:
@@ -152,12 +150,13 @@ def test_forward_returns_float32_per_scored_token_without_gradient(make: Make, b
 def test_forward_backward_reports_the_loss_and_what_forward_says(make: Make, batch: Batch) -> None:
     engine = make()
     (whole,) = micro_batches(batch, range(ROWS), 1000)
-    wanted = engine.forward(whole)
-    result = engine.forward_backward(whole, Imitation())
+    (wanted,) = engine.forward([whole])
+    result = engine.forward_backward([whole], Imitation())
+    (outputs,) = result.outputs
     for found, want in (
-        (result.outputs.logprobs_S, wanted.logprobs_S),
-        (result.outputs.entropy_S, wanted.entropy_S),
-        (result.outputs.values_S, wanted.values_S),
+        (outputs.logprobs_S, wanted.logprobs_S),
+        (outputs.entropy_S, wanted.entropy_S),
+        (outputs.values_S, wanted.values_S),
     ):
         assert (found is None) == (want is None)
         if found is not None and want is not None:
@@ -178,11 +177,18 @@ def test_gradients_of_micro_batches_add_up(make: Make, batch: Batch) -> None:
     assert len(micro_batches(batch, range(ROWS), 20)) > 2
     norms: list[float] = []
     for engine, tokens in ((whole, 1000), (cut, 20)):
-        for micro_batch in micro_batches(batch, range(ROWS), tokens):
-            engine.forward_backward(micro_batch, Imitation())
+        engine.forward_backward(micro_batches(batch, range(ROWS), tokens), Imitation())
         norms.append(engine.optimizer_step()["grad_norm"])
     _, weight = next(whole.named_weights())
     assert norms[0] == pytest.approx(norms[1], rel=1e-5 if weight.dtype == torch.float32 else 2e-2)
+
+
+def test_a_pass_without_micro_batches_changes_nothing(make: Make, batch: Batch) -> None:
+    engine = make()
+    assert engine.forward([]) == []
+    result = engine.forward_backward([], Imitation())
+    assert (result.loss, result.metrics, result.outputs) == (0, {}, [])
+    assert engine.optimizer_step()["grad_norm"] == 0
 
 
 def test_a_step_consumes_the_gradients(make: Make, batch: Batch) -> None:
@@ -197,8 +203,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, batch: Batch)
     before = weights_of(engine)
     assert batch.tokens.weights is not None
     batch.tokens.weights[np.flatnonzero(batch.loss_mask)[0]] = np.inf
-    (whole,) = micro_batches(batch, range(ROWS), 1000)
-    engine.forward_backward(whole, Imitation())
+    engine.forward_backward(micro_batches(batch, range(ROWS), 1000), Imitation())
     with pytest.raises(EngineError, match="gradient norm is"):
         engine.optimizer_step()
     assert_same_weights(before, weights_of(engine))

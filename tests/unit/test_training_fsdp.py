@@ -157,7 +157,7 @@ def padded_loss(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[tor
 
 def train(engine: FsdpEngine, packed: Sequence[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss of one pass and its gradients."""
-    loss = sum(engine.forward_backward(micro_batch, LOSS).loss for micro_batch in packed)
+    loss = engine.forward_backward(packed, LOSS).loss
     gradients = {name: p.grad.clone() for name, p in engine.model.named_parameters() if p.grad is not None}
     engine.model.zero_grad()
     return loss, gradients
@@ -184,7 +184,7 @@ def test_log_probs_entropy_loss_and_gradients_are_those_of_a_padded_transformers
     packed = micro_batches(batch, range(ROWS), 40)
     assert len(packed) > 1
     order = np.argsort(np.concatenate([m.source for m in packed]))
-    outputs = [engine.forward(m) for m in packed]
+    outputs = engine.forward(packed)
     logprobs = torch.cat([o.logprobs_S for o in outputs if o.logprobs_S is not None])[order]
     entropy = torch.cat([o.entropy_S for o in outputs if o.entropy_S is not None])[order]
     assert wanted.logprobs_S is not None and wanted.entropy_S is not None
@@ -243,7 +243,7 @@ def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
         engine = FsdpEngine(model, FsdpTrainingConfig(), OptimizerConfig())
         wanted = padded_logits(plain, batch)[0].squeeze(-1)[torch.from_numpy(batch.loss_mask)]
         (whole,) = micro_batches(batch, range(ROWS), 10_000)
-        values = engine.forward(whole).values_S
+        values = engine.forward([whole])[0].values_S
         assert values is not None
         torch.testing.assert_close(values, wanted.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5)
 
@@ -251,8 +251,8 @@ def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
 def test_bfloat16_stays_close_to_float32(batch: Batch) -> None:
     model = model_of("Qwen2")
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
-    exact = engine_of(deepcopy(model)).forward(whole)
-    rounded = engine_of(model.to(torch.bfloat16)).forward(whole)
+    exact = engine_of(deepcopy(model)).forward([whole])[0]
+    rounded = engine_of(model.to(torch.bfloat16)).forward([whole])[0]
     assert exact.logprobs_S is not None and rounded.logprobs_S is not None
     assert rounded.logprobs_S.dtype == torch.float32
     assert (exact.logprobs_S - rounded.logprobs_S).abs().mean() < 0.1
@@ -261,7 +261,7 @@ def test_bfloat16_stays_close_to_float32(batch: Batch) -> None:
 def test_a_frozen_engine_keeps_no_gradients(batch: Batch) -> None:
     engine = FsdpEngine(model_of("Qwen2"), FsdpTrainingConfig(), optimizer=None)
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
-    assert engine.forward(whole).logprobs_S is not None
+    assert engine.forward([whole])[0].logprobs_S is not None
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())
     with pytest.raises(AssertionError, match="frozen"):
         engine.optimizer_step()
@@ -275,7 +275,7 @@ def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_pat
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
     _, wanted = padded_loss(loaded, batch)
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
-    found = engine.forward(whole).logprobs_S
+    found = engine.forward([whole])[0].logprobs_S
     assert found is not None and wanted.logprobs_S is not None
     torch.testing.assert_close(
         found, wanted.logprobs_S.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5

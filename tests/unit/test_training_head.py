@@ -70,9 +70,10 @@ def test_loss_and_gradients_are_the_plain_ones(
     wanted, value = plain.plain(loss, temperature)
     head = chunked.head(temperature, tokens_per_chunk)
     result = head.backward(chunked.hidden, chunked.targets, chunked.columns, loss)
+    (outputs,) = result.outputs
     assert wanted.logprobs_S is not None and wanted.entropy_S is not None
-    torch.testing.assert_close(result.outputs.logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(result.outputs.entropy_S, wanted.entropy_S.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(outputs.logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.outputs[0].entropy_S, wanted.entropy_S.detach(), rtol=0, atol=1e-6)
     assert result.loss == pytest.approx(value.item(), rel=1e-6)
     assert chunked.columns.weights is not None
     entropy = (chunked.columns.weights * wanted.entropy_S).sum().item()
@@ -81,8 +82,8 @@ def test_loss_and_gradients_are_the_plain_ones(
     for found, want in zip(chunked.gradients(), plain.gradients(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=2e-6)
     forward = head.forward(chunked.hidden.detach(), chunked.targets)
-    torch.testing.assert_close(forward.logprobs_S, result.outputs.logprobs_S, rtol=0, atol=0)
-    torch.testing.assert_close(forward.entropy_S, result.outputs.entropy_S, rtol=0, atol=0)
+    torch.testing.assert_close(forward.logprobs_S, result.outputs[0].logprobs_S, rtol=0, atol=0)
+    torch.testing.assert_close(forward.entropy_S, result.outputs[0].entropy_S, rtol=0, atol=0)
 
 
 def test_a_token_local_loss_is_called_once_a_chunk_and_any_other_once() -> None:
@@ -111,7 +112,7 @@ def test_bfloat16_weights_get_a_float32_softmax_and_float32_gradients() -> None:
     gradient = case.linear.weight.grad
     assert wanted.logprobs_S is not None and plain.linear.weight.grad is not None
     assert gradient is not None and gradient.dtype == torch.float32
-    torch.testing.assert_close(result.outputs.logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.outputs[0].logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(gradient, plain.linear.weight.grad.float(), rtol=0.02, atol=0.02)
     torch.testing.assert_close(case.hidden.grad, plain.hidden.grad, rtol=0.02, atol=0.02)
 
