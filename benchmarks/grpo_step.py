@@ -145,6 +145,7 @@ def _answer_loss(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> Any:
 
 def tandem_steps(job: Job) -> Figures:
     """The public loop with all its ordinary outputs, from the recipe that the quickstart uses."""
+    from tandem.cluster.inline import InlineCluster
     from tandem.config.load import load_config
     from tandem.config.tree import TrainConfig
     from tandem.controller.inputs import read_inputs
@@ -168,8 +169,8 @@ def tandem_steps(job: Job) -> Figures:
         config = load_config(TrainConfig, ROOT / "recipes/sort4_grpo.yaml", overrides)
         inputs = read_inputs(config, RLHFDataset)
         claim_run_dir(config)
-        window = Window(job, RlJob(config, inputs))
-        run_job(config, window)
+        window = Window(job, RlJob(config, inputs, InlineCluster()))
+        run_job(config, lambda: window)
         measured = read_metrics(Path(run_dir) / "metrics.jsonl")[job.warmup : job.warmup + job.steps]
     start, end = window.cpu_s
     return Figures(

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -60,11 +61,14 @@ def evaluate(
 ) -> None:
     """Score a model directory (model.path) on data.val_files, answering as generation.eval says."""
     config = _configure(TrainConfig, arguments)
+    from tandem.cluster import make_cluster
     from tandem.controller.rl import evaluate_model
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
 
-    metrics = evaluate_model(config, _read(config, RLHFDataset, training=False))
+    inputs = _read(config, RLHFDataset, training=False)
+    with closing(make_cluster(config)) as cluster:
+        metrics = evaluate_model(config, inputs, cluster)
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
     if out is not None:
@@ -121,6 +125,7 @@ def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> An
 
 
 def _run(config: Any, dataset: Callable[..., Any], make_job: Callable[..., Any], dry_run: bool) -> None:
+    from tandem.cluster import make_cluster
     from tandem.controller.run import claim_run_dir, run_job
 
     inputs = _read(config, dataset)
@@ -130,7 +135,9 @@ def _run(config: Any, dataset: Callable[..., Any], make_job: Callable[..., Any],
         return
     claim_run_dir(config)
     run_dir = config.trainer.run_dir
-    if not run_job(config, make_job(config, inputs)):
+    with closing(make_cluster(config)) as cluster:
+        finished = run_job(config, lambda: make_job(config, inputs, cluster))
+    if not finished:
         print(f"stopped; continue with --resume {run_dir}")
         raise typer.Exit(130)  # as shells have it: 128 + SIGINT
     print(f"done: {run_dir}/report.html, {run_dir}/checkpoints/latest")

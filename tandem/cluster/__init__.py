@@ -1,1 +1,21 @@
 """Where worker processes come from: this process, this machine, Ray."""
+
+from tandem.config.tree import RunConfig
+from tandem.controller.groups import Cluster
+from tandem.controller.roles import pools_of
+
+
+def make_cluster(config: RunConfig) -> Cluster:
+    """The cluster that the configuration names; a local one of a single rank is this process."""
+    settings = config.cluster
+    if settings.type == "ray":
+        from tandem.cluster.ray import RayCluster
+
+        return RayCluster(settings.address, settings.timeout_s)
+    if [pool.size for pool in pools_of(config).pools.values()] == [1]:
+        from tandem.cluster.inline import InlineCluster
+
+        return InlineCluster()
+    from tandem.cluster.local import LocalCluster
+
+    return LocalCluster(settings.timeout_s)

@@ -15,32 +15,32 @@ class InlineRanks:
     size = 1
 
     def __init__(self) -> None:
-        self._host = Host()
+        self.host = Host()
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self._host.create(role, kind, arguments)
+        return self.host.create(role, kind, arguments)
 
     def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        answers = [None if call is None else self._host.call(role, method, call) for call in calls]
+        answers = [None if call is None else self.host.call(role, method, call) for call in calls]
         return Future(lambda: answers)
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()
 
 
 class InlineCluster:
     """Pools of one process, all in this one."""
 
     def __init__(self) -> None:
-        self._spawned: list[InlineRanks] = []
+        self.spawned: list[InlineRanks] = []
 
     def spawn(self, pool: ResourcePool) -> InlineRanks:
         if pool.size != 1:
             raise UserError(f"pool {pool.name}: {pool.size} ranks do not fit one process")
-        self._spawned.append(InlineRanks())
-        return self._spawned[-1]
+        self.spawned.append(InlineRanks())
+        return self.spawned[-1]
 
     def close(self) -> None:
-        for ranks in self._spawned:
+        for ranks in self.spawned:
             ranks.close()
-        self._spawned.clear()
+        self.spawned.clear()

@@ -14,7 +14,7 @@ from tandem.errors import UserError
 
 Config = TypeVar("Config", TrainConfig, SftConfig)
 
-_UNION_TAGS = {"grpo", "ppo", "RewardFunctionConfig", "str"}
+_UNION_TAGS = {"grpo", "ppo", "local", "ray", "RewardFunctionConfig", "str"}
 """What pydantic puts into the place of an error besides keys."""
 
 

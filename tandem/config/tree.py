@@ -215,6 +215,8 @@ class TrainerConfig(Section):
     """Steps between trajectory files; 0: none."""
     resume: bool = False
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
+    max_restarts: NonNegativeInt = 0
+    """How often the run goes on from its last checkpoint by itself after workers died or hung."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -228,10 +230,55 @@ class TrackingConfig(Section):
     """Write event files into `<run_dir>/tensorboard`."""
 
 
+class LocalClusterConfig(Section):
+    """This machine: one rank is this process itself, more are processes of their own."""
+
+    type: Literal["local"] = "local"
+    ranks: PositiveInt | None = None
+    """Processes of the one pool that all roles share, default 1; not together with `placement.pools`."""
+    timeout_s: PositiveFloat = 1800.0
+    """A call that takes a worker longer ends the run, with the stacks of all ranks."""
+
+
+class RayClusterConfig(Section):
+    """Ray: one machine or many."""
+
+    type: Literal["ray"]
+    ranks: PositiveInt | None = None
+    """Processes of the one pool that all roles share, default 1; not together with `placement.pools`."""
+    address: str | None = None
+    """Of a running cluster, as `ray.init` takes it; default: that of the environment, else a new local cluster."""
+    timeout_s: PositiveFloat = 1800.0
+    """A call that takes a worker longer ends the run, with the stacks of all ranks."""
+
+
+ClusterConfig = Annotated[LocalClusterConfig | RayClusterConfig, Field(discriminator="type")]
+RoleName = Literal["actor", "rollout", "critic", "reference"]
+
+
+class PlacementConfig(Section):
+    """Which roles share processes. Roles on different pools work at the same time."""
+
+    pools: dict[str, list[PositiveInt]] = {}
+    """Processes on each node, by pool: `{main: [8, 8]}`. Default: one pool of `cluster.ranks`."""
+    roles: dict[RoleName, str] = {}
+    """The pool of each role; those left out are on the first pool."""
+
+    @model_validator(mode="after")
+    def _pools_exist(self) -> Self:
+        for role, pool in self.roles.items():
+            if pool not in self.pools:
+                raise ValueError(f"roles.{role}: pool {pool!r} is not in placement.pools ({', '.join(self.pools)})")
+        if empty := [name for name, nodes in self.pools.items() if not nodes]:
+            raise ValueError(f"pools.{empty[0]}: has no node; give processes a node, as [8]")
+        return self
+
+
 class RunConfig(Section):
     model: ModelConfig
     training: TrainingConfig = FsdpTrainingConfig()
     trainer: TrainerConfig
+    cluster: ClusterConfig = Field(default=LocalClusterConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
 
 
@@ -248,6 +295,18 @@ class TrainConfig(RunConfig):
     algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
     generation: GenerationConfig = NativeGenerationConfig()
     reward: RewardConfig = RewardConfig()
+    placement: PlacementConfig = PlacementConfig()
+
+    @field_validator("placement")
+    @classmethod
+    def _fits_cluster(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
+        cluster = info.data.get("cluster")  # None where unsound
+        if cluster and placement.pools:
+            if cluster.ranks is not None:
+                raise ValueError(f"pools: say how many processes there are, so leave out cluster.ranks: {cluster.ranks}")
+            if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
+                raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
+        return placement
 
     @field_validator("algorithm")
     @classmethod

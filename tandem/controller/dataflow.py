@@ -11,27 +11,17 @@ import torch
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts
 from tandem.batching.packing import to_batch
-from tandem.reward.manager import RewardManager
+from tandem.config.tree import TrainConfig
+from tandem.controller.groups import WorkerGroup
+from tandem.controller.learning import old_policy_changes, update
+from tandem.controller.roles import Roles
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
-from tandem.weights.sync import WeightSync
-from tandem.workers.critic import Critic
-from tandem.workers.policy import Actor, Reference
-from tandem.workers.rollout import RolloutWorker
+from tandem.workers.rollout import draw_asks
 
 R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class Roles:
-    """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
-
-    rollout: RolloutWorker
-    reward: RewardManager
-    actor: Actor
-    reference: Reference | None
-    critic: Critic | None
-    weights: WeightSync
+TRAIN, EVAL = 0, 1
+"""What seeds are drawn for."""
 
 
 class Step(NamedTuple):
@@ -46,35 +36,44 @@ class Clock:
 
     seconds: StepMetrics = field(default_factory=dict[str, float])
 
-    def __call__(self, stage: str, call: Callable[..., R], *args: Any) -> R:
+    def __call__(self, stage: str, run: Callable[[], R]) -> R:
         start = time.perf_counter()
-        result = call(*args)
+        result = run()
         self.seconds[f"time/{stage}_s"] = time.perf_counter() - start
         return result
 
 
-def train_step(roles: Roles, algorithm: Algorithm, prompts: Sequence[Prompt], samples: int, step: int) -> Step:
+def train_step(roles: Roles, algorithm: Algorithm, config: TrainConfig, prompts: Sequence[Prompt], step: int) -> Step:
     """Generate, score, judge, learn, publish. `step` counts from 1; the trained weights are published as its version.
 
     Sheng et al. 2024 (HybridFlow), figure 1: generation, preparation and learning stages of RLHF.
     """
-    clock = Clock()
-    siblings = clock("generation", roles.rollout.generate, prompts, samples, step)
-    groups = clock("reward", roles.reward.score, siblings, step)
+    clock, actor, critic = Clock(), roles.actor, roles.critic
+    asks = draw_asks(prompts, config.algorithm.group_size, config.trainer.seed, TRAIN, step)
+    siblings = clock("generation", lambda: roles.rollout.generate(asks).get())
+    groups = clock("reward", lambda: roles.reward.score(siblings, step))
     batch = to_batch(groups)
-    columns = batch.tokens
-    if roles.actor.needs_old_logprobs:
-        columns.old_logprobs = clock("old_logprobs", roles.actor.logprobs, batch)
-    if roles.reference:
-        columns.ref_logprobs = clock("ref_logprobs", roles.reference.logprobs, batch)
-    if roles.critic:
-        columns.values = clock("values", roles.critic.values, batch)
-    metrics = clock("advantages", judge, algorithm, batch)
-    if roles.critic:
-        metrics |= clock("critic_update", roles.critic.update, batch, step)
-    metrics |= clock("actor_update", roles.actor.update, batch, step)
-    clock("publish", roles.weights.publish, step)
+    old_policy = old_policy_changes(config)
+    clock("preparation", lambda: prepare(actor, roles.reference, critic, batch, old_policy=old_policy))
+    metrics = clock("advantages", lambda: judge(algorithm, batch))
+    metrics |= clock("update", lambda: update(actor, critic, algorithm, batch, config, step))
+    clock("publish", lambda: roles.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
+
+
+def prepare(
+    actor: WorkerGroup, reference: WorkerGroup | None, critic: WorkerGroup | None, batch: Batch, *, old_policy: bool
+) -> None:
+    """Fill the columns that the models say of the trajectories, every pool at the same time.
+
+    Without `old_policy` the actor is not asked: its log-probs will be those of the only optimizer step's pass.
+    """
+    old = actor.logprobs(batch) if old_policy else None
+    ref = reference.logprobs(batch) if reference else None
+    values = critic.values(batch) if critic else None
+    batch.tokens.old_logprobs, batch.tokens.ref_logprobs, batch.tokens.values = (
+        future and future.get() for future in (old, ref, values)
+    )
 
 
 def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:

@@ -4,7 +4,7 @@ import json
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.load import dump_config
 from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
+from tandem.errors import WorkerLost
 from tandem.files import write_text
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker
@@ -73,21 +74,38 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> None:
     write_environment(config.trainer.run_dir, config.trainer.seed)
 
 
-def run_job(config: TrainConfig | SftConfig, job: Job) -> bool:
-    """Run the job to its last step or to Ctrl-C (then False), from the last checkpoint where there is one."""
+def run_job(config: TrainConfig | SftConfig, make_job: Callable[[], Job]) -> bool:
+    """Run the job to its last step or to Ctrl-C (then False), from the last checkpoint where there is one.
+
+    When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
+    """
+    restarts = config.trainer.max_restarts
+    for left in range(restarts, -1, -1):
+        try:
+            return _run_once(config, make_job(), resume=config.trainer.resume or left < restarts)
+        except WorkerLost as error:
+            if left == 0:
+                raise
+            print(f"{error}\nrestarting from the last checkpoint ({left} restarts left)", flush=True)
+    raise AssertionError("unreachable")
+
+
+def _run_once(config: TrainConfig | SftConfig, job: Job, resume: bool) -> bool:
     trainer = config.trainer
-    store = CheckpointStore(trainer.run_dir, trainer.keep_last)
-    progress = _restore(job, store) if trainer.resume else _Progress()
-    trackers = _trackers(config, job.total_steps, progress.step)
+    closing: list[Tracker | Job] = [job]
     try:
+        store = CheckpointStore(trainer.run_dir, trainer.keep_last)
+        progress = _restore(job, store) if resume else _Progress()
+        trackers = _trackers(config, job.total_steps, progress.step)
+        closing += trackers
         with progress.stopped_by_ctrl_c():
             if progress.step == 0 and trainer.eval_every:
                 _record(trackers, 0, job.evaluate(0))
             while progress.step < job.total_steps and not progress.stop:
                 _one_step(trainer, job, store, progress, trackers)
     finally:
-        for closing in (*trackers, job):
-            closing.close()
+        for one in closing:
+            one.close()
     write_report(trainer.run_dir)
     return progress.step == job.total_steps
 

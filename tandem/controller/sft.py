@@ -8,20 +8,22 @@ import numpy as np
 from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
 from tandem.config.tree import SftConfig
+from tandem.controller.groups import Cluster
 from tandem.controller.inputs import Inputs
+from tandem.controller.learning import token_shares
+from tandem.controller.pools import Role
+from tandem.controller.roles import Placement, pools_of
 from tandem.data.sampler import Sampler
 from tandem.data.sft import SftDataset
 from tandem.files import write_text
-from tandem.models.loading import load_policy
-from tandem.training.fsdp import FsdpEngine
 from tandem.types import StepMetrics
-from tandem.workers.passes import optimizer_step, score_tokens, token_shares
+from tandem.workers.training import TrainWorker
 
 
 class SftJob:
     """Maximum likelihood of the demonstrations' answers, token mean over each step."""
 
-    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset]) -> None:
+    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset], cluster: Cluster) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -29,14 +31,16 @@ class SftJob:
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
-        policy = load_policy(config.model)
-        self._engine = FsdpEngine(policy, config.training, config.training.optimizer, self.total_steps)
+        self._placement = Placement(cluster, pools_of(config))
+        self._actor = self._placement.group(
+            Role.Actor, TrainWorker, config.model, config.training, config.training.optimizer, self.total_steps
+        )
 
     def step(self, step: int) -> StepMetrics:
         batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
-        rows, budget = np.arange(len(batch)), self._config.training.tokens_per_micro_batch
-        metrics = optimizer_step(self._engine, batch, rows, NextTokenLoss(), budget, "sft")
+        learned, _ = self._actor.learn(batch, NextTokenLoss()).get()
+        metrics = {name.replace("actor/", "sft/"): value for name, value in learned.items()}
         tokens = len(batch.prompt_ids) + len(batch.response_ids)
         return {**metrics, "perf/tokens": float(tokens), "data/epoch": self._sampler.epoch}
 
@@ -45,19 +49,18 @@ class SftJob:
         val = self._inputs.val
         assert val is not None
         batch = demonstrations_to_batch([val[row] for row in range(len(val))])
-        budget = self._config.training.tokens_per_micro_batch
-        logprobs = score_tokens(self._engine, batch, budget, lambda out: out.logprobs_S)
+        logprobs = self._actor.logprobs(batch).get()
         return {"val/loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
 
     def save(self, directory: Path) -> None:
-        self._engine.save(directory)
+        self._actor.save(directory).get()
         self._inputs.tokenizer.save_pretrained(directory / "model")
         write_text(directory / "state" / "sft.json", json.dumps({"sampler": self._sampler.state()}))
 
     def load(self, directory: Path) -> None:
-        self._engine.load(directory)
+        self._actor.load(directory).get()
         state = json.loads((directory / "state" / "sft.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        self._placement.close()

@@ -4,16 +4,22 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
+from tandem.config.tree import TrainConfig
+from tandem.controller.dataflow import EVAL
+from tandem.controller.groups import WorkerGroup
 from tandem.data.dataset import RLHFDataset
 from tandem.reward.manager import RewardManager
 from tandem.types import Group, Score, StepMetrics
-from tandem.workers.rollout import RolloutWorker
+from tandem.workers.rollout import draw_asks
 
 
-def validate(rollout: RolloutWorker, reward: RewardManager, dataset: RLHFDataset, step: int) -> StepMetrics:
+def validate(
+    rollout: WorkerGroup, reward: RewardManager, dataset: RLHFDataset, config: TrainConfig, step: int
+) -> StepMetrics:
     """Answer every prompt as `generation.eval` says, score the answers, summarize."""
     prompts = [dataset[row] for row in range(len(dataset))]
-    return summarize(reward.score(rollout.generate_for_eval(prompts, step), step))
+    asks = draw_asks(prompts, config.generation.eval.samples, config.trainer.seed, EVAL, step)
+    return summarize(reward.score(rollout.generate_for_eval(asks).get(), step))
 
 
 def summarize(groups: Sequence[Group]) -> StepMetrics:

@@ -20,6 +20,8 @@ class Place:
     rank: int = 0
     """In its pool, which is also its rank in torch.distributed (not initialised in a pool of one)."""
     size: int = 1
+    address: str = "127.0.0.1"
+    """Where processes of other pools reach this one."""
     neighbours: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The workers of other roles in this process, by role."""
 
@@ -42,10 +44,11 @@ class Worker:
 class Host:
     """Makes workers and runs the controller's calls on them, one at a time."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, address: str = "127.0.0.1") -> None:
         self._rank = rank
         self._size = size
-        self._workers: dict[str, Worker] = {}
+        self._address = address
+        self.workers: dict[str, Worker] = {}
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
         """Enter the pool's torch.distributed world at `rendezvous` (an init_method URL); the ranks call it together."""
@@ -64,15 +67,15 @@ class Host:
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
         """Make the worker of `role`; answers its meshes."""
-        place = Place(role, self._rank, self._size, self._workers)
-        self._workers[role] = kind(place, *arguments.args, **arguments.kwargs)
-        return self._workers[role].meshes
+        place = Place(role, self._rank, self._size, self._address, self.workers)
+        self.workers[role] = kind(place, *arguments.args, **arguments.kwargs)
+        return self.workers[role].meshes
 
     def call(self, role: str, method: str, arguments: Arguments) -> Any:
-        return getattr(self._workers[role], method)(*arguments.take(), **arguments.kwargs)
+        return getattr(self.workers[role], method)(*arguments.take(), **arguments.kwargs)
 
     def close(self) -> None:
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

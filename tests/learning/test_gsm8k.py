@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.cli import main
+from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.controller.inputs import read_inputs
@@ -79,7 +80,8 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
     changed = [*overrides(parquet, model, tmp_path / "run"), f"reward.functions=[{rewards}:f]"]
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", changed)
     inputs = read_inputs(config, RLHFDataset)
-    job = RlJob(config, inputs)
+    cluster = InlineCluster()
+    job = RlJob(config, inputs, cluster)
     try:
         job.step(1)
         for part in ("model", "state"):
@@ -87,7 +89,7 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
         job.save(tmp_path)
         assert inputs.train is not None
         prompt = inputs.train[0].token_ids
-        trained = dict(job._engines["."].named_weights())
+        trained = dict(cluster.spawned[0].host.workers["actor"].engine.named_weights())
     finally:
         job.close()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import split_groups, to_batch
+from tandem.cluster.inline import InlineCluster
 from tandem.config.tree import ModelConfig, TrainConfig
-from tandem.controller.dataflow import judge
-from tandem.models.loading import load_critic, load_policy
-from tandem.training.fsdp import FsdpEngine
+from tandem.controller.dataflow import judge, prepare
+from tandem.controller.groups import WorkerGroup
+from tandem.controller.learning import update
+from tandem.controller.pools import ResourcePool
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
-from tandem.workers.critic import Critic
-from tandem.workers.policy import Actor, Reference
+from tandem.workers.training import TrainWorker
 from tests.conftest import ROOT, load_file
 
 TEMPERATURE, MAX_RESPONSE, LR, EPS = 0.8, 12, 1e-3, 1e-4
@@ -129,24 +130,20 @@ def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainCo
 def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -> tuple[Any, Any]:
     """The trained policy and critic."""
     algorithm = make_algorithm(config.algorithm, MAX_RESPONSE)
-    policy = load_policy(config.model)
-    actor = Actor(FsdpEngine(policy, config.training, config.training.optimizer, 2, TEMPERATURE), algorithm, config)
+    ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
+    policy = (config.model, config.training)
+    actor = WorkerGroup(ranks, "actor", TrainWorker, *policy, config.training.optimizer, 2, TEMPERATURE)
+    reference = critic = None
     if config.algorithm.kl.place != "none":
-        frozen = load_policy(ModelConfig(path=models["reference"]))
-        reference = Reference(FsdpEngine(frozen, config.training, None, temperature=TEMPERATURE), config)
-        batch.tokens.ref_logprobs = reference.logprobs(batch)
-    batch.tokens.old_logprobs = actor.logprobs(batch)
-    critic_model = critic = None
+        frozen = ModelConfig(path=models["reference"])
+        reference = WorkerGroup(ranks, "reference", TrainWorker, frozen, config.training, None, 1, TEMPERATURE)
     if config.algorithm.type == "ppo":
-        critic_model = load_critic(config.model)
-        engine = FsdpEngine(critic_model, config.training, config.algorithm.critic_optimizer, 2)
-        critic = Critic(engine, algorithm, config)
-        batch.tokens.values = critic.values(batch)
+        critic = WorkerGroup(ranks, "critic", TrainWorker, *policy, config.algorithm.critic_optimizer, 2, critic=True)
+    prepare(actor, reference, critic, batch, old_policy=True)
     judge(algorithm, batch)
-    if critic:
-        critic.update(batch, step=1)
-    actor.update(batch, step=1)
-    return policy, critic_model
+    update(actor, critic, algorithm, batch, config, step=1)
+    trained = ranks.host.workers
+    return trained["actor"].engine.model, trained["critic"].engine.model if critic else None
 
 
 def oracle_step(

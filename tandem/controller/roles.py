@@ -1,0 +1,117 @@
+"""Configuration -> the roles of a run: worker groups on the pools that they are placed on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.algorithms import Algorithm
+from tandem.algorithms.base import Signal
+from tandem.config.tree import RunConfig, TrainConfig
+from tandem.controller.groups import Cluster, Ranks, WorkerGroup
+from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.reward.manager import RewardManager
+from tandem.workers.host import Worker
+from tandem.workers.rollout import RolloutWorker
+from tandem.workers.training import TrainWorker
+
+
+class Placement:
+    """Starts each pool at its first role, and puts every further role of the pool into the same processes."""
+
+    def __init__(self, cluster: Cluster, pools: ResourcePoolManager) -> None:
+        self._cluster = cluster
+        self._pools = pools
+        self._running: dict[str, Ranks] = {}
+
+    def group(self, role: Role, kind: type[Worker], *args: Any, **kwargs: Any) -> WorkerGroup:
+        """A worker of `role` on every rank of its pool; a role that lives off another's worker is made after it."""
+        pool = self._pools.get_resource_pool(role)
+        if pool.name not in self._running:
+            self._running[pool.name] = self._cluster.spawn(pool)
+        return WorkerGroup(self._running[pool.name], role, kind, *args, **kwargs)
+
+    def size(self, role: Role) -> int:
+        return self._pools.get_resource_pool(role).size
+
+    def together(self, *roles: Role) -> bool:
+        """The roles share their processes."""
+        return len({self._pools.get_resource_pool(role).name for role in roles}) == 1
+
+    def close(self) -> None:
+        for ranks in self._running.values():
+            ranks.close()
+
+
+def pools_of(config: RunConfig) -> ResourcePoolManager:
+    """The pools of `placement`, by default one of `cluster.ranks` for every role."""
+    if not isinstance(config, TrainConfig) or not config.placement.pools:
+        return ResourcePoolManager({"main": [config.cluster.ranks or 1]}, dict.fromkeys(Role, "main"))
+    first = next(iter(config.placement.pools))
+    placed = {Role(name): pool for name, pool in config.placement.roles.items()}
+    mapping = {role: placed.get(role, first) for role in Role if len(role.parts) == 1}
+    return ResourcePoolManager(config.placement.pools, mapping)
+
+
+@dataclass(slots=True)
+class Roles:
+    """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
+
+    placement: Placement
+    reward: RewardManager
+    rollout: WorkerGroup
+    actor: WorkerGroup
+    reference: WorkerGroup | None = None
+    critic: WorkerGroup | None = None
+    apart: bool = False
+    """Actor and rollout are on different pools: weights travel."""
+    trained: dict[str, WorkerGroup] = field(default_factory=dict[str, WorkerGroup])
+    """What a checkpoint holds, by its directory there."""
+
+    def publish(self, version: int) -> None:
+        """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
+        sending = self.actor.send_weights() if self.apart else None
+        self.rollout.publish(version).get()
+        if sending:
+            sending.get()
+
+    def close(self) -> None:
+        self.placement.close()
+        self.reward.close()
+
+
+def make_roles(
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    algorithm: Algorithm,
+    total_steps: int,
+    placement: Placement,
+) -> Roles:
+    """The roles that the algorithm needs; the rollout serves version 0."""
+    training, temperature = config.training, config.generation.temperature
+    optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
+    policy = (TrainWorker, config.model, training)
+    actor = placement.group(Role.Actor, *policy, training.optimizer, optimizer_steps, temperature)
+    roles = Roles(
+        placement=placement,
+        reward=RewardManager(config.reward, config.trainer.seed),
+        rollout=make_rollout(config, tokenizer, placement),
+        actor=actor,
+        apart=not placement.together(Role.Actor, Role.Rollout),
+        trained={".": actor},
+    )
+    if Signal.REF_LOGPROBS in algorithm.needs:
+        roles.reference = placement.group(Role.RefPolicy, *policy, None, 1, temperature)
+    if Signal.VALUES in algorithm.needs:
+        assert config.algorithm.type == "ppo"
+        optimizer = config.algorithm.critic_optimizer
+        roles.critic = placement.group(Role.Critic, *policy, optimizer, optimizer_steps, critic=True)
+        roles.trained["critic"] = roles.critic
+    if roles.apart:
+        roles.rollout.join_bridge(actor.open_bridge(placement.size(Role.Rollout)).get()).get()
+    roles.publish(0)
+    return roles
+
+
+def make_rollout(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> WorkerGroup:
+    return placement.group(Role.Rollout, RolloutWorker, config.model, config.generation, tokenizer)
