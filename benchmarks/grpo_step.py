@@ -148,10 +148,10 @@ def tandem_steps(job: Job) -> Figures:
     from tandem.cluster.inline import InlineCluster
     from tandem.config.load import load_config
     from tandem.config.tree import TrainConfig
-    from tandem.controller.inputs import read_inputs
-    from tandem.controller.rl import RlJob
-    from tandem.controller.run import claim_run_dir, run_job
     from tandem.data.dataset import RLHFDataset
+    from tandem.jobs.inputs import read_inputs
+    from tandem.jobs.rl import RlJob
+    from tandem.jobs.run import claim_run_dir, run_job
     from tandem.tracking.jsonl import read_metrics
 
     with tempfile.TemporaryDirectory() as run_dir:

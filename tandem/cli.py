@@ -38,8 +38,8 @@ def version(
 def train(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Reinforcement learning: PPO, GRPO and their kin."""
     config = _configure(TrainConfig, arguments, resume)
-    from tandem.controller.rl import RlJob
     from tandem.data.dataset import RLHFDataset
+    from tandem.jobs.rl import RlJob
 
     _run(config, RLHFDataset, RlJob, dry_run)
 
@@ -48,8 +48,8 @@ def train(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: 
 def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on demonstrations."""
     config = _configure(SftConfig, arguments, resume)
-    from tandem.controller.sft import SftJob
     from tandem.data.sft import SftDataset
+    from tandem.jobs.sft import SftJob
 
     _run(config, SftDataset, SftJob, dry_run)
 
@@ -62,9 +62,9 @@ def evaluate(
     """Score a model directory (model.path) on data.val_files, answering as generation.eval says."""
     config = _configure(TrainConfig, arguments)
     from tandem.cluster import make_cluster
-    from tandem.controller.rl import evaluate_model
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
+    from tandem.jobs.rl import evaluate_model
 
     inputs = _read(config, RLHFDataset, training=False)
     with closing(make_cluster(config)) as cluster:
@@ -117,7 +117,7 @@ def _configure(kind: type[Config], arguments: Sequence[str] | None, resume: Path
 def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> Any:
     from transformers.utils import logging
 
-    from tandem.controller.inputs import read_inputs
+    from tandem.jobs.inputs import read_inputs
 
     logging.disable_progress_bar()  # its progress bars and load reports would bury ours
     logging.set_verbosity_error()
@@ -126,7 +126,7 @@ def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> An
 
 def _run(config: Any, dataset: Callable[..., Any], make_job: Callable[..., Any], dry_run: bool) -> None:
     from tandem.cluster import make_cluster
-    from tandem.controller.run import claim_run_dir, run_job
+    from tandem.jobs.run import claim_run_dir, run_job
 
     inputs = _read(config, dataset)
     for read in filter(None, (inputs.train, inputs.val)):

@@ -1,1 +1,1 @@
-"""The controller: the dataflow, and what a run has around it."""
+"""The controller: worker groups on resource pools, and the dataflow that drives them."""

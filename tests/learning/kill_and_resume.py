@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import tandem.checkpoint.store
-import tandem.controller.rl
+import tandem.jobs.rl
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories

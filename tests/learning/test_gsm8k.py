@@ -13,9 +13,9 @@ from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.controller.inputs import read_inputs
-from tandem.controller.rl import RlJob
 from tandem.data.dataset import RLHFDataset
+from tandem.jobs.inputs import read_inputs
+from tandem.jobs.rl import RlJob
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 

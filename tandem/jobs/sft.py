@@ -9,13 +9,13 @@ from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
 from tandem.config.tree import SftConfig
 from tandem.controller.groups import Cluster
-from tandem.controller.inputs import Inputs
 from tandem.controller.learning import token_shares
 from tandem.controller.pools import Role
 from tandem.controller.roles import Placement, pools_of
 from tandem.data.sampler import Sampler
 from tandem.data.sft import SftDataset
 from tandem.files import write_text
+from tandem.jobs.inputs import Inputs
 from tandem.types import StepMetrics
 from tandem.workers.training import TrainWorker
 

@@ -7,12 +7,12 @@ from tandem.algorithms import make_algorithm
 from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import describe_batch, train_step
 from tandem.controller.groups import Cluster
-from tandem.controller.inputs import Inputs
 from tandem.controller.roles import Placement, make_roles, make_rollout, pools_of
-from tandem.controller.validation import validate
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.files import write_text
+from tandem.jobs.inputs import Inputs
+from tandem.jobs.validation import validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, write_trajectories
 from tandem.types import StepMetrics
