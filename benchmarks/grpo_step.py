@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -148,10 +149,12 @@ def tandem_steps(job: Job) -> Figures:
     from tandem.cluster.inline import InlineCluster
     from tandem.config.load import load_config
     from tandem.config.tree import TrainConfig
+    from tandem.controller.roles import Placement, pools_of
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.inputs import read_inputs
     from tandem.jobs.rl import RlJob
     from tandem.jobs.run import claim_run_dir, run_job
+    from tandem.reward.manager import RewardManager
     from tandem.tracking.jsonl import read_metrics
 
     with tempfile.TemporaryDirectory() as run_dir:
@@ -169,8 +172,10 @@ def tandem_steps(job: Job) -> Figures:
         config = load_config(TrainConfig, ROOT / "recipes/sort4_grpo.yaml", overrides)
         inputs = read_inputs(config, RLHFDataset)
         claim_run_dir(config)
-        window = Window(job, RlJob(config, inputs, InlineCluster()))
-        run_job(config, lambda: window)
+        placement = Placement(InlineCluster(), pools_of(config))
+        with closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+            window = Window(job, RlJob(config, inputs, placement, reward))
+            run_job(config, lambda: window)
         measured = read_metrics(Path(run_dir) / "metrics.jsonl")[job.warmup : job.warmup + job.steps]
     start, end = window.cpu_s
     return Figures(

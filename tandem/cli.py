@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -39,9 +38,9 @@ def train(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: 
     """Reinforcement learning: PPO, GRPO and their kin."""
     config = _configure(TrainConfig, arguments, resume)
     from tandem.data.dataset import RLHFDataset
-    from tandem.jobs.rl import RlJob
+    from tandem.jobs.rl import train as run
 
-    _run(config, RLHFDataset, RlJob, dry_run)
+    _run(config, RLHFDataset, run, dry_run)
 
 
 @app.command()
@@ -49,9 +48,9 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
     """Supervised fine-tuning on demonstrations."""
     config = _configure(SftConfig, arguments, resume)
     from tandem.data.sft import SftDataset
-    from tandem.jobs.sft import SftJob
+    from tandem.jobs.sft import train as run
 
-    _run(config, SftDataset, SftJob, dry_run)
+    _run(config, SftDataset, run, dry_run)
 
 
 @app.command(name="eval")
@@ -61,14 +60,11 @@ def evaluate(
 ) -> None:
     """Score a model directory (model.path) on data.val_files, answering as generation.eval says."""
     config = _configure(TrainConfig, arguments)
-    from tandem.cluster import make_cluster
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
     from tandem.jobs.rl import evaluate_model
 
-    inputs = _read(config, RLHFDataset, training=False)
-    with closing(make_cluster(config)) as cluster:
-        metrics = evaluate_model(config, inputs, cluster)
+    metrics = evaluate_model(config, _read(config, RLHFDataset, training=False))
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
     if out is not None:
@@ -124,9 +120,8 @@ def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> An
     return read_inputs(config, dataset, training=training)
 
 
-def _run(config: Any, dataset: Callable[..., Any], make_job: Callable[..., Any], dry_run: bool) -> None:
-    from tandem.cluster import make_cluster
-    from tandem.jobs.run import claim_run_dir, run_job
+def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., bool], dry_run: bool) -> None:
+    from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
     for read in filter(None, (inputs.train, inputs.val)):
@@ -135,9 +130,7 @@ def _run(config: Any, dataset: Callable[..., Any], make_job: Callable[..., Any],
         return
     claim_run_dir(config)
     run_dir = config.trainer.run_dir
-    with closing(make_cluster(config)) as cluster:
-        finished = run_job(config, lambda: make_job(config, inputs, cluster))
-    if not finished:
+    if not run(config, inputs):
         print(f"stopped; continue with --resume {run_dir}")
         raise typer.Exit(130)  # as shells have it: 128 + SIGINT
     print(f"done: {run_dir}/report.html, {run_dir}/checkpoints/latest")

@@ -15,6 +15,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.learning import old_policy_changes, update
 from tandem.controller.roles import Roles
+from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
 from tandem.workers.rollout import draw_asks
@@ -44,17 +45,28 @@ class Clock:
 
 
 def train_step(roles: Roles, algorithm: Algorithm, config: TrainConfig, prompts: Sequence[Prompt], step: int) -> Step:
-    """Generate, score, judge, learn, publish. `step` counts from 1; the trained weights are published as its version.
+    """Generate, score, prepare, judge, learn, publish. `step` counts from 1; the trained weights are its version.
 
     Sheng et al. 2024 (HybridFlow), figure 1: generation, preparation and learning stages of RLHF.
     """
-    clock, actor, critic = Clock(), roles.actor, roles.critic
+    clock = Clock()
+    groups = generate_and_score(roles.rollout, roles.reward, config, prompts, step, clock)
+    return learn_step(roles, algorithm, config, groups, step, clock)
+
+
+def generate_and_score(
+    rollout: WorkerGroup, reward: RewardManager, config: TrainConfig, prompts: Sequence[Prompt], step: int, clock: Clock
+) -> list[Group]:
     asks = draw_asks(prompts, config.algorithm.group_size, config.trainer.seed, TRAIN, step)
-    siblings = clock("generation", lambda: roles.rollout.generate(asks).get())
-    groups = clock("reward", lambda: roles.reward.score(siblings, step))
-    batch = to_batch(groups)
-    old_policy = old_policy_changes(config)
-    clock("preparation", lambda: prepare(actor, roles.reference, critic, batch, old_policy=old_policy))
+    siblings = clock("generation", lambda: rollout.generate(asks).get())
+    return clock("reward", lambda: reward.score(siblings, step))
+
+
+def learn_step(
+    roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, clock: Clock
+) -> Step:
+    actor, reference, critic, batch = roles.actor, roles.reference, roles.critic, to_batch(groups)
+    clock("preparation", lambda: prepare(actor, reference, critic, batch, old_policy=old_policy_changes(config)))
     metrics = clock("advantages", lambda: judge(algorithm, batch))
     metrics |= clock("update", lambda: update(actor, critic, algorithm, batch, config, step))
     clock("publish", lambda: roles.publish(step))

@@ -1,5 +1,6 @@
 """Configuration -> the roles of a run: worker groups on the pools that they are placed on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,13 @@ from tandem.workers.training import TrainWorker
 class Placement:
     """Starts each pool at its first role, and puts every further role of the pool into the same processes."""
 
-    def __init__(self, cluster: Cluster, pools: ResourcePoolManager) -> None:
+    def __init__(
+        self, cluster: Cluster, pools: ResourcePoolManager, kinds: Mapping[Role, type[Worker]] | None = None
+    ) -> None:
+        """`kinds`: the user's own worker classes, by role."""
         self._cluster = cluster
         self._pools = pools
+        self._kinds = kinds or {}
         self._running: dict[str, Ranks] = {}
 
     def group(self, role: Role, kind: type[Worker], *args: Any, **kwargs: Any) -> WorkerGroup:
@@ -29,7 +34,7 @@ class Placement:
         pool = self._pools.get_resource_pool(role)
         if pool.name not in self._running:
             self._running[pool.name] = self._cluster.spawn(pool)
-        return WorkerGroup(self._running[pool.name], role, kind, *args, **kwargs)
+        return WorkerGroup(self._running[pool.name], role, self._kinds.get(role, kind), *args, **kwargs)
 
     def size(self, role: Role) -> int:
         return self._pools.get_resource_pool(role).size
@@ -57,7 +62,6 @@ def pools_of(config: RunConfig) -> ResourcePoolManager:
 class Roles:
     """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
 
-    placement: Placement
     reward: RewardManager
     rollout: WorkerGroup
     actor: WorkerGroup
@@ -75,10 +79,6 @@ class Roles:
         if sending:
             sending.get()
 
-    def close(self) -> None:
-        self.placement.close()
-        self.reward.close()
-
 
 def make_roles(
     config: TrainConfig,
@@ -86,6 +86,7 @@ def make_roles(
     algorithm: Algorithm,
     total_steps: int,
     placement: Placement,
+    reward: RewardManager,
 ) -> Roles:
     """The roles that the algorithm needs; the rollout serves version 0."""
     training, temperature = config.training, config.generation.temperature
@@ -93,8 +94,7 @@ def make_roles(
     policy = (TrainWorker, config.model, training)
     actor = placement.group(Role.Actor, *policy, training.optimizer, optimizer_steps, temperature)
     roles = Roles(
-        placement=placement,
-        reward=RewardManager(config.reward, config.trainer.seed),
+        reward=reward,
         rollout=make_rollout(config, tokenizer, placement),
         actor=actor,
         apart=not placement.together(Role.Actor, Role.Rollout),

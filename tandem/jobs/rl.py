@@ -1,17 +1,19 @@
-"""Reinforcement learning as a job: roles from a configuration, one dataflow step a step."""
+"""Reinforcement learning: roles from a configuration, one dataflow step a step."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 from tandem.algorithms import make_algorithm
+from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
-from tandem.controller.dataflow import describe_batch, train_step
-from tandem.controller.groups import Cluster
+from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.roles import Placement, make_roles, make_rollout, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
+from tandem.jobs.run import run_job
 from tandem.jobs.validation import validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, write_trajectories
@@ -19,40 +21,49 @@ from tandem.types import StepMetrics
 
 
 class RlJob:
-    """PPO, GRPO and their kin."""
+    """PPO, GRPO and their kin. The job closes its placement; the reward managers are the caller's."""
 
-    def __init__(self, config: TrainConfig, inputs: Inputs[RLHFDataset], cluster: Cluster) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        inputs: Inputs[RLHFDataset],
+        placement: Placement,
+        reward: RewardManager,
+        val_reward: RewardManager | None = None,
+    ) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
-        self._sampler = Sampler(
-            len(inputs.train), config.data.prompts_per_step, config.data.shuffle, config.trainer.seed
-        )
+        self._train = inputs.train
+        self._val_reward = val_reward or reward
         trainer = config.trainer
+        self._sampler = Sampler(len(inputs.train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
-        placement = Placement(cluster, pools_of(config))
+        self._placement = placement
         try:
-            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, self.total_steps, placement)
+            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, self.total_steps, placement, reward)
         except BaseException:
             placement.close()
             raise
 
     def step(self, step: int) -> StepMetrics:
-        config, train = self._config, self._inputs.train
-        assert train is not None
-        prompts = [train[row] for row in next(self._sampler)]
-        done = train_step(self._roles, self._algorithm, config, prompts, step)
-        if config.trainer.trajectories_every and step % config.trainer.trajectories_every == 0:
-            write_trajectories(trajectories_path(config.trainer.run_dir, step), step, done.groups, done.batch)
+        done = self._advance(step)
+        config, trainer = self._config, self._config.trainer
+        if trainer.trajectories_every and step % trainer.trajectories_every == 0:
+            write_trajectories(trajectories_path(trainer.run_dir, step), step, done.groups, done.batch)
         self._roles.reward.check_share(done.groups)
         described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
+    def _advance(self, step: int) -> Step:
+        prompts = [self._train[row] for row in next(self._sampler)]
+        return train_step(self._roles, self._algorithm, self._config, prompts, step)
+
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
         assert val is not None
-        return validate(self._roles.rollout, self._roles.reward, val, self._config, step)
+        return validate(self._roles.rollout, self._val_reward, val, self._config, step)
 
     def save(self, directory: Path) -> None:
         for name, group in self._roles.trained.items():
@@ -73,18 +84,19 @@ class RlJob:
         self._roles.publish(version)
 
     def close(self) -> None:
-        self._roles.close()
+        self._placement.close()
 
 
-def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset], cluster: Cluster) -> StepMetrics:
+def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
+    """`tandem train`: True when the run reached its last step."""
+    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+        return run_job(config, lambda: RlJob(config, inputs, Placement(cluster, pools_of(config)), reward))
+
+
+def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
     """`tandem eval`: answer and score `data.val_files` with `model.path`."""
     assert inputs.val is not None
-    placement = Placement(cluster, pools_of(config))
-    reward = RewardManager(config.reward, config.trainer.seed)
-    try:
-        rollout = make_rollout(config, inputs.tokenizer, placement)
+    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+        rollout = make_rollout(config, inputs.tokenizer, Placement(cluster, pools_of(config)))
         rollout.publish(0).get()
         return validate(rollout, reward, inputs.val, config, step=0)
-    finally:
-        placement.close()
-        reward.close()

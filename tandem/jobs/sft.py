@@ -1,14 +1,15 @@
 """Supervised fine-tuning as a job: the same engine, data module and run as reinforcement learning."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
+from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
-from tandem.controller.groups import Cluster
 from tandem.controller.learning import token_shares
 from tandem.controller.pools import Role
 from tandem.controller.roles import Placement, pools_of
@@ -16,6 +17,7 @@ from tandem.data.sampler import Sampler
 from tandem.data.sft import SftDataset
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
+from tandem.jobs.run import run_job
 from tandem.types import StepMetrics
 from tandem.workers.training import TrainWorker
 
@@ -23,7 +25,7 @@ from tandem.workers.training import TrainWorker
 class SftJob:
     """Maximum likelihood of the demonstrations' answers, token mean over each step."""
 
-    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset], cluster: Cluster) -> None:
+    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset], placement: Placement) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -31,8 +33,8 @@ class SftJob:
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
-        self._placement = Placement(cluster, pools_of(config))
-        self._actor = self._placement.group(
+        self._placement = placement
+        self._actor = placement.group(
             Role.Actor, TrainWorker, config.model, config.training, config.training.optimizer, self.total_steps
         )
 
@@ -64,3 +66,9 @@ class SftJob:
 
     def close(self) -> None:
         self._placement.close()
+
+
+def train(config: SftConfig, inputs: Inputs[SftDataset]) -> bool:
+    """`tandem sft`: True when the run reached its last step."""
+    with closing(make_cluster(config)) as cluster:
+        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config))))

@@ -13,9 +13,11 @@ from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
+from tandem.controller.roles import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.rl import RlJob
+from tandem.reward.manager import RewardManager
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 
@@ -81,7 +83,8 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", changed)
     inputs = read_inputs(config, RLHFDataset)
     cluster = InlineCluster()
-    job = RlJob(config, inputs, cluster)
+    reward = RewardManager(config.reward)
+    job = RlJob(config, inputs, Placement(cluster, pools_of(config)), reward)
     try:
         job.step(1)
         for part in ("model", "state"):
@@ -92,6 +95,7 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
         trained = dict(cluster.spawned[0].host.workers["actor"].engine.named_weights())
     finally:
         job.close()
+        reward.close()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     ids = torch.tensor(prompt, dtype=torch.int64)[None]
     before = AutoModelForCausalLM.from_pretrained(model)
