@@ -1,7 +1,7 @@
 """The typed configuration tree. Sizes carry their unit in the name; validators raise, they never rewrite."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
@@ -186,6 +186,11 @@ class RewardFunctionConfig(Section):
     function: str
     """`path/to/file.py:function` or `package.module:function`."""
     weight: float = 1.0
+    arguments: dict[str, Any] = {}
+    """Further arguments of every call, by name."""
+    judge_together: str | None = None
+    """A column, such as `extra_info.problem`: a function of `completions` judges prompts of a step that are alike in it
+    in one call."""
 
 
 class RewardConfig(Section):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import numpy as np
 
 from tandem.errors import UserError
-from tandem.reward.rules import BUILT_IN
+from tandem.reward.rules import BUILT_IN, CHECKS
 from tandem.types import Prompt, Score, Status
 
 if TYPE_CHECKING:  # workers import this module and need no pydantic
@@ -57,6 +57,9 @@ class RewardFunction:
     kind: Kind
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
+    given: Mapping[str, Any]
+    """What the configuration passes to every call."""
+    judge_together: str | None = None
 
     def arguments(self, prompt: Prompt) -> dict[str, Any]:
         """What it is told besides the completion: the parameters that it names, all that there are with `**kwargs`."""
@@ -65,7 +68,8 @@ class RewardFunction:
         if self.kind is Kind.TRL:
             offered["prompts"] = prompt.row.get("prompt", prompt.text)
         takes_any = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
-        return {name: value for name, value in offered.items() if takes_any or name in self.parameters}
+        taken = offered if takes_any else offered.keys() & self.parameters.keys()
+        return {name: offered[name] for name in taken if name not in self.given}
 
     def completion(self, prompt: Prompt, text: str) -> Any:
         """The text; where TRL asks with messages, a message."""
@@ -80,8 +84,8 @@ class Call:
     reference: str
     seed: int
     """Of `random` and `numpy.random`; below 2 ** 32."""
-    arguments: bytes
-    """What the siblings share, pickled: unpickled for each of them, so that none share an object."""
+    arguments: list[bytes]
+    """What each is judged with, pickled: siblings share the bytes, and none of the objects in them."""
     completions: list[Any]
     """Of one trajectory (TRL: of all siblings)."""
     scores: Sequence[Score] = ()
@@ -91,12 +95,17 @@ class Call:
 
 def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[RewardFunction]:
     """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`."""
-    named = [(f, 1.0) if isinstance(f, str) else (f.function, f.weight) for f in config.functions]
+    named: list[tuple[str, dict[str, Any]]] = [
+        (f, {}) if isinstance(f, str) else (f.function, f.model_dump(exclude={"function"})) for f in config.functions
+    ]
+    found = sorted({BUILT_IN[source] for source in data_sources if source in BUILT_IN})
     functions: list[RewardFunction] = []
     problems: list[str] = []
-    for reference, weight in named or [(reference, 1.0) for reference in sorted(set(BUILT_IN.values()))]:
+    for reference, options in named or [(reference, {}) for reference in found]:
         try:
-            functions.append(load(reference, weight))
+            functions.append(load(reference, **options))
+            if reference in CHECKS:
+                _named(CHECKS[reference])(**functions[-1].given)
         except UserError as error:
             problems.append(str(error))
     if len({function.name for function in functions}) < len(functions):
@@ -109,8 +118,30 @@ def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[R
     return functions
 
 
-def load(reference: str, weight: float = 1.0) -> RewardFunction:
+def load(
+    reference: str, weight: float = 1.0, arguments: Mapping[str, Any] | None = None, judge_together: str | None = None
+) -> RewardFunction:
     """The function that `reference` names; raises UserError when there is none or its signature fits nothing."""
+    function, given = _named(reference), dict(arguments or {})
+    try:
+        signature = inspect.signature(function)
+        kind = next((kind for kind in Kind if kind in signature.parameters), None)
+        if kind is None:
+            raise TypeError(f"no parameter is named {' or '.join(Kind)}")
+        if judge_together and kind is not Kind.TRL:
+            raise TypeError("judge_together is for functions of `completions`")
+        offered = {p: None for p in signature.parameters if kind is not Kind.VERL or p in _VERL_ARGUMENTS}
+        signature.bind(**offered | given)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"reward function {reference!r}: its signature does not fit: {error}. "
+            f"Parameters are passed by name, to functions like these (sync or async):{SIGNATURES}"
+        ) from None
+    name = reference.rpartition(":")[2]
+    return RewardFunction(reference, name, weight, kind, function, signature.parameters, given, judge_together)
+
+
+def _named(reference: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"reward function {reference!r} is not a reference; write {_FORMS}")
@@ -118,23 +149,14 @@ def load(reference: str, weight: float = 1.0) -> RewardFunction:
         raise UserError(f"reward function {reference!r}: there is no file {place}")
     try:
         function = getattr(_import(place), name, None)
+    except UserError:
+        raise
     except Exception as error:  # importing runs the user's code, which may raise anything
         text = traceback.format_exc()
         raise UserError(f"reward function {reference!r}: importing {place} failed:\n{text}") from error
     if not callable(function):
         raise UserError(f"reward function {reference!r}: {place} has no function {name!r}")
-    try:
-        signature = inspect.signature(function)
-        kind = next((kind for kind in Kind if kind in signature.parameters), None)
-        if kind is None:
-            raise TypeError(f"no parameter is named {' or '.join(Kind)}")
-        signature.bind(**{p: None for p in signature.parameters if kind is not Kind.VERL or p in _VERL_ARGUMENTS})
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"reward function {reference!r}: its signature does not fit: {error}. "
-            f"Parameters are passed by name, to functions like these (sync or async):{SIGNATURES}"
-        ) from None
-    return RewardFunction(reference, name, weight, kind, function, signature.parameters)
+    return function
 
 
 @cache
@@ -170,9 +192,11 @@ def lost(count: int, error: str, failure: Status, seconds: float) -> list[Score]
 
 def _rewards(function: RewardFunction, call: Call) -> Sequence[Any]:
     """What it returns, one entry a completion. Raises TypeError for TRL answers of another length."""
-    rows = [{**pickle.loads(call.arguments), function.kind: completion} for completion in call.completions]
+    told = zip(call.arguments, call.completions, strict=True)
+    rows = [{**pickle.loads(arguments), function.kind: completion} for arguments, completion in told]
     together = function.kind is Kind.TRL
-    result = function.function(**({name: [row[name] for row in rows] for name in rows[0]} if together else rows[0]))
+    columns = {name: [row.get(name) for row in rows] for name in rows[0]} if together else rows[0]
+    result = function.function(**columns, **function.given)
     result = asyncio.run(result) if inspect.iscoroutine(result) else result
     if not together:
         return [result]
@@ -188,8 +212,8 @@ def _read(kind: Kind, reward: Any, seconds: float) -> Score:
         return Score(_number(reward, "the reward"), seconds=seconds)
     numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
     parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
-    prediction = None if reward.get("pred") is None else str(reward["pred"])
-    return Score(_number(reward.get("score"), "'score'"), parts, prediction, seconds=seconds)
+    prediction, reason = (None if reward.get(key) is None else str(reward[key]) for key in ("pred", "reason"))
+    return Score(_number(reward.get("score"), "'score'"), parts, prediction, error=reason, seconds=seconds)
 
 
 def _number(value: Any, what: str) -> float:

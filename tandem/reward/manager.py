@@ -4,8 +4,9 @@ import logging
 import pickle
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tandem.errors import RewardShareExceeded, UserError
 from tandem.reward.functions import Call, Kind, RewardFunction, check_functions
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.workers import WorkerPool
-from tandem.types import Group, Score, Status, StepMetrics, Trajectory
+from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
 
 _log = logging.getLogger("tandem.reward")
 _LOST = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
@@ -32,11 +33,12 @@ class RewardManager:
         self._seed = seed
         self._functions = {function.reference: function for function in check_functions(config, ())}
         self._shown: set[tuple[str, Status | None]] = set()
-        self._pool = WorkerPool(list(self._functions), config.workers, config.timeout_s)
+        given = {reference: function.given for reference, function in self._functions.items()}
+        self._pool = WorkerPool(given, config.workers, config.timeout_s)
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored."""
-        jobs = [job for trajectories in siblings for job in self._jobs(trajectories, step)]
+        jobs = list(self._jobs(siblings, step))
         self._pool.run([call for _, _, call in jobs])
         said: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
         for function, judged, call in jobs:
@@ -61,20 +63,35 @@ class RewardManager:
     def _applicable(self, data_source: str) -> Iterable[RewardFunction]:
         if self._config.functions:
             return self._functions.values()
-        if data_source not in BUILT_IN:
-            check_functions(self._config, [data_source])
+        if data_source not in BUILT_IN or BUILT_IN[data_source] not in self._functions:
+            self._functions |= {f.reference: f for f in check_functions(self._config, [data_source])}
         return [self._functions[BUILT_IN[data_source]]]
 
-    def _jobs(self, siblings: list[Trajectory], step: int) -> Iterator[tuple[RewardFunction, list[Trajectory], Call]]:
-        """The calls that judge siblings, each with its function and those that it judges."""
-        prompt = siblings[0].prompt
-        alive = [t for t in siblings if t.status is not Status.ABORTED]
-        for function in self._applicable(prompt.data_source) if alive else ():
-            arguments = pickle.dumps(function.arguments(prompt))
-            for judged in [alive] if function.kind is Kind.TRL else [[t] for t in alive]:
-                seed = zlib.crc32(f"{self._seed}/{prompt.index}/{judged[0].sample}/{step}".encode())
-                completions = [function.completion(prompt, t.text) for t in judged]
-                yield function, judged, Call(function.reference, seed, arguments, completions)
+    def _jobs(
+        self, siblings: Sequence[list[Trajectory]], step: int
+    ) -> Iterator[tuple[RewardFunction, list[Trajectory], Call]]:
+        """The calls that judge a step, each with its function and those that it judges."""
+        together: defaultdict[tuple[str, Any], list[tuple[Trajectory, bytes]]] = defaultdict(list)
+        for group in siblings:
+            alive = [t for t in group if t.status is not Status.ABORTED]
+            for function in self._applicable(group[0].prompt.data_source) if alive else ():
+                arguments = pickle.dumps(function.arguments(group[0].prompt))
+                judged = [(t, arguments) for t in alive]
+                if function.judge_together:
+                    together[function.reference, _column(group[0].prompt, function.judge_together)] += judged
+                else:
+                    for part in [judged] if function.kind is Kind.TRL else [[one] for one in judged]:
+                        yield self._call(function, part, step)
+        for (reference, _), judged in together.items():
+            yield self._call(self._functions[reference], judged, step)
+
+    def _call(
+        self, function: RewardFunction, judged: list[tuple[Trajectory, bytes]], step: int
+    ) -> tuple[RewardFunction, list[Trajectory], Call]:
+        trajectories, arguments = [t for t, _ in judged], [told for _, told in judged]
+        seed = zlib.crc32(f"{self._seed}/{trajectories[0].prompt.index}/{trajectories[0].sample}/{step}".encode())
+        completions = [function.completion(t.prompt, t.text) for t in trajectories]
+        return function, trajectories, Call(function.reference, seed, arguments, completions)
 
     def _combine(self, trajectory: Trajectory, said: list[tuple[RewardFunction, Score]]) -> Score:
         """The weighted sum of what the functions said of one trajectory, or the first failure.
@@ -100,8 +117,19 @@ class RewardManager:
             value=sum(function.weight * value for function, _, value in valued),
             parts=parts,
             prediction=next((score.prediction for _, score, _ in valued if score.prediction is not None), None),
+            error="; ".join(score.error for _, score, _ in valued if score.error) or None,
             seconds=seconds,
         )
+
+
+def _column(prompt: Prompt, name: str) -> Any:
+    """The value of a column, or in it: `extra_info.problem`. Raises UserError where there is none."""
+    value: Any = prompt.row
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise UserError(f"reward.functions: judge_together: {name}, but data row {prompt.index} has no such column")
+        value = value[key]
+    return value
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:

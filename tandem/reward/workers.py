@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -38,10 +38,10 @@ _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers imp
 
 
 class WorkerPool:
-    """`count` processes that have loaded `references`. They end with ours, at the latest after the call they run."""
+    """`count` processes that have loaded `references`, each with its arguments, and load others when called. They end with ours, at the latest after the call they run."""
 
-    def __init__(self, references: Sequence[str], count: int, timeout_s: float) -> None:
-        self._references = list(references)
+    def __init__(self, references: Mapping[str, Mapping[str, Any]], count: int, timeout_s: float) -> None:
+        self._references = references
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
 
@@ -89,7 +89,7 @@ class WorkerPool:
 class _Worker:
     """One process, in a session of its own: Ctrl-C on the terminal passes it by, and its children die with it."""
 
-    def __init__(self, references: list[str]) -> None:
+    def __init__(self, references: Mapping[str, Mapping[str, Any]]) -> None:
         ours, theirs = socket.socketpair()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.pending: deque[Call] = deque()
@@ -107,7 +107,7 @@ class _Worker:
         theirs.close()
         self.send(references)
 
-    def send(self, message: list[Any]) -> None:
+    def send(self, message: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its process tells
             self.connection.send(message)
 
@@ -143,12 +143,14 @@ def main() -> None:
     if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG): a call that never ends must not outlive the trainer
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        functions = {reference: load(reference) for reference in connection.recv()}
+        functions = {reference: load(reference, arguments=given) for reference, given in connection.recv().items()}
         answers: list[list[Score]] = []
         while True:
             connection.send(answers)
             answers, flushed = [], time.monotonic()
             for call in connection.recv():
+                if call.reference not in functions:
+                    functions[call.reference] = load(call.reference)
                 answers.append(execute(functions[call.reference], call))
                 if time.monotonic() - flushed > FLUSH_S:
                     connection.send(answers)

@@ -29,7 +29,8 @@ def judge(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score]:
     function = load(reference)
     prompt = siblings[0].prompt
     completions = [function.completion(prompt, t.text) for t in siblings]
-    return execute(function, Call(reference, seed, pickle.dumps(function.arguments(prompt)), completions))
+    arguments = [pickle.dumps(function.arguments(prompt))] * len(siblings)
+    return execute(function, Call(reference, seed, arguments, completions))
 
 
 def said(reference: str) -> tuple[float | None, Any, str | None]:
@@ -227,3 +228,27 @@ def test_sources_without_a_built_in_reward() -> None:
 def test_files_are_imported_once(write: Any) -> None:
     reference = write("calls = []\ndef f(completion): calls.append(1); return len(calls)")
     assert [judge(reference, trajectory())[0].value for _ in range(2)] == [1.0, 2.0]
+
+
+def test_arguments_of_the_configuration_reach_every_call(write: Any) -> None:
+    source = "def f(data_source, solution_str, ground_truth, extra_info=None, *, low, high=1): return low + high"
+    reference = write(source)
+    (function,) = check_functions(RewardConfig(functions=[{"function": reference, "arguments": {"low": 0.5}}]), [])
+    call = Call(reference, 0, [pickle.dumps(function.arguments(trajectory().prompt))], ["4"])
+    assert [s.value for s in execute(load(reference, arguments={"low": 0.5}), call)] == [1.5]
+    together = write("def f(completions, levels): return [levels['a']] * len(completions)")
+    call = Call(together, 0, [pickle.dumps({})] * 2, ["4", "5"])
+    assert [s.value for s in execute(load(together, arguments={"levels": {"a": 3}}), call)] == [3.0, 3.0]
+
+
+def test_arguments_that_a_function_does_not_take(write: Any) -> None:
+    reference = write("def f(completion): return 1.0")
+    with pytest.raises(UserError, match="unexpected keyword argument 'low'"):
+        check_functions(RewardConfig(functions=[{"function": reference, "arguments": {"low": 0.5}}]), [])
+    with pytest.raises(UserError, match="judge_together is for functions of `completions`"):
+        check_functions(RewardConfig(functions=[{"function": reference, "judge_together": "id"}]), [])
+
+
+def test_a_reason_becomes_the_scores_note(write: Any) -> None:
+    score = judge(write("def f(completion): return {'score': 0.0, 'reason': 'no number'}"), trajectory())[0]
+    assert (score.value, score.failure, score.error, score.parts) == (0.0, None, "no number", {})

@@ -166,6 +166,18 @@ def test_bad_references_raise_before_any_process() -> None:
         RewardManager(RewardConfig(functions=["nowhere.py:f"]))
 
 
+def test_prompts_alike_in_a_column_are_judged_together(file: Path, start: Start) -> None:
+    function = {"function": f"{file}:longest", "judge_together": "extra_info.index"}
+    manager = start(functions=[function, f"{file}:short"])
+    groups = [siblings("4", "55"), siblings("666", "7"), siblings("8", index=1)]
+    scored = manager.score(groups)
+    assert [[s.parts["longest"] for s in group.scores] for group in scored] == [[0.0, 0.0], [1.0, 0.0], [1.0]]
+    assert [[s.parts["short"] for s in group.scores] for group in scored] == [[-1.0, -2.0], [-3.0, -1.0], [-1.0]]
+    manager = start(functions=[{**function, "judge_together": "extra_info.problem"}])
+    with pytest.raises(UserError, match=r"judge_together: extra_info\.problem, but data row 0 has no such column"):
+        manager.score(groups)
+
+
 def hand_made(*scores: Score) -> Group:
     return Group(siblings(*["x"] * len(scores)), list(scores))
 

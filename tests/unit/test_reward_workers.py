@@ -23,13 +23,13 @@ F, G, DRAW = (f"{SAMPLES}:{name}" for name in ("f", "g", "draw"))
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool([F, G, DRAW], count=2, timeout_s=0.5)
+    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=2, timeout_s=0.5)
     yield pool
     pool.close()
 
 
 def call(completion: str, row: int = 0, reference: str = F) -> Call:
-    return Call(reference, row, pickle.dumps({}), [completion])
+    return Call(reference, row, [pickle.dumps({})], [completion])
 
 
 def run(pool: WorkerPool, calls: list[Call]) -> list[Score]:
@@ -106,7 +106,7 @@ def test_random_numbers_follow_the_seed_not_the_worker(pool: WorkerPool) -> None
 
 
 def test_what_a_call_started_dies_with_it_and_close_ends_all() -> None:
-    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
+    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=1, timeout_s=0.5)
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float) and processes_of(int(worker)) == [int(worker)]
     assert "took longer" in str(outcomes(pool, ["hang with a child"]))
@@ -119,7 +119,7 @@ def test_what_a_call_started_dies_with_it_and_close_ends_all() -> None:
 
 
 def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
-    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=5)
+    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=1, timeout_s=5)
     (worker,) = outcomes(pool, ["pid"])
     assert isinstance(worker, float)
     os.kill(int(worker), signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_an_idle_worker_that_was_killed_is_replaced_and_nobody_blamed() -> None:
 
 def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    pool = WorkerPool([F, G, DRAW], count=1, timeout_s=0.5)
+    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=1, timeout_s=0.5)
     with pytest.raises(TandemError, match="ended with exit status 1 before any call"):
         pool.run([call("1")])
     pool.close()
@@ -142,8 +142,8 @@ def test_workers_die_with_their_parent_even_inside_a_call(busy: bool) -> None:
         "import pickle, sys\n"
         "from tandem.reward.workers import WorkerPool\n"
         "from tandem.reward.functions import Call\n"
-        "pool = WorkerPool([sys.argv[1]], count=1, timeout_s=60)\n"
-        "call = lambda text: Call(sys.argv[1], 0, pickle.dumps({}), [text])\n"
+        "pool = WorkerPool({sys.argv[1]: {}}, count=1, timeout_s=60)\n"
+        "call = lambda text: Call(sys.argv[1], 0, [pickle.dumps({})], [text])\n"
         "pid = call('pid')\n"
         "pool.run([pid])\n"
         "print(int(pid.scores[0].value), flush=True)\n"

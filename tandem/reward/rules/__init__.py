@@ -7,3 +7,5 @@ BUILT_IN: Mapping[str, str] = {
     "openai/gsm8k": "tandem.reward.rules.gsm8k:strict",
 }
 """`data_source` -> reference of its reward function, for runs that leave `reward.functions` empty."""
+CHECKS: Mapping[str, str] = {}
+"""Reward function -> what is called once before the run with its arguments; raises UserError."""

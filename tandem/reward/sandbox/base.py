@@ -1,0 +1,44 @@
+"""What a sandbox is: a program and its input in, a Run out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one run, its children included."""
+
+    timeout_s: float = 25.0
+    """Wall-clock; each process also gets no more CPU time than this, rounded up to seconds."""
+    memory_mib: int = 1024
+    """Of address space for each process, and of resident memory for all of them."""
+    processes: int = 32
+    """Threads count."""
+    file_mib: int = 16
+    """Largest file, standard output and error included."""
+    scratch_mib: int = 64
+    """Of /tmp, the one writable place; it is memory and vanishes with the run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program ended."""
+
+    exit_code: int
+    """Negative: the signal that ended it."""
+    stdout: str
+    stderr: str
+    seconds: float
+    stopped: str | None = None
+    """The limit of the whole run that it was killed for; None when it ended by itself."""
+
+
+class Sandbox(Protocol):
+    """Runs Python programs that nobody has read. Raises TandemError when the sandbox itself fails; safe in threads."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def run(self, program: str, stdin: str = "") -> Run:
+        """Run `program`; returns when it and every process that it started are gone."""
+        ...

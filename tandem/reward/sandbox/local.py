@@ -1,0 +1,173 @@
+"""Programs on this machine, in a bubblewrap container of their own, or (when told so) without any.
+
+The container has no network, no process and no file of the machine but the Python that runs it and the libraries under
+it, read-only. The program is nobody: under root it changes to a user id that no one else has, else it lives in a user
+namespace. Resource limits hold each process, the watcher holds them all.
+"""
+
+import json
+import math
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from tandem.errors import TandemError, UserError
+from tandem.reward.sandbox.base import Limits, Run
+from tandem.reward.sandbox.seccomp import denying_filter
+
+LOOK_S = 0.02
+"""Between looks at the memory of all processes."""
+READ_BYTES = 1 << 20
+"""Of each output stream."""
+_USER_IDS = range(1 << 30, 1 << 31)
+_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+_BOOT = """
+import os, resource, sys
+descriptor, user, *limits = map(int, sys.argv[1:])
+with open(descriptor, encoding="utf-8") as file:
+    program = file.read()
+kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
+for kind, limit in (*zip(kinds, limits), (resource.RLIMIT_CORE, 0)):
+    resource.setrlimit(kind, (limit, limit))
+if user:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+sys.argv = ["program.py"]
+exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+"""
+
+
+class LocalSandbox:
+    """Runs programs with this Python and its standard library. `contained=False`: resource limits are all there is."""
+
+    def __init__(self, limits: Limits, contained: bool = True) -> None:
+        """Raises UserError when this machine has no bubblewrap, or one that cannot make a container."""
+        self.limits = limits
+        self._contained = contained
+        if contained and not shutil.which("bwrap"):
+            raise UserError(
+                "model-written code runs in a sandbox, and bubblewrap (`bwrap`) is not installed: run scripts/sandbox, "
+                "or name a SandboxFusion server (sandbox_fusion_url), or accept the risk on a machine that has nothing "
+                "to lose: run_untrusted_code_without_sandbox: true"
+            )
+        if contained and (trial := self.run("print(6 * 7)")).stdout != "42\n":
+            raise UserError(f"bubblewrap cannot make a container on this machine: {trial.stderr.strip() or trial}")
+
+    def run(self, program: str, stdin: str = "") -> Run:
+        with ExitStack() as opened:
+            contents = (program.encode(), stdin.encode(), self._filter, b"", b"", b"")
+            source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
+            start = time.monotonic()
+            process = subprocess.Popen(
+                [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT, *self._limits(source)],
+                pass_fds=[file.fileno() for file in (source, calls, facts)], stdin=given, stdout=out, stderr=err,
+                env={}, cwd="/", start_new_session=True,
+            )  # fmt: skip
+            try:
+                stopped = self._watch(process, start + self.limits.timeout_s)
+            finally:
+                self._end(process, facts)
+            return Run(process.returncode, _content(out), _content(err), time.monotonic() - start, stopped)
+
+    @cached_property
+    def _filter(self) -> bytes:
+        return denying_filter() if self._contained else b""
+
+    def _container(self, filter_descriptor: int, facts_descriptor: int) -> list[str]:
+        """The command up to Python, which sees its own files as /python."""
+        if not self._contained:
+            return [sys.executable]
+        libraries = [place for place in ("/lib", "/lib64", "/usr/lib", "/usr/lib64") if os.path.isdir(place)]
+        read_only = [(place, place) for place in libraries] + [(sys.base_prefix, "/python")]
+        user = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if _is_root() else ()
+        return [
+            "bwrap", *_NAMESPACES, *(user or ("--unshare-user",)), "--die-with-parent", "--new-session", "--clearenv",
+            *("--hostname", "sandbox", "--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
+            *(word for source, place in read_only for word in ("--ro-bind", source, place)),
+            *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+            *("--perms", "1777", "--size", str(self.limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+            *("--remount-ro", "/", "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),
+            *("--setenv", "LD_LIBRARY_PATH", "/python/lib", "--setenv", "PYTHONHASHSEED", "0"),
+            f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
+        ]  # fmt: skip
+
+    def _limits(self, source: IO[bytes]) -> Iterator[str]:
+        limits = self.limits
+        user = random.SystemRandom().choice(_USER_IDS) if self._contained and _is_root() else 0
+        cpu_s = math.ceil(limits.timeout_s)
+        numbers = (source.fileno(), user, cpu_s, limits.memory_mib << 20, limits.processes, limits.file_mib << 20, 256)
+        return map(str, numbers)
+
+    def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> str | None:
+        """Wait for the end; returns the limit that was passed before it came."""
+        ended = os.pidfd_open(process.pid)
+        try:
+            while not select.select([ended], [], [], LOOK_S)[0]:
+                if time.monotonic() > deadline:
+                    return f"took longer than {self.limits.timeout_s:g} s"
+                if _resident_bytes(process.pid) > self.limits.memory_mib << 20:
+                    return f"used more than {self.limits.memory_mib} MiB of memory"
+        finally:
+            os.close(ended)
+        return None
+
+    def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
+        """Kill what is left, and wait. The container's first process dies with bubblewrap and after all others."""
+        if not self._contained:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        if told := _content(facts):
+            with suppress(ProcessLookupError):
+                first = os.pidfd_open(json.loads(told)["child-pid"])
+                ended = select.select([first], [], [], 10)[0]
+                os.close(first)
+                if not ended:
+                    raise TandemError("a sandbox did not end within 10 s of being killed")
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _file(content: bytes) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - run closes it
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(READ_BYTES).decode(errors="replace")
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread ended meanwhile
+            children += map(int, path.read_text().split())
+    return children
+
+
+def _resident_bytes(pid: int) -> int:
+    """Of a process and its descendants; pages that they share count for each."""
+    pages, waiting = 0, [pid]
+    while waiting:
+        waiting += _children(pid := waiting.pop())
+        with suppress(OSError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,37 @@
+"""Programs on a SandboxFusion server (ByteDance, github.com/bytedance/SandboxFusion): POST /run_code."""
+
+from tandem.errors import TandemError
+from tandem.reward.http import post_json
+from tandem.reward.sandbox.base import Limits, Run
+
+
+class SandboxFusion:
+    """What the server contains is its operator's affair; of our limits it is told time and memory."""
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        self.limits = limits
+        self._url = f"{url.rstrip('/')}/run_code"
+
+    def run(self, program: str, stdin: str = "") -> Run:
+        answer = post_json(
+            self._url,
+            {
+                "language": "python",
+                "code": program,
+                "stdin": stdin,
+                "run_timeout": self.limits.timeout_s,
+                "memory_limit_MB": self.limits.memory_mib,
+            },
+            timeout_s=self.limits.timeout_s + 30,
+        )
+        result = answer.get("run_result")
+        if answer.get("status") == "SandboxError" or not isinstance(result, dict):
+            raise TandemError(f"{self._url} could not run a program: {answer.get('message') or answer}")
+        late = result["status"] == "TimeLimitExceeded"
+        return Run(
+            exit_code=result.get("return_code") or 0,
+            stdout=result.get("stdout") or "",
+            stderr=result.get("stderr") or "",
+            seconds=result.get("execution_time") or 0.0,
+            stopped=f"took longer than {self.limits.timeout_s:g} s" if late else None,
+        )
