@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray import ObjectRef, cloudpickle
 from ray._private import ray_constants
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -69,12 +69,13 @@ def _unpack(packed: Packed, own: bool = True) -> Any:
 class _Process:
     """What an actor is: a Host."""
 
-    def __init__(self, pool: str, rank: int, size: int) -> None:
-        self._pool, self._rank = pool, rank
+    def __init__(self, pool: str, rank: int, size: int, local_rank: int) -> None:
+        self._name = f"{pool} rank {rank}"
+        self._local_rank = local_rank
         self._host = Host(rank, size, ray.util.get_node_ip_address())
 
     def __repr__(self) -> str:  # Ray puts it before each line that the process prints
-        return f"{self._pool} rank {self._rank}"
+        return self._name
 
     def describe(self) -> str:
         return str(self._host)
@@ -84,8 +85,8 @@ class _Process:
             free.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
-    def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> Packed | TandemError:
-        return self._answer("joining the pool", lambda: self._host.join(rendezvous, local_rank, timeout_s))
+    def join(self, rendezvous: str, timeout_s: float) -> Packed | TandemError:
+        return self._answer("joining the pool", lambda: self._host.join(rendezvous, self._local_rank, timeout_s))
 
     def create(self, role: str, packed: Packed) -> Packed | TandemError:
         return self._answer(role, lambda: self._host.create(role, *_unpack(packed)))
@@ -113,12 +114,9 @@ class _Process:
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
-        """The Python stack of every thread but this."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
-        return "\n".join(
-            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in others
-        )
+        """Of every thread but this."""
+        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
+        return "\n".join(f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident]))}" for ident in frames)
 
 
 _Actor: Any = ray.remote(concurrency_groups={"watch": 1})(_Process)  # pyright: ignore[reportCallIssue]
@@ -129,56 +127,46 @@ class RayRanks:
 
     def __init__(self, pool: ResourcePool, group: PlacementGroup, gpus: int, cluster: "RayCluster") -> None:
         self.size = pool.size
-        self._pool = pool
+        self._name = pool.name
         self._group = group
         self._cluster = cluster
-        environment = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        places = [(node, local) for node, count in enumerate(pool.processes_on_nodes) for local in range(count)]
         self._actors = [
             _Actor.options(
                 num_cpus=CPUS,
                 num_gpus=gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
-                runtime_env={"env_vars": environment},
-            ).remote(pool.name, rank, pool.size)
-            for rank, node in enumerate(self._nodes())
+                runtime_env={"env_vars": _environment()},
+            ).remote(pool.name, rank, pool.size, local_rank)
+            for rank, (node, local_rank) in enumerate(places)
         ]
-        self._names = [f"rank {rank} of {pool.size}" for rank in range(pool.size)]
-
-    def _nodes(self) -> list[int]:
-        """The node of each rank, as a number of the placement group's bundle."""
-        return [node for node, processes in enumerate(self._pool.processes_on_nodes) for _ in range(processes)]
+        self._ranks = [f"pool {pool.name}, rank {rank} of {pool.size}" for rank in range(pool.size)]
 
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
         limit_s = self._cluster.start_timeout_s
-        self._names = self._wait([actor.describe.remote() for actor in self._actors], limit_s)
+        self._ranks = [f"pool {self._name}, {host}" for host in self._wait(self._ask("describe"), limit_s)]
         if self.size > 1:
             meeting = self._wait([self._actors[0].rendezvous.remote()], limit_s)[0]
-            local_ranks = [rank for processes in self._pool.processes_on_nodes for rank in range(processes)]
-            # a call that hangs ends by this cluster's time-out, with all stacks, before its collective does
-            collective_s = 2 * self._cluster.timeout_s
-            joining = [
-                actor.join.remote(meeting, local_rank, collective_s)
-                for actor, local_rank in zip(self._actors, local_ranks, strict=True)
-            ]
-            self._wait(joining, limit_s)
+            # twice: a call that hangs ends by the cluster's time-out, with all stacks, before its collective does
+            self._wait(self._ask("join", meeting, 2 * self._cluster.timeout_s), limit_s)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        packed = ray.put(_pack((kind, arguments)))
-        return _unpack(self._wait([actor.create.remote(role, packed) for actor in self._actors])[0])
+        return _unpack(self._wait(self._ask("create", role, ray.put(_pack((kind, arguments)))))[0])
 
     def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        packed: dict[tuple[int, int], ObjectRef] = {}
-        answers: list[ObjectRef | None] = []
-        for actor, call in zip(self._actors, calls, strict=True):
-            if call is None:
-                answers.append(None)
-                continue
-            same = id(call.args), id(call.kwargs)
-            if same not in packed:
-                packed[same] = ray.put(_pack((call.args, call.kwargs)))
-            answers.append(actor.call.remote(role, method, packed[same], call.rows))
+        sent: dict[tuple[int, int], ObjectRef] = {}
+        answers: list[ObjectRef | None] = [None] * self.size
+        for rank, call in enumerate(calls):
+            if call is not None:
+                same = id(call.args), id(call.kwargs)
+                if same not in sent:
+                    sent[same] = ray.put(_pack((call.args, call.kwargs)))
+                answers[rank] = self._actors[rank].call.remote(role, method, sent[same], call.rows)
         return Future(lambda: [None if answer is None else _unpack(answer) for answer in self._wait(answers)])
+
+    def _ask(self, method: str, *arguments: Any) -> list[ObjectRef]:
+        return [getattr(actor, method).remote(*arguments) for actor in self._actors]
 
     def _wait(self, references: Sequence[ObjectRef | None], limit_s: float | None = None) -> list[Any]:
         """The answers, None for None. Between polls, every process of the cluster is seen to be alive."""
@@ -188,41 +176,46 @@ class RayRanks:
         deadline = time.monotonic() + limit_s
         while pending:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
-            try:
-                answers |= zip(ready, ray.get(ready), strict=True)
-            except RayError as error:
-                self._cluster.check()
-                raise WorkerLost(f"pool {self._pool.name}: {error}") from None
-            for answer in answers.values():
-                if isinstance(answer, TandemError):
-                    self._cluster.check()  # when a process dies, the others raise, as their collectives break
-                    raise answer
+            answers |= zip(ready, self._answers(ready), strict=True)
             if pending:
                 self._cluster.check()
                 if time.monotonic() > deadline:
                     raise self._hung(limit_s)
         return [answers[reference] for reference in references]
 
+    def _answers(self, ready: list[ObjectRef]) -> list[Any]:
+        """Raises what a worker raised, but WorkerLost when a process is dead: then the others' collectives break."""
+        try:
+            answers = ray.get(ready)
+        except RayError as error:
+            self._cluster.check()
+            raise WorkerLost(f"pool {self._name}: {error}") from None
+        for answer in answers:
+            if isinstance(answer, TandemError):
+                self._cluster.check()
+                raise answer
+        return answers
+
     def check(self) -> None:
         """WorkerLost when a process is dead; one that is too busy to answer is not."""
-        pings = [actor.ping.remote() for actor in self._actors]
-        ready, _ = ray.wait(pings, num_returns=len(pings), timeout=PATIENCE_S)
-        for name, ping in zip(self._names, pings, strict=True):
+        pings = self._ask("ping")
+        ready, _ = ray.wait(pings, num_returns=self.size, timeout=PATIENCE_S)
+        for rank, ping in zip(self._ranks, pings, strict=True):
             try:
                 ray.get(ping) if ping in ready else None
-            except RayActorError as error:
-                raise WorkerLost(f"pool {self._pool.name}, {name}: the process died\n{error}") from None
+            except RayError as error:
+                raise WorkerLost(f"{rank}: the process died\n{error}") from None
 
     def _hung(self, limit_s: float) -> WorkerLost:
-        references = [actor.stacks.remote() for actor in self._actors]
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=PATIENCE_S)
-        stacks = [ray.get(reference) if reference in ready else "no answer" for reference in references]
-        told = "\n".join(f"{name}:\n{stack}" for name, stack in zip(self._names, stacks, strict=True))
-        return WorkerLost(f"pool {self._pool.name}: no answer in {limit_s} s; its ranks are at\n{told}")
+        asked = self._ask("stacks")
+        ready, _ = ray.wait(asked, num_returns=self.size, timeout=PATIENCE_S)
+        stacks = [ray.get(reference) if reference in ready else "no answer" for reference in asked]
+        told = "\n".join(f"{rank}:\n{stack}" for rank, stack in zip(self._ranks, stacks, strict=True))
+        return WorkerLost(f"pool {self._name}: no answer in {limit_s:g} s; the ranks are at\n{told}")
 
     def close(self) -> None:
         self._cluster.spawned.pop(self, None)
-        ray.wait([actor.close.remote() for actor in self._actors], num_returns=self.size, timeout=PATIENCE_S)
+        ray.wait(self._ask("close"), num_returns=self.size, timeout=PATIENCE_S)
         for actor in self._actors:
             ray.kill(actor)
         remove_placement_group(self._group)
@@ -240,7 +233,11 @@ class RayCluster:
         self.spawned: dict[RayRanks, None] = {}
         self._connected = not ray.is_initialized()
         if self._connected:
-            _connect(address or os.environ.get("RAY_ADDRESS"))
+            address = address or os.environ.get("RAY_ADDRESS")
+            ray_constants.ENABLE_RAY_CLUSTER = (
+                address is not None
+            )  # Ray's switch to stay on loopback: it has no argument
+            ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
 
     def spawn(self, pool: ResourcePool) -> RayRanks:
         """Waits up to `start_timeout_s` for nodes that hold the pool, such as one that replaces a lost one."""
@@ -252,25 +249,16 @@ class RayCluster:
 
     def _place(self, pool: ResourcePool, gpus: int) -> PlacementGroup:
         bundles = [{"CPU": count * CPUS, **({"GPU": count} if gpus else {})} for count in pool.processes_on_nodes]
-        group = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK")
+        group = placement_group(bundles, strategy="STRICT_SPREAD")
         if group.wait(min(PATIENCE_S, self.start_timeout_s)):
             return group
-        nodes = [
-            f"{node['NodeManagerHostname']}: {node['Resources'].get('GPU', 0):g} GPUs"
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        wanted = (
-            f"pool {pool.name}: {list(pool.processes_on_nodes)} processes, one number a node" + ", a GPU each" * gpus
-        )
-        print(f"{wanted}: waiting for room on Ray's nodes, which are {', '.join(nodes)}", flush=True)
-        if group.wait(self.start_timeout_s):
-            return group
-        remove_placement_group(group)
-        raise UserError(
-            f"{wanted}, found no room for {self.start_timeout_s:g} s on Ray's nodes, which are {', '.join(nodes)}; "
-            "add nodes, or change placement.pools"
-        )
+        nodes = [f"{node['NodeManagerHostname']} {node['Resources']}" for node in ray.nodes() if node["Alive"]]
+        wanted = f"pool {pool.name}: there is no room for {bundles}, each on a node of its own, on {'; '.join(nodes)}"
+        print(f"{wanted}; waiting for it", flush=True)
+        if not group.wait(self.start_timeout_s):
+            remove_placement_group(group)
+            raise UserError(f"{wanted}, since {self.start_timeout_s:g} s; add nodes, or change placement.pools")
+        return group
 
     def check(self) -> None:
         """WorkerLost when a process of any pool is dead."""
@@ -284,13 +272,6 @@ class RayCluster:
             ray.shutdown()
 
 
-def _connect(address: str | None) -> None:
-    if address is not None:
-        ray.init(address, logging_level=logging.ERROR)
-        return
-    may_leave_machine = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's own switch for a cluster on loopback, which it has no argument for
-    try:
-        ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = may_leave_machine
+def _environment() -> dict[str, str]:
+    """What the processes get of the controller's environment; no progress bars in their output."""
+    return {"TQDM_DISABLE": "1"} | {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
