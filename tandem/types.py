@@ -166,6 +166,10 @@ class TokenColumns(Generic[Array]):
     """Share of the token in the loss: loss = sum(weights * token_loss) over all micro-batches and ranks."""
     shares: Array | None = None
     """1 / number of trained tokens, on trained tokens: sum(shares * x) is the token mean of x."""
+    selected: Array | None = None
+    """bool: tokens that the loss treats apart, where it does."""
+    rows: Array | None = None
+    """Filled in a micro-batch: tokens with the same number are of one trajectory, all of whose tokens are there."""
 
     def map(self, function: Callable[[Array], OtherArray]) -> "TokenColumns[OtherArray]":
         """The columns with `function` applied to each that is filled."""

@@ -1,11 +1,27 @@
 """Scores -> advantages, log-probs -> loss: pure tensors, one short file an algorithm."""
 
+from typing import Any
+
 from tandem.algorithms.base import Algorithm
+from tandem.algorithms.baselines import GPG, OPO, RLOO, MaxRL, ReinforcePlusPlusBaseline
 from tandem.algorithms.grpo import GRPO
+from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.algorithms.ppo import PPO
-from tandem.config.tree import AlgorithmConfig, GRPOConfig
+from tandem.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from tandem.config.algorithms import AlgorithmConfig
+
+ALGORITHMS: dict[str, type[PolicyGradient[Any]]] = {
+    **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "dppo"), GRPO),
+    "rloo": RLOO,
+    "opo": OPO,
+    "gpg": GPG,
+    "maxrl": MaxRL,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "ppo": PPO,
+}
 
 
 def make_algorithm(config: AlgorithmConfig, max_response_tokens: int) -> Algorithm:
     """The algorithm that `algorithm.type` names; `max_response_tokens` is the divisor of `fixed_length`."""
-    return GRPO(config, max_response_tokens) if isinstance(config, GRPOConfig) else PPO(config, max_response_tokens)
+    return ALGORITHMS[config.type](config, max_response_tokens)

@@ -38,6 +38,12 @@ class Rollouts:
     """Of the policy that is about to be trained (rollout log-probs where no trainer pass was asked for)."""
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
+    seed: int = 0
+    """Of this step, for what an algorithm draws."""
+
+    def by_token(self, values_B: Tensor) -> Tensor:
+        """Each row's value on its trained tokens; float32 `[T]`, 0 elsewhere and in rows that are not scored."""
+        return (values_B * self.scored_B).float()[self.rows_T] * self.mask_T
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class Advantages:
     returns_T: Tensor | None
     """What the critic regresses to; None without a critic."""
     metrics: dict[str, float]
+    selected_T: Tensor | None = None
+    """bool: tokens that the loss treats apart; None where it treats all alike."""
 
 
 class Algorithm(Protocol):

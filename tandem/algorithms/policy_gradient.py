@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
-from tandem.algorithms.losses import PolicyLoss, kl_estimate, token_weights
-from tandem.config.tree import PolicyGradientConfig
+from tandem.algorithms.loss_types import make_loss
+from tandem.algorithms.losses import kl_estimate, token_weights
+from tandem.config.algorithms import PolicyGradientConfig
 from tandem.types import TokenLoss
 
 Config = TypeVar("Config", bound=PolicyGradientConfig)
 
 
 class PolicyGradient(ABC, Generic[Config]):
-    """An `Algorithm` with the clipped loss and the KL to a reference, in the reward or in the loss.
+    """An `Algorithm` with the loss that `config.loss` names and the KL to a reference, in the reward or in the loss.
 
     A subclass implements `estimate`; it may extend `needs`, and set `value_loss` or another `loss`.
     """
@@ -26,9 +27,10 @@ class PolicyGradient(ABC, Generic[Config]):
         self._max_response_tokens = max_response_tokens
         self._kl_coefficient = config.kl.coefficient
         self.needs = frozenset[Signal]() if config.kl.place == "none" else frozenset({Signal.REF_LOGPROBS})
-        self.loss: TokenLoss[Tensor] = PolicyLoss(config)
+        self._policy_loss = make_loss(config)
+        self.loss: TokenLoss[Tensor] = self._policy_loss
         self.value_loss: TokenLoss[Tensor] | None = None
-        self.zero_without_advantage = config.kl.place != "loss" and config.entropy_coefficient == 0
+        self.zero_without_advantage = self._policy_loss.zero_without_advantage
 
     @abstractmethod
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
@@ -38,11 +40,28 @@ class PolicyGradient(ABC, Generic[Config]):
         """
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
-        """Take the KL off the rewards where it is placed there, estimate, then move the KL coefficient."""
+        """Shape the rewards as configured, estimate, let the loss select tokens."""
+        rollouts = self._punish_overlong(rollouts)
+        rewards_T = reward_at_last_token(rollouts.rewards_B, rollouts.mask_T, rollouts.rows_T)
+        if self.config.kl.place == "reward":
+            result = self._estimate_with_kl(rollouts, rewards_T)
+        else:
+            result = self.estimate(rollouts, rewards_T)
+        result.selected_T = self._policy_loss.select(rollouts, result.advantages_T)
+        return result
+
+    def _punish_overlong(self, rollouts: Rollouts) -> Rollouts:
+        """Soft overlong punishment (DAPO, Yu et al. 2025, equation 13): 0 at the buffer's start, -1 at its end."""
+        longest = self._max_response_tokens
+        buffer = self.config.overlong_buffer * longest
+        if buffer == 0:
+            return rollouts
+        lengths_B = torch.bincount(rollouts.rows_T, minlength=len(rollouts.rewards_B))
+        return replace(rollouts, rewards_B=rollouts.rewards_B + ((longest - buffer - lengths_B) / buffer).clamp(-1, 0))
+
+    def _estimate_with_kl(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
+        """Take the KL off the rewards, estimate, then move the KL coefficient."""
         rows_T, mask_T, kl = rollouts.rows_T, rollouts.mask_T, self.config.kl
-        rewards_T = reward_at_last_token(rollouts.rewards_B, mask_T, rows_T)
-        if kl.place != "reward":
-            return self.estimate(rollouts, rewards_T)
         assert rollouts.ref_logprobs_T is not None
         coefficient = self._kl_coefficient
         kl_T = kl_estimate(kl.estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * mask_T
@@ -57,7 +76,7 @@ class PolicyGradient(ABC, Generic[Config]):
         return result
 
     def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
-        return token_weights(self.config.aggregation, mask_T, rows_T, self._max_response_tokens)
+        return token_weights(self.config.loss.aggregation, mask_T, rows_T, self._max_response_tokens)
 
     def state(self) -> dict[str, float]:
         return {"kl_coefficient": self._kl_coefficient}

@@ -9,7 +9,7 @@ from torch import Tensor
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.losses import ValueLoss
 from tandem.algorithms.policy_gradient import PolicyGradient
-from tandem.config.tree import PPOConfig
+from tandem.config.algorithms import PPOConfig
 from tandem.types import TokenLoss
 
 

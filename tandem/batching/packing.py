@@ -134,13 +134,15 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     source_S = response_starts_R[row_S] + place_S
     before_S = answers_R[np.where(place_S == 0, owner_R[row_S], row_S)] + place_S
     segment_N, place_N = _ragged(lengths)
+    columns = batch.tokens.map(lambda column: column[source_S])
+    columns.rows = row_S
     return MicroBatch(
         token_ids=np.concatenate((batch.prompt_ids, batch.response_ids))[starts[segment_N] + place_N],
         offsets=np.r_[0, lengths[lengths > 0]].cumsum(),
         prefixes=prefixes[lengths > 0],
         scored=before_S - 1,
         targets=batch.response_ids[source_S],
-        columns=batch.tokens.map(lambda column: column[source_S]),
+        columns=columns,
         source=source_S,
     )
 

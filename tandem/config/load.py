@@ -14,7 +14,15 @@ from tandem.errors import UserError
 
 Config = TypeVar("Config", TrainConfig, SftConfig)
 
-_UNION_TAGS = {"grpo", "ppo", "local", "ray", "RewardFunctionConfig", "str"}
+
+def _union_tags(kind: type[Section]) -> Iterator[str]:
+    if "type" in kind.model_fields:
+        yield from get_args(kind.model_fields["type"].annotation)
+    for subclass in kind.__subclasses__():
+        yield from _union_tags(subclass)
+
+
+_UNION_TAGS = {"RewardFunctionConfig", "str", *_union_tags(Section)}
 """What pydantic puts into the place of an error besides keys."""
 
 

@@ -3,20 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-KLEstimator = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OptimizerConfig
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 
 class ModelConfig(Section):
@@ -55,87 +45,6 @@ class SftDataConfig(DataFilesConfig):
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""
-
-
-class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the optimizer steps of the run."""
-
-    lr: PositiveFloat = 1e-6
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """From `lr` after the warm-up to `lr * min_lr_ratio` at the last step."""
-    min_lr_ratio: Share = 0.0
-    warmup_steps: NonNegativeInt = 0
-
-
-class KLConfig(Section):
-    """Distance to the frozen reference policy (the model as it was before training)."""
-
-    place: Literal["none", "reward", "loss"] = "none"
-    """`reward`: every token's reward is lowered by coefficient * kl; `loss`: coefficient * kl is added to the loss."""
-    estimator: KLEstimator = "k3"
-    """Schulman, "Approximating KL Divergence" (2020)."""
-    coefficient: NonNegativeFloat = 0.001
-    control: Literal["fixed", "adaptive"] = "fixed"
-    """`adaptive`: the coefficient follows the target (Ziegler et al. 2019, section 2.2); for `place: reward`."""
-    target: PositiveFloat = 0.1
-    horizon_trajectories: PositiveInt = 10_000
-
-    @model_validator(mode="after")
-    def _adaptive_needs_reward(self) -> Self:
-        if self.control == "adaptive" and self.place != "reward":
-            raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
-        return self
-
-
-class PolicyGradientConfig(Section):
-    """What every policy-gradient algorithm shares."""
-
-    group_size: PositiveInt = 8
-    """Samples a prompt."""
-    epochs: PositiveInt = 1
-    """Passes over the trajectories of a step."""
-    minibatches: PositiveInt = 1
-    """Optimizer steps a pass; groups are spread over them evenly."""
-    clip_ratio_low: PositiveFloat = 0.2
-    clip_ratio_high: PositiveFloat = 0.2
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Lower bound of the objective at negative advantages, in units of the advantage (Ye et al. 2020)."""
-    aggregation: Aggregation = "token_mean"
-    """`fixed_length` divides by rows * max_response_tokens (Dr. GRPO, Liu et al. 2025)."""
-    entropy_coefficient: float = 0.0
-    """Times the mean token entropy, subtracted from the loss."""
-    kl: KLConfig = KLConfig()
-
-
-class GRPOConfig(PolicyGradientConfig):
-    """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
-
-    type: Literal["grpo"] = "grpo"
-    group_size: int = Field(default=8, ge=2)
-    """Siblings are compared: alone, every advantage is 0."""
-    normalize_by_std: bool = True
-    """Divide the group's centred rewards by their standard deviation (False: Dr. GRPO)."""
-
-
-class PPOConfig(PolicyGradientConfig):
-    """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
-
-    type: Literal["ppo"]
-    group_size: PositiveInt = 1
-    gamma: Share = 1.0
-    gae_lambda: Share = 1.0
-    whiten_advantages: bool = True
-    """Advantages of a step get mean 0 and standard deviation 1 over their tokens."""
-    value_clip: float | None = Field(default=0.2, gt=0)
-    """How far a value may move from the rollout's within one step (null: free)."""
-    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-
-
-AlgorithmConfig = Annotated[GRPOConfig | PPOConfig, Field(discriminator="type")]
 
 
 class EvalSamplingConfig(Section):
@@ -315,7 +224,7 @@ class TrainConfig(RunConfig):
 
     @field_validator("algorithm")
     @classmethod
-    def _fits(cls, algorithm: GRPOConfig | PPOConfig, info: ValidationInfo) -> GRPOConfig | PPOConfig:
+    def _fits(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
         model, data = info.data.get("model"), info.data.get("data")  # None where unsound
         if model and model.critic_path and algorithm.type != "ppo":
             raise ValueError(f"{algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo")

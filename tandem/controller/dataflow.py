@@ -67,7 +67,7 @@ def learn_step(
 ) -> Step:
     actor, reference, critic, batch = roles.actor, roles.reference, roles.critic, to_batch(groups)
     clock("preparation", lambda: prepare(actor, reference, critic, batch, old_policy=old_policy_changes(config)))
-    metrics = clock("advantages", lambda: judge(algorithm, batch))
+    metrics = clock("advantages", lambda: judge(algorithm, batch, (config.trainer.seed, step)))
     metrics |= clock("update", lambda: update(actor, critic, algorithm, batch, config, step))
     clock("publish", lambda: roles.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
@@ -88,8 +88,8 @@ def prepare(
     )
 
 
-def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
-    """Fill the batch's advantages and returns."""
+def judge(algorithm: Algorithm, batch: Batch, seed: Sequence[int]) -> StepMetrics:
+    """Fill the batch's advantages, its returns and the tokens that the loss selects."""
     tokens = batch.tokens.map(torch.from_numpy)
     policy_logprobs = tokens.rollout_logprobs if tokens.old_logprobs is None else tokens.old_logprobs
     assert policy_logprobs is not None
@@ -103,10 +103,12 @@ def judge(algorithm: Algorithm, batch: Batch) -> StepMetrics:
             policy_logprobs_T=policy_logprobs,
             ref_logprobs_T=tokens.ref_logprobs,
             values_T=tokens.values,
+            seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
         )
     )
     batch.tokens.advantages = verdict.advantages_T.numpy()
     batch.tokens.returns = None if verdict.returns_T is None else verdict.returns_T.numpy()
+    batch.tokens.selected = None if verdict.selected_T is None else verdict.selected_T.numpy()
     return verdict.metrics
 
 

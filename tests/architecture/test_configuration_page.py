@@ -31,6 +31,8 @@ def kind(annotation: Any) -> str:
         return ", ".join(value.strip("'") for value in values)
     if name == "Annotated":
         return values[0]
+    if len(values) > 3 and all(issubclass(part, Section) for part in get_args(annotation)):
+        return "by its type"
     return (
         f"{name} of {', '.join(values)}"
         if name in ("list", "tuple")
@@ -38,15 +40,48 @@ def kind(annotation: Any) -> str:
     )
 
 
-def rows(section: type[Section], prefix: str) -> Iterator[str]:
+def rows(section: type[Section], prefix: str, values: Section | None = None) -> Iterator[str]:
+    """`values`: what an outer section has as its default for this one."""
     for name, field in section.model_fields.items():
         inner = sections_in(field.annotation)
         if len(inner) == 1 and "list" not in str(field.annotation):
-            yield from rows(inner[0], f"{prefix}{name}.")
+            value = field.default if values is None else getattr(values, name)
+            yield from rows(inner[0], f"{prefix}{name}.", value if isinstance(value, Section) else None)
             continue
-        default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+        default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
+        default = default if values is None else shown(getattr(values, name))
         about = " ".join((field.description or "").split())
-        yield f"| `{prefix}{name}` | {kind(field.annotation)} | {default.replace('None', 'null')} | {about} |"
+        yield f"| `{prefix}{name}` | {kind(field.annotation)} | {default} | {about} |"
+
+
+def shown(default: Any) -> str:
+    """A default; of a section that has types, the type and what differs from it."""
+    if not isinstance(default, Section):
+        return str(default).replace("None", "null")
+    own = {name: value for name, value in default if value != type(default).model_fields[name].default}
+    return ", ".join([str(getattr(default, "type", "")), *(f"{name}: {value}" for name, value in own.items())])
+
+
+def table(title: str, section: type[Section], lines: list[str]) -> list[str]:
+    about = " ".join((section.__doc__ or "").split())
+    head = ["| key | kind | default | |", "| --- | --- | --- | --- |"]
+    return [f"### {title}", "", *([about, ""] if about else []), *([*head, *lines, ""] if lines else [])]
+
+
+def tables(name: str, sections: list[type[Section]]) -> list[str]:
+    """A table a section; what many sections have in common comes once, before them."""
+    shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
+    if len(sections) < 4:
+        return [line for section in sections for line in table(name, section, [*rows(section, f"{name}.")])]
+    common = [*rows(shared, f"{name}.")]
+    lines = table(f"{name}, of every type", shared, common)
+    for section in sections:
+        own = [row for row in rows(section, f"{name}.") if row not in common and not row.startswith(f"| `{name}.type`")]
+        lines += table(f"{name}.type: {section.model_fields['type'].annotation.__args__[0]}", section, own)
+    for key, field in shared.model_fields.items():
+        if len(sections_in(field.annotation)) > 3:
+            lines += tables(f"{name}.{key}", sections_in(field.annotation))
+    return lines
 
 
 def render() -> str:
@@ -54,16 +89,7 @@ def render() -> str:
     for command, config in (("`tandem train`, `tandem eval`", TrainConfig), ("`tandem sft`", SftConfig)):
         lines += [f"## {command}", ""]
         for name, field in config.model_fields.items():
-            for section in sections_in(field.annotation):
-                about = " ".join((section.__doc__ or "").split())
-                lines += [
-                    f"### {name}",
-                    "",
-                    *([about, ""] if about else []),
-                    "| key | kind | default | |",
-                    "| --- | --- | --- | --- |",
-                ]
-                lines += [*rows(section, f"{name}."), ""]
+            lines += tables(name, sections_in(field.annotation))
     return "\n".join(lines)
 
 

@@ -30,18 +30,20 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, two optimizer steps, asymmetric and dual clip": {
         "type": "grpo",
         "minibatches": 2,
-        "clip_ratio_low": 0.01,
-        "clip_ratio_high": 0.02,
-        "dual_clip": 1.01,
-        "aggregation": "sequence_mean_token_mean",
+        "loss": {
+            "clip_ratio_low": 0.01,
+            "clip_ratio_high": 0.02,
+            "dual_clip": 1.01,
+            "aggregation": "sequence_mean_token_mean",
+        },
     },
     "grpo, kl in the loss, entropy": {
         "type": "grpo",
         "kl": {"place": "loss", "coefficient": 0.1, "estimator": "k3"},
         "entropy_coefficient": 0.05,
-        "aggregation": "sequence_mean_token_sum",
+        "loss": {"aggregation": "sequence_mean_token_sum"},
     },
-    "dr. grpo": {"type": "grpo", "normalize_by_std": False, "aggregation": "fixed_length"},
+    "dr. grpo": {"type": "dr_grpo"},
     "ppo": {"type": "ppo", "group_size": 4, "gae_lambda": 0.9, "gamma": 0.95},
     "ppo, two optimizer steps, kl in the reward": {
         "type": "ppo",
@@ -140,7 +142,7 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
     if config.algorithm.type == "ppo":
         critic = WorkerGroup(ranks, "critic", TrainWorker, *policy, config.algorithm.critic_optimizer, 2, critic=True)
     prepare(actor, reference, critic, batch, old_policy=True)
-    judge(algorithm, batch)
+    judge(algorithm, batch, (0, 1))
     update(actor, critic, algorithm, batch, config, step=1)
     trained = ranks.host.workers
     return trained["actor"].engine.model, trained["critic"].engine.model if critic else None
@@ -149,10 +151,10 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
 def oracle_step(
     oracle: ModuleType, config: TrainConfig, models: dict[str, Path], batch: Batch, groups: list[Group]
 ) -> Any:
-    algorithm, kl = config.algorithm, config.algorithm.kl
+    algorithm, kl, loss = config.algorithm, config.algorithm.kl, config.algorithm.loss
     settings = oracle.Settings(
-        temperature=TEMPERATURE, clip_low=algorithm.clip_ratio_low, clip_high=algorithm.clip_ratio_high,
-        dual_clip=algorithm.dual_clip, aggregation=algorithm.aggregation, max_response_tokens=MAX_RESPONSE,
+        temperature=TEMPERATURE, clip_low=loss.clip_ratio_low, clip_high=loss.clip_ratio_high,
+        dual_clip=loss.dual_clip, aggregation=loss.aggregation, max_response_tokens=MAX_RESPONSE,
         entropy_coefficient=algorithm.entropy_coefficient, kl_place=kl.place, kl_estimator=kl.estimator,
         kl_coefficient=kl.coefficient, max_grad_norm=0.5,
     )  # fmt: skip
@@ -171,7 +173,7 @@ def oracle_step(
     policy = AutoModelForCausalLM.from_pretrained(models["policy"]).eval()
     reference = AutoModelForCausalLM.from_pretrained(models["reference"]).eval()
     adamw = torch.optim.AdamW(policy.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
-    if algorithm.type == "grpo":
+    if algorithm.type != "ppo":
         settings.normalize_by_std = algorithm.normalize_by_std
         oracle.grpo_step(policy, adamw, rollouts, settings, parts, reference)
         return policy, None

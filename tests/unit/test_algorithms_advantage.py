@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithms.grpo import group_statistics
 from tandem.algorithms.policy_gradient import reward_at_last_token
 from tandem.algorithms.ppo import gae, masked_whiten
+from tandem.algorithms.siblings import Siblings
 
 
 def test_group_statistics_leave_out_rows_without_a_reward():
@@ -15,7 +15,8 @@ def test_group_statistics_leave_out_rows_without_a_reward():
     rewards = torch.tensor([1.0, 5.0, 4.0, 0.0, 0.0, 2.0])
     scored = torch.tensor([True, True, True, False, True, True])
     groups = torch.tensor([9, 3, 9, 9, 70, 70])
-    mean, std = group_statistics(rewards, scored, groups)
+    siblings = Siblings(scored, groups)
+    mean, std = siblings.mean(rewards), siblings.std(rewards)
     assert mean.tolist() == [2.5, 5.0, 2.5, 2.5, 1.0, 1.0]
     expected = [4.5**0.5, 0.0, 4.5**0.5, 4.5**0.5, 2**0.5, 2**0.5]
     torch.testing.assert_close(std, torch.tensor(expected, dtype=torch.float64))
@@ -23,8 +24,9 @@ def test_group_statistics_leave_out_rows_without_a_reward():
 
 def test_equal_rewards_are_centred_to_exactly_zero():
     rewards = torch.full((7,), 0.1)
-    mean, std = group_statistics(rewards, torch.ones(7, dtype=torch.bool), torch.zeros(7, dtype=torch.int64))
-    assert torch.equal(rewards - mean, torch.zeros(7, dtype=torch.float64)) and not std.any()
+    siblings = Siblings(torch.ones(7, dtype=torch.bool), torch.zeros(7, dtype=torch.int64))
+    assert torch.equal(rewards - siblings.mean(rewards), torch.zeros(7, dtype=torch.float64))
+    assert not siblings.std(rewards).any()
 
 
 def test_reward_lies_on_the_last_policy_token():

@@ -11,7 +11,7 @@ import torch
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.policy_gradient import PolicyGradient
-from tandem.config.tree import GRPOConfig, KLConfig, PolicyGradientConfig, PPOConfig
+from tandem.config.algorithms import ClipLossConfig, GRPOConfig, KLConfig, PolicyGradientConfig, PPOConfig
 
 LENGTHS = torch.tensor([2, 1, 3, 1, 2])
 REWARD_KL = KLConfig(place="reward", estimator="k1", coefficient=0.1)
@@ -110,7 +110,8 @@ def test_ppo_whitens_over_the_tokens_of_the_step():
 
 
 def test_configuration_reaches_the_loss_and_the_weights():
-    config = GRPOConfig(aggregation="fixed_length", entropy_coefficient=0.1, kl=KLConfig(place="loss", coefficient=0.2))
+    kl, loss = KLConfig(place="loss", coefficient=0.2), ClipLossConfig(aggregation="fixed_length")
+    config = GRPOConfig(loss=loss, entropy_coefficient=0.1, kl=kl)
     algorithm = make_algorithm(config, 100)
     assert algorithm.needs == {Signal.REF_LOGPROBS}
     weights = algorithm.weights(rollouts().mask_T, rollouts().rows_T)

@@ -10,7 +10,7 @@ import torch
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.losses import kl_estimate
-from tandem.config.tree import GRPOConfig, KLConfig
+from tandem.config.algorithms import GRPOConfig, KLConfig
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
-from tandem.algorithms.losses import NextTokenLoss, PolicyLoss, ValueLoss
+from tandem.algorithms.loss_types import make_loss
+from tandem.algorithms.losses import NextTokenLoss, ValueLoss
+from tandem.algorithms.policy_losses import PolicyLoss
 from tandem.algorithms.ppo import explained_variance
-from tandem.config.tree import KLConfig, PolicyGradientConfig
+from tandem.config.algorithms import ClipLossConfig, KLConfig, PolicyGradientConfig
 from tandem.types import Outputs, TokenColumns
 
 # Ratios and advantages of six tokens; the last one carries no weight.
@@ -21,8 +23,9 @@ ENTROPY = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 100.0])
 OLD = torch.full((6,), -3.0)
 
 
-def policy_loss(clip_ratio_low: float, clip_ratio_high: float, **more) -> PolicyLoss:
-    return PolicyLoss(PolicyGradientConfig(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, **more))
+def policy_loss(low: float, high: float, dual_clip: float | None = None, **more) -> PolicyLoss:
+    clip = ClipLossConfig(clip_ratio_low=low, clip_ratio_high=high, dual_clip=dual_clip)
+    return make_loss(PolicyGradientConfig(loss=clip, **more))
 
 
 def columns(**more) -> TokenColumns[torch.Tensor]:

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassificat
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.losses import token_weights
-from tandem.config.tree import GRPOConfig, KLConfig, PPOConfig
+from tandem.config.algorithms import ClipLossConfig, GRPOConfig, KLConfig, PPOConfig
 from tandem.types import Outputs, TokenColumns
 
 ORACLE = Path(__file__).parents[2] / "examples/rl_loop.py"
@@ -27,7 +27,7 @@ GROUPS = [0, 0, 0, 1, 1, 2]
 REWARDS = [1.0, 0.0, 0.5, 2.0, None, 1.5]
 MINIBATCHES = [[0, 1, 2], [3, 4, 5], [5, 3, 1], [0, 2, 4]]
 """Two passes of two optimizer steps."""
-SHARED = {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03, "entropy_coefficient": 0.05, "epochs": 2, "minibatches": 2}
+SHARED = {"entropy_coefficient": 0.05, "epochs": 2, "minibatches": 2}
 LR = 0.1
 
 
@@ -111,22 +111,26 @@ def assert_same_weights(found, expected, before) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def clip(**more):
+    return {"loss": ClipLossConfig(clip_ratio_low=0.02, clip_ratio_high=0.03, **more)}
+
+
 CASES = [
-    {},
-    {"aggregation": "sequence_mean_token_sum", "dual_clip": 1.01},
-    {"aggregation": "sequence_mean_token_mean", "kl": KLConfig(place="loss", estimator="k2", coefficient=0.3)},
-    {"aggregation": "fixed_length", "kl": KLConfig(place="reward", estimator="k1", coefficient=0.3)},
-    {"kl": KLConfig(place="loss", estimator="k3", coefficient=0.3)},
-    {"kl": KLConfig(place="reward", estimator="k3", coefficient=0.3)},
+    clip(),
+    clip(aggregation="sequence_mean_token_sum", dual_clip=1.01),
+    {**clip(aggregation="sequence_mean_token_mean"), "kl": KLConfig(place="loss", estimator="k2", coefficient=0.3)},
+    {**clip(aggregation="fixed_length"), "kl": KLConfig(place="reward", estimator="k1", coefficient=0.3)},
+    {**clip(), "kl": KLConfig(place="loss", estimator="k3", coefficient=0.3)},
+    {**clip(), "kl": KLConfig(place="reward", estimator="k3", coefficient=0.3)},
 ]
 
 
 def oracle_settings(config, **more):
     return rl_loop.Settings(
-        clip_low=config.clip_ratio_low,
-        clip_high=config.clip_ratio_high,
-        dual_clip=config.dual_clip,
-        aggregation=config.aggregation,
+        clip_low=config.loss.clip_ratio_low,
+        clip_high=config.loss.clip_ratio_high,
+        dual_clip=config.loss.dual_clip,
+        aggregation=config.loss.aggregation,
         entropy_coefficient=config.entropy_coefficient,
         kl_place=config.kl.place,
         kl_estimator=config.kl.estimator,
@@ -135,7 +139,7 @@ def oracle_settings(config, **more):
     )
 
 
-@pytest.mark.parametrize("case", [*CASES, {"normalize_by_std": False}])
+@pytest.mark.parametrize("case", [*CASES, {**clip(), "normalize_by_std": False}])
 def test_grpo_step(case):
     config = GRPOConfig(**SHARED, **case)
     policy, reference = tiny(Qwen2ForCausalLM, 0), tiny(Qwen2ForCausalLM, 1)
@@ -149,7 +153,8 @@ def test_grpo_step(case):
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False}, {"value_clip": None}]
+    "case",
+    [*CASES, {**clip(), "gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False}, {**clip(), "value_clip": None}],
 )
 def test_ppo_step(case):
     config = PPOConfig(type="ppo", **{"value_clip": 0.05, **SHARED, **case})

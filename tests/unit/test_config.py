@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.config.algorithms import GRPOConfig, PPOConfig
 from tandem.config.load import dump_config, load_config
-from tandem.config.tree import GRPOConfig, PPOConfig, SftConfig, TrainConfig
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
 
 SOUND = """

@@ -50,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Phi": {**COMMON, "num_key_value_heads": 4},
 }
-LOSS = make_algorithm(GRPOConfig(entropy_coefficient=0.05, dual_clip=3.0), max_response_tokens=16).loss
+LOSS = make_algorithm(GRPOConfig(entropy_coefficient=0.05, loss={"dual_clip": 3.0}), max_response_tokens=16).loss
 
 
 def model_of(family: str, attention: str = ATTENTION, head: str = "ForCausalLM", **options: Any) -> Any:

@@ -1,0 +1,48 @@
+"""Algorithms that judge a trajectory by its siblings: one advantage a row, no critic."""
+
+from abc import abstractmethod
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tandem.algorithms.base import Advantages, Rollouts
+from tandem.algorithms.policy_gradient import PolicyGradient
+from tandem.config.algorithms import PolicyGradientConfig
+
+Config = TypeVar("Config", bound=PolicyGradientConfig)
+
+
+class Siblings:
+    """Statistics within each row's group, over the scored rows only; all float64 `[B]`."""
+
+    def __init__(self, scored_B: Tensor, groups_B: Tensor) -> None:
+        self._group_B = torch.searchsorted(groups_B.sort().values, groups_B)  # one number below B for each group
+        self._scored_B = scored_B.double()
+        self.count_B = self.sum(torch.ones_like(self._scored_B))
+
+    def sum(self, values_B: Tensor) -> Tensor:
+        return torch.bincount(self._group_B, values_B * self._scored_B)[self._group_B]
+
+    def mean(self, values_B: Tensor) -> Tensor:
+        return self.sum(values_B) / self.count_B.clamp(min=1)
+
+    def std(self, values_B: Tensor) -> Tensor:
+        """The sample's (n - 1 in the denominator); 0 where fewer than two rows are scored."""
+        return (self.sum((values_B - self.mean(values_B)).square()) / (self.count_B - 1).clamp(min=1)).sqrt()
+
+
+class GroupRelative(PolicyGradient[Config]):
+    """A subclass implements `compare`. A row whose siblings all failed has no baseline and gets advantage 0."""
+
+    @abstractmethod
+    def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+        """The advantage of each row, float64; `rewards_B` are the shaped ones, float64."""
+
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
+        scored_B, rewards_B = rollouts.scored_B, rollouts.rewards_B.double()
+        siblings = Siblings(scored_B, rollouts.groups_B)
+        advantages_B = self.compare(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
+        equal = siblings.std(rewards_B)[scored_B] == 0
+        metrics = {"reward/group_std/zero_share": equal.double().mean().item()} if len(equal) else {}
+        return Advantages(rollouts.by_token(advantages_B), None, metrics)

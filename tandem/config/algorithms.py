@@ -1,0 +1,335 @@
+"""The sections `algorithm` and `training.optimizer`: rewards to advantages, the loss on them, the steps down it.
+
+Any advantage goes with any loss that makes sense; a published name brings the defaults of its paper.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the optimizer steps of the run."""
+
+    lr: PositiveFloat = 1e-6
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """From `lr` after the warm-up to `lr * min_lr_ratio` at the last step."""
+    min_lr_ratio: Share = 0.0
+    warmup_steps: NonNegativeInt = 0
+
+
+class LossConfig(Section):
+    """What every policy loss has."""
+
+    aggregation: Aggregation = "token_mean"
+    """How token losses become one; `fixed_length` divides by rows * max_response_tokens (Dr. GRPO)."""
+
+
+class ClipRangeConfig(LossConfig):
+    """Ratios count within 1 - clip_ratio_low … 1 + clip_ratio_high."""
+
+    clip_ratio_low: PositiveFloat = 0.2
+    clip_ratio_high: PositiveFloat = 0.2
+
+
+class ClipLossConfig(ClipRangeConfig):
+    """Clipped surrogate (PPO, arXiv:1707.06347), each side with a bound of its own (DAPO, arXiv:2503.14476)."""
+
+    type: Literal["clip"] = "clip"
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Lower bound of the objective at negative advantages, in units of the advantage (arXiv:1912.09729)."""
+
+
+class ReinforceLossConfig(LossConfig):
+    """Log-likelihood times advantage, without ratio and clip (Williams 1992)."""
+
+    type: Literal["reinforce"] = "reinforce"
+
+
+class GSPOLossConfig(ClipRangeConfig):
+    """Clipped ratio of whole sequences, the geometric mean of their tokens' (arXiv:2507.18071)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_ratio_low: PositiveFloat = 3e-4
+    clip_ratio_high: PositiveFloat = 4e-4
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+
+class GMPOLossConfig(LossConfig):
+    """Geometric mean of the tokens' clipped ratios (arXiv:2507.20673)."""
+
+    type: Literal["gmpo"] = "gmpo"
+    clip_log_ratio: PositiveFloat = 0.4
+    """Token ratios count within exp(-this) … exp(this)."""
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+
+class CISPOLossConfig(ClipRangeConfig):
+    """Log-likelihood weighted by the clipped ratio, which has no gradient (arXiv:2506.13585)."""
+
+    type: Literal["cispo"] = "cispo"
+    clip_ratio_low: PositiveFloat = 1.0
+    """1: no lower bound."""
+    clip_ratio_high: PositiveFloat = 4.0
+
+
+class SAPOLossConfig(LossConfig):
+    """A smooth gate on the ratio in the place of a clip (arXiv:2511.20347)."""
+
+    type: Literal["sapo"] = "sapo"
+    temperature_positive: PositiveFloat = 1.0
+    temperature_negative: PositiveFloat = 1.05
+    """At negative advantages; a higher one closes the gate sooner."""
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+
+class DPPOLossConfig(LossConfig):
+    """Tokens leave the loss when the policy moves too far from the one that sampled them (arXiv:2602.04879)."""
+
+    type: Literal["dppo"] = "dppo"
+    divergence: Literal["tv", "kl"] = "tv"
+    """Of sampling and trained policy, over two outcomes: the token, and any other."""
+    max_divergence: PositiveFloat = 0.15
+    """0.15 with tv, 0.05 with kl are usual."""
+    max_ratio: float = Field(default=20.0, gt=1)
+    """Importance weights are cut here."""
+
+
+class KLCovLossConfig(LossConfig):
+    """A KL penalty on the tokens of highest covariance of log-prob and advantage (arXiv:2505.22617)."""
+
+    type: Literal["kl_cov"] = "kl_cov"
+    share: Share = 0.002
+    """Of the step's tokens; at least one."""
+    coefficient: NonNegativeFloat = 1.0
+
+
+class ClipCovLossConfig(ClipRangeConfig):
+    """Takes tokens of high covariance of log-prob and advantage out of the clipped loss (arXiv:2505.22617)."""
+
+    type: Literal["clip_cov"] = "clip_cov"
+    share: Share = 0.0002
+    """Of the step's tokens, drawn from those within the bounds; at least one."""
+    covariance_low: float = 1.0
+    covariance_high: float = 5.0
+
+
+RatioLoss = ClipLossConfig | GSPOLossConfig | GMPOLossConfig | SAPOLossConfig | KLCovLossConfig | ClipCovLossConfig
+LikelihoodLoss = ReinforceLossConfig | CISPOLossConfig | DPPOLossConfig
+PolicyLossConfig = Annotated[RatioLoss | LikelihoodLoss, Field(discriminator="type")]
+
+
+class KLConfig(Section):
+    """Distance to the frozen reference policy (the model as it was before training)."""
+
+    place: Literal["none", "reward", "loss"] = "none"
+    """`reward`: every token's reward is lowered by coefficient * kl; `loss`: coefficient * kl is added to the loss."""
+    estimator: KLEstimator = "k3"
+    """Schulman, "Approximating KL Divergence" (2020); with + the value is this one's and the gradient that of k2."""
+    coefficient: NonNegativeFloat = 0.001
+    control: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive`: the coefficient follows the target (Ziegler et al. 2019, section 2.2); for `place: reward`."""
+    target: PositiveFloat = 0.1
+    horizon_trajectories: PositiveInt = 10_000
+
+    @model_validator(mode="after")
+    def _adaptive_needs_reward(self) -> Self:
+        if self.control == "adaptive" and self.place != "reward":
+            raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
+        return self
+
+
+class PolicyGradientConfig(Section):
+    """What every policy-gradient algorithm shares."""
+
+    by_token: ClassVar[bool] = False
+    """Advantages differ between the tokens of a trajectory."""
+    needs_raw_rewards: ClassVar[str] = ""
+    """Why rewards may not be shaped, where they may not."""
+
+    group_size: PositiveInt = 8
+    """Samples a prompt."""
+    epochs: PositiveInt = 1
+    """Passes over the trajectories of a step."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps a pass; groups are spread over them evenly."""
+    loss: PolicyLossConfig = ClipLossConfig()
+    entropy_coefficient: float = 0.0
+    """Times the mean token entropy, subtracted from the loss."""
+    kl: KLConfig = KLConfig()
+    overlong_buffer: Share = 0.0
+    """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
+
+    @field_validator("loss", "kl", mode="before")
+    @classmethod
+    def _over_the_algorithms_own(cls, given: Any, info: ValidationInfo) -> Any:
+        """What is not given comes from the algorithm's default, unless another loss is chosen."""
+        default: dict[str, Any] = cls.model_fields[info.field_name or ""].default.model_dump()
+        if not isinstance(given, dict):
+            return given
+        chosen = cast(dict[str, Any], given)
+        return {**default, **chosen} if chosen.get("type", default.get("type")) == default.get("type") else chosen
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.by_token and self.loss.type == "gmpo":
+            raise ValueError("loss.type: gmpo weighs whole responses, but these advantages differ by token; use gspo")
+        if self.loss.type == "kl_cov" and self.epochs * self.minibatches == 1:
+            raise ValueError(
+                "loss.type: kl_cov does nothing on one optimizer step a batch; raise minibatches or epochs"
+            )
+        if self.needs_raw_rewards and (self.kl.place == "reward" or self.overlong_buffer):
+            raise ValueError(f"{self.needs_raw_rewards}; use kl.place: loss and overlong_buffer: 0")
+        return self
+
+
+class GroupConfig(PolicyGradientConfig):
+    """Algorithms that compare the siblings of a prompt."""
+
+    group_size: int = Field(default=8, ge=2)
+    """Samples a prompt; alone, every advantage is 0."""
+
+
+class GroupNormalizedConfig(GroupConfig):
+    """Rewards centred, and scaled by the standard deviation, within each group."""
+
+    normalize_by_std: bool = True
+
+
+class GRPOConfig(GroupNormalizedConfig):
+    """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+
+
+class DrGRPOConfig(GroupNormalizedConfig):
+    """GRPO without its biases of length and difficulty (Liu et al. 2025, arXiv:2503.20783)."""
+
+    type: Literal["dr_grpo"]
+    normalize_by_std: bool = False
+    loss: PolicyLossConfig = ClipLossConfig(aggregation="fixed_length")
+
+
+class DAPOConfig(GroupNormalizedConfig):
+    """Clip-higher, dynamic sampling, token-level loss, overlong punishment (Yu et al. 2025, arXiv:2503.14476)."""
+
+    type: Literal["dapo"]
+    loss: PolicyLossConfig = ClipLossConfig(clip_ratio_high=0.28)
+    overlong_buffer: Share = 0.2
+
+
+class GSPOConfig(GroupNormalizedConfig):
+    """Group Sequence Policy Optimization (Zheng et al. 2025, arXiv:2507.18071)."""
+
+    type: Literal["gspo"]
+    loss: PolicyLossConfig = GSPOLossConfig()
+
+
+class GMPOConfig(GroupNormalizedConfig):
+    """Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv:2507.20673)."""
+
+    type: Literal["gmpo"]
+    loss: PolicyLossConfig = GMPOLossConfig()
+
+
+class CISPOConfig(GroupNormalizedConfig):
+    """Clipped importance-sampling policy optimization (MiniMax 2025, arXiv:2506.13585)."""
+
+    type: Literal["cispo"]
+    loss: PolicyLossConfig = CISPOLossConfig()
+
+
+class SAPOConfig(GroupNormalizedConfig):
+    """Soft Adaptive Policy Optimization (Gao et al. 2025, arXiv:2511.20347)."""
+
+    type: Literal["sapo"]
+    loss: PolicyLossConfig = SAPOLossConfig()
+
+
+class DPPOConfig(GroupNormalizedConfig):
+    """Divergence Proximal Policy Optimization (Qi et al. 2026, arXiv:2602.04879)."""
+
+    type: Literal["dppo"]
+    loss: PolicyLossConfig = DPPOLossConfig()
+
+
+class RLOOConfig(GroupConfig):
+    """REINFORCE leave-one-out: the baseline is the mean of the other siblings (arXiv:2402.14740)."""
+
+    type: Literal["rloo"]
+    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
+
+
+class OPOConfig(GroupConfig):
+    """On-policy with the optimal reward baseline, the length-weighted mean (arXiv:2505.23585)."""
+
+    type: Literal["opo"]
+    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
+
+
+class GPGConfig(GroupConfig):
+    """Group Policy Gradient: centred rewards, scaled up for groups that teach nothing (arXiv:2504.02546)."""
+
+    type: Literal["gpg"]
+    loss: PolicyLossConfig = ReinforceLossConfig()
+
+
+class MaxRLConfig(GroupConfig):
+    """Maximum-likelihood RL: centred rewards over their mean; rewards of 0 or more (arXiv:2602.02710)."""
+
+    needs_raw_rewards: ClassVar[str] = "maxrl divides by the mean reward, which shaping may turn negative"
+
+    type: Literal["maxrl"]
+    loss: PolicyLossConfig = ReinforceLossConfig()
+
+
+class ReinforcePlusPlusConfig(PolicyGradientConfig):
+    """Rewards with a token-wise KL penalty, whitened over the whole step (arXiv:2501.03262)."""
+
+    by_token: ClassVar[bool] = True
+
+    type: Literal["reinforce_plus_plus"]
+    group_size: PositiveInt = 1
+    gamma: Share = 1.0
+    kl: KLConfig = KLConfig(place="reward", estimator="k1", coefficient=0.01)
+
+
+class ReinforcePlusPlusBaselineConfig(GroupConfig):
+    """REINFORCE++ with the group's mean as baseline, then whitened over the step (arXiv:2501.03262)."""
+
+    type: Literal["reinforce_plus_plus_baseline"]
+    kl: KLConfig = KLConfig(place="loss", estimator="k2", coefficient=0.01)
+
+
+class PPOConfig(PolicyGradientConfig):
+    """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    by_token: ClassVar[bool] = True
+
+    type: Literal["ppo"]
+    group_size: PositiveInt = 1
+    gamma: Share = 1.0
+    gae_lambda: Share = 1.0
+    whiten_advantages: bool = True
+    """Advantages of a step get mean 0 and standard deviation 1 over their tokens."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move from the rollout's within one step (null: free)."""
+    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+
+
+GroupNormalized = (
+    GRPOConfig | DrGRPOConfig | DAPOConfig | GSPOConfig | GMPOConfig | CISPOConfig | SAPOConfig | DPPOConfig
+)
+GroupBaseline = RLOOConfig | OPOConfig | GPGConfig | MaxRLConfig | ReinforcePlusPlusBaselineConfig
+AlgorithmConfig = Annotated[
+    GroupNormalized | GroupBaseline | ReinforcePlusPlusConfig | PPOConfig, Field(discriminator="type")
+]
