@@ -2,17 +2,21 @@
 
 from tandem.config.tree import RunConfig
 from tandem.controller.groups import Cluster
+from tandem.controller.pools import ResourcePoolManager
 from tandem.controller.roles import pools_of
 
 
-def make_cluster(config: RunConfig) -> Cluster:
-    """The cluster that the configuration names; a local one of a single rank is this process."""
+def make_cluster(config: RunConfig, pools: ResourcePoolManager | None = None) -> Cluster:
+    """The cluster that the configuration names, for `pools` (default: those of the configuration).
+
+    A local one with a single pool of a single process is this process.
+    """
     settings = config.cluster
     if settings.type == "ray":
         from tandem.cluster.ray import RayCluster
 
         return RayCluster(settings.address, settings.timeout_s)
-    if [pool.size for pool in pools_of(config).pools.values()] == [1]:
+    if [pool.size for pool in (pools or pools_of(config)).pools.values()] == [1]:
         from tandem.cluster.inline import InlineCluster
 
         return InlineCluster()

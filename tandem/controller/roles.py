@@ -1,6 +1,6 @@
 """Configuration -> the roles of a run: worker groups on the pools that they are placed on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,19 +65,12 @@ class Roles:
     reward: RewardManager
     rollout: WorkerGroup
     actor: WorkerGroup
+    publish: Callable[[int], None]
+    """Makes the rollout serve the actor's present weights as a version, larger than every version before."""
     reference: WorkerGroup | None = None
     critic: WorkerGroup | None = None
-    apart: bool = False
-    """Actor and rollout are on different pools: weights travel."""
     trained: dict[str, WorkerGroup] = field(default_factory=dict[str, WorkerGroup])
     """What a checkpoint holds, by its directory there."""
-
-    def publish(self, version: int) -> None:
-        """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
-        sending = self.actor.send_weights() if self.apart else None
-        self.rollout.publish(version).get()
-        if sending:
-            sending.get()
 
 
 def make_roles(
@@ -93,13 +86,9 @@ def make_roles(
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = (TrainWorker, config.model, training)
     actor = placement.group(Role.Actor, *policy, training.optimizer, optimizer_steps, temperature)
-    roles = Roles(
-        reward=reward,
-        rollout=make_rollout(config, tokenizer, placement),
-        actor=actor,
-        apart=not placement.together(Role.Actor, Role.Rollout),
-        trained={".": actor},
-    )
+    rollout = make_rollout(config, tokenizer, placement)
+    publish = connect(actor, rollout, placement)
+    roles = Roles(reward, rollout, actor, publish, trained={".": actor})
     if Signal.REF_LOGPROBS in algorithm.needs:
         roles.reference = placement.group(Role.RefPolicy, *policy, None, 1, temperature)
     if Signal.VALUES in algorithm.needs:
@@ -107,10 +96,22 @@ def make_roles(
         optimizer = config.algorithm.critic_optimizer
         roles.critic = placement.group(Role.Critic, *policy, optimizer, optimizer_steps, critic=True)
         roles.trained["critic"] = roles.critic
-    if roles.apart:
-        roles.rollout.join_bridge(actor.open_bridge(placement.size(Role.Rollout)).get()).get()
     roles.publish(0)
     return roles
+
+
+def connect(actor: WorkerGroup, rollout: WorkerGroup, placement: Placement) -> Callable[[int], None]:
+    """How the actor's weights get to the rollout: `publish(version)`. On different pools they travel over a bridge."""
+    if placement.together(Role.Actor, Role.Rollout):
+        return lambda version: rollout.publish(version).get()
+    rollout.join_bridge(actor.open_bridge(placement.size(Role.Rollout)).get()).get()
+
+    def publish(version: int) -> None:
+        sending = actor.send_weights()
+        rollout.publish(version).get()
+        sending.get()
+
+    return publish
 
 
 def make_rollout(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> WorkerGroup:

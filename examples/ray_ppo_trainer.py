@@ -1,0 +1,48 @@
+"""PPO as articles on verl show it: roles mapped to workers, workers to pools, then fit.
+
+    python examples/ray_ppo_trainer.py CONFIG.yaml
+
+`tandem train CONFIG.yaml cluster.type=ray` does the same without a program.
+"""
+
+import sys
+from pathlib import Path
+
+from tandem import RayPPOTrainer, RayWorkerGroup, ResourcePoolManager, RewardManager, Role, RolloutWorker, TrainWorker
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
+from tandem.models.loading import load_tokenizer
+
+
+def main() -> None:
+    config = load_config(TrainConfig, Path(sys.argv[1]), sys.argv[2:])
+    tokenizer = load_tokenizer(config.model)
+
+    role_worker_mapping = {
+        Role.ActorRollout: TrainWorker,
+        Role.Rollout: RolloutWorker,
+        Role.Critic: TrainWorker,
+        Role.RefPolicy: TrainWorker,
+    }
+
+    processes_per_node, nodes = config.cluster.ranks or 1, 1
+    global_pool_id = "global_pool"
+    resource_pool_spec = {global_pool_id: [processes_per_node] * nodes}
+    mapping = {Role.ActorRollout: global_pool_id, Role.Critic: global_pool_id, Role.RefPolicy: global_pool_id}
+    resource_pool_manager = ResourcePoolManager(resource_pool_spec=resource_pool_spec, mapping=mapping)
+
+    trainer = RayPPOTrainer(
+        config=config,
+        tokenizer=tokenizer,
+        role_worker_mapping=role_worker_mapping,
+        resource_pool_manager=resource_pool_manager,
+        ray_worker_group_cls=RayWorkerGroup,
+        reward_fn=RewardManager(config.reward, seed=config.trainer.seed),
+        val_reward_fn=RewardManager(config.reward, seed=config.trainer.seed),
+    )
+    trainer.init_workers()
+    trainer.fit()
+
+
+if __name__ == "__main__":
+    main()

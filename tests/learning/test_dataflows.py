@@ -1,0 +1,102 @@
+"""One program on every cluster: the same prompts, rewards and metrics, step by step."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.cli import main
+from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.trajectories import read_trajectories
+from tests.conftest import ROOT
+
+STEPS = 20
+SPLIT = {
+    "pools": {"acting": [2], "judging": [1], "asking": [1]},
+    "roles": {"actor": "acting", "critic": "judging", "reference": "judging", "rollout": "asking"},
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "local, 2 ranks": {"cluster": {"type": "local", "ranks": 2}},
+    "local, split": {"cluster": {"type": "local"}, "placement": SPLIT},
+    "ray, 1 rank": {"cluster": {"type": "ray", "ranks": 1}},
+    "ray, 2 ranks": {"cluster": {"type": "ray", "ranks": 2}},
+    "ray, split": {"cluster": {"type": "ray"}, "placement": SPLIT},
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """recipes/sort4_ppo.yaml with every role at work, on an untrained model: it is rewarded for digits."""
+    directory = tmp_path_factory.mktemp("dataflows")
+    (directory / "reward.py").write_text(
+        "def digits(completion, ground_truth):\n    return sum(map(str.isdigit, completion)) / 8\n"
+    )
+    tree = yaml.safe_load((ROOT / "recipes/sort4_ppo.yaml").read_text())
+    tree["model"] = {"path": str(sort4 / "model")}
+    tree["data"] |= {"train_files": [str(sort4 / "train.jsonl")], "val_files": [], "prompts_per_step": 10}
+    tree["algorithm"] |= {"group_size": 3, "minibatches": 2, "kl": {"place": "reward", "coefficient": 0.05}}
+    tree["training"]["tokens_per_micro_batch"] = 64
+    tree["training"]["optimizer"]["warmup_steps"] = 2
+    tree["reward"] = {"functions": [f"{directory}/reward.py:digits"], "workers": 1}
+    tree["trainer"] = {"steps": STEPS}
+    return tree
+
+
+def run(recipe: dict[str, Any], directory: Path, changes: dict[str, Any]) -> Path:
+    tree = {**recipe, **changes, "trainer": {**recipe["trainer"], "run_dir": str(directory / "run")}}
+    (directory / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["train", str(directory / "config.yaml")]) == 0
+    return directory / "run"
+
+
+@pytest.fixture(scope="module")
+def one_process(recipe: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(recipe, tmp_path_factory.mktemp("one"), {})
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_the_run_is_that_of_one_process(case: str, one_process: Path, recipe: dict[str, Any], tmp_path: Path) -> None:
+    there = run(recipe, tmp_path, RUNS[case])
+    for step in range(1, STEPS + 1):
+        used, expected = (
+            read_trajectories(path / f"trajectories/step_{step:06d}.parquet", ["prompt_index", "sample", "reward"])
+            for path in (there, one_process)
+        )
+        assert used.equals(expected), f"step {step}"
+    records = read_metrics(there / "metrics.jsonl"), read_metrics(one_process / "metrics.jsonl")
+    assert len(records[0]) == len(records[1]) == STEPS
+    assert records[1][-1]["reward/mean"] > records[1][0]["reward/mean"] + 0.05, "it learns"
+    for record, expected in zip(*records, strict=True):
+        names = {name for name in expected if not name.startswith(("time/", "perf/"))}
+        assert names == {name for name in record if not name.startswith(("time/", "perf/"))}
+        for name in names - {"rollout/mismatch_kl", "rollout/mismatch_max"}:  # rounding errors themselves
+            close = math.isclose(record[name], expected[name], rel_tol=1e-4, abs_tol=1e-6)
+            assert close, f"step {expected['step']}: {name} {record[name]} is not {expected[name]}"
+
+
+@pytest.mark.parametrize("cluster", [["cluster.type=local"], ["cluster.type=ray", "cluster.ranks=2"]])
+def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict[str, Any], tmp_path: Path) -> None:
+    printed = example("best_of_n.py", recipe, tmp_path, *cluster, "algorithm.type=grpo").splitlines()[-3:]
+    rewards = [float(line.split("reward ")[1].split(",")[0]) for line in printed]
+    assert len(rewards) == 3 and rewards[-1] > rewards[0]
+
+
+def test_the_trainer_of_the_articles(recipe: dict[str, Any], tmp_path: Path) -> None:
+    example("ray_ppo_trainer.py", recipe, tmp_path, "cluster.ranks=2")
+    assert [record["step"] for record in read_metrics(tmp_path / "run/metrics.jsonl")] == [1, 2, 3]
+
+
+def example(name: str, recipe: dict[str, Any], directory: Path, *overrides: str) -> str:
+    """What the example prints in three steps."""
+    tree = {**recipe, "trainer": {"steps": 3, "run_dir": str(directory / "run")}}
+    (directory / "config.yaml").write_text(yaml.safe_dump(tree))
+    command = [sys.executable, str(ROOT / "examples" / name), str(directory / "config.yaml"), *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
