@@ -76,7 +76,7 @@ GenerationConfig = NativeGenerationConfig
 
 
 class FsdpTrainingConfig(Section):
-    """The PyTorch engine: one rank, plain torch."""
+    """The PyTorch engine: plain torch on one rank, FSDP2 on several."""
 
     type: Literal["fsdp"] = "fsdp"
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -86,6 +86,12 @@ class FsdpTrainingConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     skip_zero_advantage: bool = True
     """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
+    shard_size: PositiveInt | None = None
+    """Ranks that share one copy of the model; the others hold replicas. Default: all share one."""
+    cpu_offload: bool = False
+    """Keep the optimizer, and on several ranks the shards, in host memory; the optimizer runs there."""
+    reduce_once: bool = True
+    """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
 
 
 TrainingConfig = FsdpTrainingConfig

@@ -1,15 +1,18 @@
 """Model directories -> tokenizers, policies, critics."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
+from tandem.models.storage import read_safetensors
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -30,13 +33,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:
     """A causal language model with every dropout at 0, in `model.dtype`, on the GPU if there is one."""
-    return _load(transformers.AutoModelForCausalLM, config, config.path)
+    return _load(config, critic=False)
 
 
 def load_critic(config: ModelConfig) -> PreTrainedModel:
     """The same body with a value head of one number a token; a directory without such a head gets a zero one."""
-    path = config.critic_path or config.path
-    return _load(transformers.AutoModelForTokenClassification, config, path, num_labels=1)
+    return _load(config, critic=True)
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -46,12 +48,44 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
 
 
-def _load(auto_class: Any, config: ModelConfig, path: Path, **shape: Any) -> PreTrainedModel:
-    _check_directory(path)
+def load_empty(config: ModelConfig, critic: bool) -> PreTrainedModel:
+    """The model of `load_policy` or `load_critic` on the meta device, to be laid out and then filled."""
+    path, auto_class, shape = _described(config, critic)
+    with torch.device("meta"):
+        return auto_class.from_config(
+            _model_config(config, path, shape),
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION,
+            trust_remote_code=config.trust_remote_code,
+        )
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, config: ModelConfig, critic: bool) -> None:
+    """Read this rank's part of every parameter from the model directory, and compute the buffers."""
+    path, _, _ = _described(config, critic)
+    parameters = dict(model.named_parameters())
     try:
-        model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
-        dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
-        model_config.update(dict.fromkeys(dropouts, 0.0))
+        lacking = read_safetensors(parameters, path, model.base_model_prefix)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _cannot_load(path, error) from None
+    _zero_value_head(model, path, lacking)
+    for parameter in parameters.values():
+        parameter._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
+    model.initialize_weights()
+
+
+def _described(config: ModelConfig, critic: bool) -> tuple[Path, Any, dict[str, Any]]:
+    """Directory, class and shape of the policy or the critic."""
+    if critic:
+        return config.critic_path or config.path, transformers.AutoModelForTokenClassification, {"num_labels": 1}
+    return config.path, transformers.AutoModelForCausalLM, {}
+
+
+def _load(config: ModelConfig, critic: bool) -> PreTrainedModel:
+    path, auto_class, shape = _described(config, critic)
+    model_config = _model_config(config, path, shape)
+    try:
         model, report = auto_class.from_pretrained(
             path,
             config=model_config,
@@ -61,13 +95,34 @@ def _load(auto_class: Any, config: ModelConfig, path: Path, **shape: Any) -> Pre
             **_options(config),
         )
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"model: {path} cannot be loaded: {reason}") from None
-    for name in report["missing_keys"]:
+        raise _cannot_load(path, error) from None
+    _zero_value_head(model, path, report["missing_keys"])
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _model_config(config: ModelConfig, path: Path, shape: dict[str, Any]) -> Any:
+    """Of the directory, every dropout at 0."""
+    _check_directory(path)
+    try:
+        model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load(path, error) from None
+    dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
+    model_config.update(dict.fromkeys(dropouts, 0.0))
+    return model_config
+
+
+def _zero_value_head(model: PreTrainedModel, path: Path, lacking: Iterable[str]) -> None:
+    """A critic starts at 0; UserError when the directory lacks any other weight."""
+    for name in lacking:
         if not name.startswith(("score.", "classifier.")):
             raise UserError(f"model: {path} lacks the weight {name}; give a complete model directory")
         torch.nn.init.zeros_(model.get_parameter(name))
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cannot_load(path: Path, error: Exception) -> UserError:
+    reason = str(error).partition("\n")[0]
+    return UserError(f"model: {path} cannot be loaded: {reason}")
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The PyTorch engine: one rank, plain torch, any Hugging Face causal language model."""
+"""The PyTorch engine: plain torch on one rank, FSDP2 on several; any Hugging Face causal language model."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,23 +6,36 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.config.tree import FsdpTrainingConfig, ModelConfig, OptimizerConfig
 from tandem.errors import UserError
 from tandem.models.attention import PackedRows
-from tandem.models.loading import load_critic, load_policy
+from tandem.models.loading import fill, load_critic, load_empty, load_policy
 from tandem.training.base import LossResult, TrainEngine, sum_parts
 from tandem.training.head import ValueHead, VocabularyHead
+from tandem.training.layout import Sharded, Whole
 from tandem.training.optimizer import MasterAdamW
-from tandem.types import IntArray, MicroBatch, Outputs, TokenLoss
+from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
+
+_NOTHING = MicroBatch(
+    token_ids=np.zeros(1, dtype=np.int32),
+    offsets=np.array([0, 1]),
+    prefixes=np.array([-1]),
+    scored=np.zeros(0, dtype=np.int64),
+    targets=np.zeros(0, dtype=np.int32),
+    columns=TokenColumns(),
+    source=np.zeros(0, dtype=np.int64),
+)
+"""What a rank without micro-batches computes while others still have some: the collectives need it."""
 
 
 class FsdpEngine:
     """A TrainEngine over a model in this process; it trains the model's own parameters, in place.
 
-    Generation may share them: their storage is never replaced while they stay on one device.
+    Generation may share them at one rank: their storage is never replaced while they stay on one device.
     """
 
     def __init__(
@@ -32,18 +45,21 @@ class FsdpEngine:
         optimizer: OptimizerConfig | None,
         total_steps: int = 1,
         temperature: float = 1.0,
+        layout: Whole | None = None,
     ) -> None:
         """A language model is a policy, `temperature` that of its log-probs; a token-classification one is a critic.
 
-        `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only.
+        `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only. `layout`:
+        of the model over the ranks; default: all of it on this one.
         """
         self.model = model.eval().requires_grad_(optimizer is not None)
-        self._optimizer = MasterAdamW(model, optimizer, total_steps) if optimizer else None
+        self._layout = layout or Whole(model)
+        self._optimizer = MasterAdamW(model, optimizer, total_steps, config.cpu_offload) if optimizer else None
         self._checkpointing = config.activation_checkpointing
-        self._home = model.device
         if self._checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        check_family(model)
+        with torch.no_grad(), self._layout.gathered():
+            check_family(model, self._layout.device)
         layer: Any = model.get_output_embeddings()
         if layer is None:
             self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
@@ -52,33 +68,43 @@ class FsdpEngine:
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[torch.Tensor]]:
-        return [self._head.forward(*self._inputs(micro_batch)) for micro_batch in micro_batches]
+        with self._layout.gathered():
+            passes = self._passes(micro_batches)
+            outputs = [self._head.forward(*self._inputs(micro_batch)) for micro_batch in passes]
+        return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
         self.model.train(self._checkpointing)  # the mode in which transformers checkpoints; every dropout is 0
-        results = [
-            self._head.backward(*self._inputs(micro_batch), micro_batch.columns.map(self._tensor), loss)
-            for micro_batch in micro_batches
-        ]
+        results: list[LossResult] = []
+        with self._layout.gathered():
+            passes = self._passes(micro_batches)
+            for number, micro_batch in enumerate(passes, start=1):
+                self._layout.starts(last=number == len(passes))
+                hidden_S, targets_S = self._inputs(micro_batch)
+                if micro_batch is _NOTHING:
+                    hidden_S.sum().backward()
+                else:
+                    columns = micro_batch.columns.map(self._tensor)
+                    results.append(self._head.backward(hidden_S, targets_S, columns, loss))
         self.model.eval()
+        own = sum_parts([(result.loss, result.metrics) for result in results])
         outputs = [output for result in results for output in result.outputs]
-        return LossResult(*sum_parts([(result.loss, result.metrics) for result in results]), outputs)
+        return LossResult(*sum_parts(self._layout.total(own)), outputs)
 
     def optimizer_step(self) -> dict[str, float]:
         return self._trained.step()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
+        return ((name, self._layout.full(parameter)) for name, parameter in self.model.named_parameters())
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
 
     def onload(self) -> None:
-        self._move(self._home)
+        self._move(self._layout.home)
 
     def save(self, directory: Path) -> None:
-        self.model.save_pretrained(directory / "model")
-        (directory / "state").mkdir(exist_ok=True)
+        self._layout.save(directory / "model")
         self._trained.save(directory / "state")
 
     def load(self, directory: Path) -> None:
@@ -89,14 +115,19 @@ class FsdpEngine:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 
+    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """As many as the rank with the most of them has."""
+        return [*micro_batches, *[_NOTHING] * self._layout.lacking(len(micro_batches))]
+
     def _inputs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
-        hidden = _run(self.model.base_model, micro_batch.token_ids, micro_batch.offsets, micro_batch.prefixes)
+        plan = PackedRows(micro_batch.offsets, self._layout.device, micro_batch.prefixes)
+        hidden = _run(self.model.base_model, micro_batch.token_ids, plan)
         targets_S = self._tensor(micro_batch.targets.astype(np.int64))
         return hidden.index_select(0, self._tensor(micro_batch.scored)), targets_S
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._home)
+        return torch.from_numpy(array).to(self._layout.device)
 
     def _move(self, device: torch.device) -> None:
         nn.Module.to(self.model, device)
@@ -114,18 +145,24 @@ def make_engine(
     critic: bool = False,
 ) -> TrainEngine:
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several."""
-    loaded = load_critic(model) if critic else load_policy(model)
-    return FsdpEngine(loaded, training, optimizer, total_steps, temperature)
+    layout = None
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        loaded = load_empty(model, critic)
+        layout = Sharded(loaded, training, trains=optimizer is not None)
+        fill(loaded, model, critic)
+    else:
+        loaded = load_critic(model) if critic else load_policy(model)
+    return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
 
 
-@torch.no_grad()
-def check_family(model: PreTrainedModel) -> None:
+def check_family(model: PreTrainedModel, device: torch.device) -> None:
     """UserError for a family whose packed rows see one another, or whose logits are not the output layer's own."""
     family = f"model type {model.config.model_type}"
     token_ids, offsets = np.arange(8, dtype=np.int32), np.array([0, 5, 8])
     try:
-        packed = _run(model.base_model, token_ids, offsets)
-        if not _close(packed[5:], _run(model.base_model, token_ids[5:], offsets[1:] - 5)):
+        plan = PackedRows(offsets, device)
+        packed = _run(model.base_model, token_ids, plan)
+        if not _close(packed[5:], _run(model.base_model, token_ids[5:], PackedRows(offsets[1:] - 5, device))):
             raise ValueError("rows see one another; use a family with causal attention only")
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"{family} does not run on packed rows: {error}") from error
@@ -134,7 +171,7 @@ def check_family(model: PreTrainedModel) -> None:
         return
     # Soft caps only show on large logits.
     with layer.register_forward_hook(lambda _module, _inputs, logits: 1000 * logits):
-        plain = _close(_run(model, token_ids, offsets), layer(packed))
+        plain = _close(_run(model, token_ids, plan), layer(packed))
     if not plain:
         raise UserError(
             f"{family} scales or soft-caps around its output layer, which log-probs computed in chunks do not "
@@ -142,12 +179,10 @@ def check_family(model: PreTrainedModel) -> None:
         )
 
 
-def _run(module: Any, token_ids: IntArray, offsets: IntArray, prefixes: IntArray | None = None) -> torch.Tensor:
+def _run(module: Any, token_ids: IntArray, plan: PackedRows) -> torch.Tensor:
     """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
-    device = module.device
-    plan = PackedRows(offsets, device, prefixes)
     outputs = module(
-        torch.from_numpy(token_ids)[None].to(device),
+        torch.from_numpy(token_ids)[None].to(plan.positions.device),
         position_ids=plan.positions[None],
         attention_plan=plan,
         use_cache=False,

@@ -2,14 +2,15 @@
 
 import math
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tandem.config.tree import OptimizerConfig
 from tandem.errors import EngineError, UserError
+from tandem.models.storage import read_shards, write_shards
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -35,11 +36,11 @@ class MasterAdamW:
     counts as one with gradient zero, so a step means the same however its rows were cut or left out.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, cpu_offload: bool = False) -> None:
         self._config = config
         self._total_steps = total_steps
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
         matrices = [master for master in self.masters.values() if master.ndim >= 2]
         others = [master for master in self.masters.values() if master.ndim < 2]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -55,10 +56,13 @@ class MasterAdamW:
         gradients: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
             master = self.masters[name]
-            master.grad = gradients[name] = torch.zeros_like(master) if parameter.grad is None else parameter.grad
-        norm = nn.utils.get_total_norm(gradients.values())
+            gradient = torch.zeros_like(master) if parameter.grad is None else parameter.grad
+            master.grad = gradients[name] = gradient.to(master.device)
+        norm = _whole(nn.utils.get_total_norm(gradients.values()))
         if not norm.isfinite():
-            bad = next((name for name, gradient in gradients.items() if not gradient.isfinite().all()), "their sum")
+            bad = next(
+                (name for name, gradient in gradients.items() if not _whole(gradient.isfinite().all())), "their sum"
+            )
             raise EngineError(f"optimizer step {steps}: gradient norm is {norm.item()}; not finite first in {bad}")
         nn.utils.clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, norm)
         lr = learning_rate(self._config, steps, self._total_steps)
@@ -75,24 +79,17 @@ class MasterAdamW:
             state.update({name: tensor.to(device) for name, tensor in state.items()})
 
     def save(self, directory: Path) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
-        save_file(tensors, directory / "optimizer.safetensors")
+        write_shards(self._state(), directory)
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote, into the same tensors; UserError, and nothing changed, when it does not fit."""
-        path, state = directory / "optimizer.safetensors", self._state()
         try:
-            saved = load_file(path)
-            ours, theirs = ({(name, tensor.shape) for name, tensor in x.items()} for x in (state, saved))
-            if ours != theirs:
-                raise ValueError(f"names or shapes differ, as those of {min(ours ^ theirs)[0]}")
-        except (OSError, SafetensorError, ValueError) as error:
+            read_shards(self._state(), directory)
+        except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
             raise UserError(
-                f"{path} is not a training state of this model ({error}); "
+                f"{directory} is not a training state of this model ({error}); "
                 "resume from another checkpoint, or with the model that the run was started with"
             ) from error
-        for name, tensor in state.items():
-            tensor.copy_(saved[name])
         self._publish()
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -112,8 +109,12 @@ class MasterAdamW:
                 parameter.copy_(self.masters[name])
 
 
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    if parameter.dtype == torch.float32:
+def _master(parameter: nn.Parameter, on_cpu: bool) -> nn.Parameter:
+    if parameter.dtype == torch.float32 and (parameter.device.type == "cpu" or not on_cpu):
         return parameter
     parameter.grad_dtype = torch.float32
-    return nn.Parameter(parameter.detach().float())
+    return nn.Parameter(parameter.detach().float().to("cpu" if on_cpu else parameter.device))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -75,7 +75,8 @@ def outcome(run: Path, steps: int) -> dict[str, Any]:
     checkpoint = run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()
     weights = {
         str(path.relative_to(checkpoint)): sha256(path.read_bytes()).hexdigest()
-        for path in sorted(checkpoint.rglob("*.safetensors"))
+        for path in sorted(checkpoint.rglob("*"))
+        if path.suffix in (".safetensors", ".distcp")
     }
     used = [
         read_trajectories(run / "trajectories" / f"step_{step:06d}.parquet", ["prompt_index"])[

@@ -280,7 +280,7 @@ def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_pat
     torch.testing.assert_close(
         found, wanted.logprobs_S.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5
     )
-    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["optimizer.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == [".metadata", "__0_0.distcp"]
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
     engine.save(tmp_path)
-    tensors = tmp_path / "state" / "optimizer.safetensors"
+    tensors = tmp_path / "state" / "__0_0.distcp"
     tensors.write_bytes(tensors.read_bytes()[:100])
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)

@@ -1,0 +1,189 @@
+"""How one model lies over the ranks of torch.distributed: whole on one, or in shards (FSDP2).
+
+    body      one group of parameters a layer and one for the rest: gathered around its use, gradient reduce-scattered
+    outside   the output layer, and the input embedding where the two are one weight: gathered for a whole pass, for
+              the output layer computes its float32 gradient by hand, chunk by chunk
+
+Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277); a gradient is the sum over all ranks, never their mean.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, empty
+from transformers import PreTrainedModel
+
+from tandem.config.tree import FsdpTrainingConfig
+from tandem.errors import UserError
+from tandem.models.storage import write_safetensors
+
+
+class Whole:
+    """All of the model on the one rank that there is."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = self.home = model.device
+        """Of computation; and of the parameters when they are not offloaded."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """For the length of a pass: the output layer is usable. On leaving, its gradient goes to the parameters."""
+        return nullcontext()
+
+    def lacking(self, micro_batches: int) -> int:
+        """How many more micro-batches the rank with the most of them has."""
+        return 0
+
+    def starts(self, last: bool) -> None:
+        """Called before each micro-batch's backward pass."""
+
+    def total(self, part: tuple[float, dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
+        """Loss and metrics of every rank."""
+        return [part]
+
+    def full(self, parameter: Tensor) -> Tensor:
+        """Whole, on `device`, in the dtype of forward passes; every rank calls it."""
+        return parameter.detach()
+
+    def save(self, directory: Path) -> None:
+        """Write a Hugging Face directory."""
+        self.model.save_pretrained(directory)
+
+
+class Sharded(Whole):
+    """Shards over `training.shard_size` ranks (default: all), replicas beyond. The model comes on the meta device."""
+
+    def __init__(self, model: PreTrainedModel, training: FsdpTrainingConfig, trains: bool) -> None:
+        cuda = torch.cuda.is_available()
+        self.model = model
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self._dtype = model.dtype
+        self._once = training.reduce_once
+        ranks, size = dist.get_world_size(), training.shard_size or dist.get_world_size()
+        if ranks % size:
+            raise UserError(f"training.shard_size: {ranks} ranks cannot be cut into groups of {size}; use a divisor")
+        shape = {"shards": size} if ranks == size else {"replicas": ranks // size, "shards": size}
+        self._mesh = init_device_mesh(self.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        self._placements = [Replicate()] * (len(shape) - 1) + [Shard(0)]
+        if trains:
+            model.float()  # the shards are the masters
+        self._outside = _places(model)
+        self._shard_body(training.cpu_offload)
+        self.home = torch.device("cpu") if training.cpu_offload else self.device
+        self._shard_outside(torch.float32 if trains else self._dtype)
+        model.to_empty(device=self.home)
+        model.requires_grad_(trains)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.device))
+
+    @property
+    def _body(self) -> Any:
+        return self.model.base_model
+
+    def _shard_body(self, cpu_offload: bool) -> None:
+        offload = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if cpu_offload else OffloadPolicy()
+        how: dict[str, Any] = {
+            "mesh": self._mesh,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
+            "offload_policy": offload,
+        }
+        layers = self.model._no_split_modules or ()
+        for module in self._body.modules():
+            if type(module).__name__ in layers:
+                fully_shard(module, **how)
+        fully_shard(self._body, ignored_params=set(self._outside), **how)
+        for module in self._body.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+    def _shard_outside(self, dtype: torch.dtype) -> None:
+        """Replace each parameter by its shards."""
+        for parameter, places in self._outside.items():
+            shards = empty(*parameter.shape, dtype=dtype, device_mesh=self._mesh, placements=self._placements)
+            _register(places, nn.Parameter(shards))
+        self._outside = _places(self.model)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        whole: dict[nn.Parameter, nn.Parameter] = {}
+        for shards, places in self._outside.items():
+            whole[shards] = nn.Parameter(self.full(shards), requires_grad=shards.requires_grad)
+            whole[shards].grad_dtype = torch.float32
+            _register(places, whole[shards])
+        try:
+            yield
+        finally:
+            self._body.reshard()
+            for shards, places in self._outside.items():
+                _register(places, shards)
+        if torch.is_grad_enabled():
+            for shards, parameter in whole.items():
+                self._reduce(shards, parameter)
+
+    def _reduce(self, shards: nn.Parameter, parameter: nn.Parameter) -> None:
+        """Add the sum of all ranks' gradients of `parameter` to that of the shards."""
+        gradient = torch.zeros_like(parameter, dtype=torch.float32) if parameter.grad is None else parameter.grad
+        summed = DTensor.from_local(gradient, self._mesh, [Partial()] * self._mesh.ndim)
+        part = summed.redistribute(placements=self._placements).to(shards.device)
+        shards.grad = part if shards.grad is None else shards.grad + part
+
+    def lacking(self, micro_batches: int) -> int:
+        most = torch.tensor(micro_batches, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return int(most) - micro_batches
+
+    def starts(self, last: bool) -> None:
+        self._body.set_requires_gradient_sync(last or not self._once)
+        self._body.set_requires_all_reduce(last)
+
+    def total(self, part: tuple[float, dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, part)
+        return parts
+
+    def full(self, parameter: Tensor) -> Tensor:
+        here: Any = parameter.detach().to(self.device, self._dtype)
+        return here.full_tensor()
+
+    def save(self, directory: Path) -> None:
+        weights = ((name, self.full(parameter)) for name, parameter in self.model.named_parameters())
+        if dist.get_rank() == 0:
+            directory.mkdir(exist_ok=True)
+            self.model.config.architectures = [type(self.model).__name__]
+            self.model.config.dtype = self._dtype
+            self.model.config.save_pretrained(directory)
+            if self.model.can_generate():
+                self.model.generation_config.save_pretrained(directory)
+            write_safetensors(weights, directory)
+        else:
+            for _ in weights:
+                pass
+        dist.barrier()
+
+
+Places = list[tuple[nn.Module, str]]
+
+
+def _places(model: PreTrainedModel) -> dict[nn.Parameter, Places]:
+    """The parameters that are not the body's alone, and every module and name under which each stands."""
+    outside = [p for child in model.children() if child is not model.base_model for p in child.parameters()]
+    places: dict[nn.Parameter, Places] = {parameter: [] for parameter in outside}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in places:
+                places[parameter].append((module, name))
+    return places
+
+
+def _register(places: Places, parameter: nn.Parameter) -> None:
+    for module, name in places:
+        setattr(module, name, parameter)

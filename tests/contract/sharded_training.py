@@ -1,0 +1,248 @@
+"""What test_sharded_training.py runs at one rank and, by `python sharded_training.py DIRECTORY`, at 4, 2 and 3.
+
+Rank 0 leaves a world's findings in DIRECTORY/<ranks>.pt.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from tandem.batching.packing import micro_batches
+from tandem.config.tree import FsdpTrainingConfig, ModelConfig, OptimizerConfig
+from tandem.errors import EngineError
+from tandem.training.base import TrainEngine
+from tandem.training.fsdp import make_engine
+from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+
+VOCABULARY, ROWS = 23, 9
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+MODELS: dict[str, PreTrainedConfig] = {
+    "tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "untied": Qwen3Config(**COMMON, head_dim=8, tie_word_embeddings=False),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64),
+}
+OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
+"""A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
+CASES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {},
+    "gpt2": {},
+    "critic": {},
+    "checkpointing": {"activation_checkpointing": True},
+    "reduced each time": {"reduce_once": False},
+    "cpu offload": {"cpu_offload": True},
+}
+HYBRID: dict[str, dict[str, Any]] = {
+    "hybrid": {"shard_size": 2},
+    "hybrid, reduced each time": {"shard_size": 2, "reduce_once": False},
+}
+
+
+class Curved:
+    """A loss that is not linear in what the model says, with an entropy bonus."""
+
+    def __init__(self, token_local: bool = True) -> None:
+        self.token_local = token_local
+
+    def __call__(
+        self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        weights_S, shares_S = columns.weights, columns.shares
+        assert weights_S is not None and shares_S is not None
+        if outputs.values_S is not None:
+            term_S = (outputs.values_S - 1).square()
+        else:
+            assert outputs.logprobs_S is not None and outputs.entropy_S is not None
+            term_S = outputs.logprobs_S.square() - 0.1 * outputs.entropy_S
+        return (weights_S * term_S).sum(), {"mean": (shares_S * term_S.detach()).sum()}
+
+
+def batch() -> Batch:
+    random = np.random.default_rng(0)
+    prompts, responses = random.integers(1, 6, ROWS), random.integers(1, 9, ROWS)
+    tokens = int(responses.sum())
+    mask = random.random(tokens) < 0.8
+    share = (mask / mask.sum()).astype(np.float32)
+    return Batch(
+        prompt_ids=random.integers(0, VOCABULARY, prompts.sum()).astype(np.int32),
+        prompt_offsets=np.concatenate(([0], prompts.cumsum())),
+        response_ids=random.integers(0, VOCABULARY, tokens).astype(np.int32),
+        response_offsets=np.concatenate(([0], responses.cumsum())),
+        loss_mask=mask,
+        versions=np.zeros(tokens, dtype=np.int32),
+        groups=np.arange(ROWS, dtype=np.int32),
+        rewards=np.zeros(ROWS, dtype=np.float32),
+        scored=np.ones(ROWS, dtype=np.bool_),
+        tokens=TokenColumns(weights=share, shares=share),
+    )
+
+
+def part(rank: int, ranks: int, step: int = 0) -> list[MicroBatch]:
+    """Uneven: the first rank has most rows, in step 1 the last rank has none, and micro-batches differ in number."""
+    rows = list(range(ROWS))
+    if ranks > 1:
+        last = ranks - 1 if step == 1 else ranks
+        cuts = [0, *range(ROWS - last + 1, ROWS + 1)]
+        rows = rows[cuts[rank] : cuts[rank + 1]] if rank < last else []
+    return micro_batches(batch(), rows, 20)
+
+
+def write_models(directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    for name, config in MODELS.items():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory / name)
+    torch.manual_seed(1)
+    critic = AutoModelForTokenClassification.from_config(Qwen2Config(**COMMON, num_labels=1))
+    torch.nn.init.normal_(critic.score.weight, std=0.1)
+    critic.save_pretrained(directory / "critic")
+
+
+def engine(directory: Path, case: str, dtype: Any = "float32", **training: Any) -> TrainEngine:
+    model = case if case in MODELS else "tied"
+    config = ModelConfig(path=directory / model, critic_path=directory / "critic", dtype=dtype)
+    how = FsdpTrainingConfig(**{**CASES.get(case, {}), **HYBRID.get(case, {}), **training})
+    return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, critic=case == "critic")
+
+
+def train(model: TrainEngine, steps: range, rank: int, ranks: int) -> list[dict[str, float]]:
+    """Loss, metrics, gradient norm and learning rate of each step."""
+    found: list[dict[str, float]] = []
+    for step in steps:
+        result = model.forward_backward(part(rank, ranks, step), Curved())
+        found.append({"loss": result.loss, **result.metrics, **model.optimizer_step()})
+    return found
+
+
+def weights(model: TrainEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.named_weights()}
+
+
+def columns(outputs: list[Outputs[torch.Tensor]], micro: list[MicroBatch]) -> dict[int, list[float]]:
+    """What was said of each response token, by its place in the batch."""
+    found: dict[int, list[float]] = {}
+    for said, micro_batch in zip(outputs, micro, strict=True):
+        kinds = [x for x in (said.logprobs_S, said.entropy_S, said.values_S) if x is not None]
+        found |= {int(place): [float(x[i]) for x in kinds] for i, place in enumerate(micro_batch.source)}
+    return found
+
+
+def trained(directory: Path, case: str, rank: int, ranks: int) -> dict[str, Any]:
+    """Three steps, the second with a rank without rows; the model is moved away and back between."""
+    model = engine(directory, case)
+    found = train(model, range(2), rank, ranks)
+    model.offload()
+    model.onload()
+    found += train(model, range(2, 3), rank, ranks)
+    own = part(rank, ranks)
+    said = columns(model.forward(own), own)
+    if ranks > 1:
+        everyone: list[Any] = [None] * ranks
+        dist.all_gather_object(everyone, said)
+        said = {place: values for one in everyone for place, values in one.items()}
+    return {"steps": found, "weights": weights(model), "said": said}
+
+
+def saved(directory: Path, rank: int, ranks: int) -> None:
+    """Two steps, then a checkpoint; critics too."""
+    for case in ("tied", "critic"):
+        model, checkpoint = engine(directory, case), directory / f"saved at {ranks}" / case
+        train(model, range(2), rank, ranks)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        model.save(checkpoint)
+
+
+def resumed(directory: Path, at: int, rank: int, ranks: int) -> dict[str, Any]:
+    """The step after a checkpoint that was saved at `at` ranks."""
+    found: dict[str, Any] = {}
+    for case in ("tied", "critic"):
+        model = engine(directory, case)
+        model.load(directory / f"saved at {at}" / case)
+        found[case] = {"steps": train(model, range(2, 3), rank, ranks), "weights": weights(model)}
+    return found
+
+
+def bfloat16(directory: Path, rank: int, ranks: int) -> dict[str, Any]:
+    model = engine(directory, "tied", "bfloat16")
+    return {"steps": train(model, range(3), rank, ranks), "weights": weights(model)}
+
+
+def frozen(directory: Path, rank: int, ranks: int) -> dict[int, list[float]]:
+    """A reference: no optimizer; the last rank has no rows."""
+    config = ModelConfig(path=directory / "untied")
+    model, own = make_engine(config, FsdpTrainingConfig(), None), part(rank, ranks, 1)
+    return columns(model.forward(own), own)
+
+
+def not_finite(directory: Path, rank: int, ranks: int) -> str:
+    """The message on a gradient that is not finite on one rank's rows only; afterwards nothing has changed."""
+    model = engine(directory, "tied")
+    before = weights(model)
+    own = part(rank, ranks)
+    if rank == ranks - 1:
+        assert own[0].columns.weights is not None
+        own[0].columns.weights[0] = np.inf
+    model.forward_backward(own, Curved())
+    try:
+        model.optimizer_step()
+    except EngineError as error:
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
+        return str(error)
+    return "no error"
+
+
+def world(rank: int, ranks: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    rendezvous = f"file://{directory}/rendezvous{ranks}"
+    dist.init_process_group("gloo", rendezvous, timedelta(seconds=30), world_size=ranks, rank=rank)
+    findings: dict[str, Any] = {}
+    cases = {4: ["tied", "critic", *HYBRID], 2: list(CASES), 3: ["untied"]}[ranks]
+    findings["trained"] = {case: trained(directory, case, rank, ranks) for case in cases}
+    if ranks in (2, 4):
+        saved(directory, rank, ranks)
+    findings["resumed"] = {at: resumed(directory, at, rank, ranks) for at in {2: (1, 4), 3: (2,), 4: ()}[ranks]}
+    if ranks == 2:
+        findings["bfloat16"] = bfloat16(directory, rank, ranks)
+        findings["frozen"] = frozen(directory, rank, ranks)
+        findings["not finite"] = not_finite(directory, rank, ranks)
+    if rank == 0:
+        torch.save(findings, directory / f"{ranks}.pt")
+    dist.destroy_process_group()
+
+
+def main(directory: Path) -> None:
+    """Worlds of forked processes, one after another: torch is imported once."""
+    fork = multiprocessing.get_context("fork")
+    for ranks in (4, 2, 3):
+        processes = [fork.Process(target=world, args=(rank, ranks, directory)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            sys.exit(f"a world of {ranks} ranks failed")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

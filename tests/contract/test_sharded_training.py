@@ -1,0 +1,136 @@
+"""FSDP2 on 2, 3 and 4 ranks equals one rank: losses, metrics, gradient norms, weights, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tandem.config.tree import FsdpTrainingConfig, ModelConfig
+from tandem.errors import UserError
+from tandem.training.fsdp import make_engine
+from tests.conftest import ROOT, load_file
+
+Findings = dict[str, Any]
+SCRIPT = Path(__file__).with_name("sharded_training.py")
+sharded = load_file(SCRIPT)
+TRAINED = [(2, case) for case in sharded.CASES] + [(3, "untied")]
+TRAINED += [(4, case) for case in ("tied", "critic", *sharded.HYBRID)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, a checkpoint of one rank, and what worlds of several ranks found: one launch for the whole module."""
+    directory = tmp_path_factory.mktemp("sharded")
+    sharded.write_models(directory)
+    sharded.saved(directory, 0, 1)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(directory)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return directory
+
+
+@pytest.fixture(scope="module")
+def worlds(directory: Path) -> dict[int, Findings]:
+    return {ranks: torch.load(directory / f"{ranks}.pt") for ranks in (2, 3, 4)}
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> dict[str, Findings]:
+    """One rank's findings, by case; sharding options change nothing there."""
+    return {case: sharded.trained(directory, case, 0, 1) for case in ("tied", "untied", "gpt2", "critic")}
+
+
+def assert_steps(found: list[dict[str, float]], wanted: list[dict[str, float]], tolerance: float = 1e-5) -> None:
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours == pytest.approx(theirs, rel=tolerance, abs=tolerance)
+
+
+def assert_weights(found: Findings, wanted: Findings, atol: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("ranks", "case"), TRAINED)
+def test_three_steps_equal_those_of_one_rank(
+    ranks: int, case: str, worlds: dict[int, Findings], alone: dict[str, Findings]
+) -> None:
+    """Rows are spread unevenly, in the second step the last rank has none."""
+    found, wanted = worlds[ranks]["trained"][case], alone.get(case, alone["tied"])
+    assert_steps(found["steps"], wanted["steps"])
+    assert_weights(found["weights"], wanted["weights"])
+    assert found["said"].keys() == wanted["said"].keys()
+    for place, values in wanted["said"].items():
+        assert found["said"][place] == pytest.approx(values, abs=1e-5)
+    assert wanted["steps"][0]["grad_norm"] > sharded.OPTIMIZER.max_grad_norm / 5
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [(1, 2), (2, 3), (4, 2)])
+@pytest.mark.parametrize("case", ["tied", "critic"])
+def test_a_checkpoint_loads_at_any_number_of_ranks(
+    saved: int, resumed: int, case: str, worlds: dict[int, Findings], alone: dict[str, Findings]
+) -> None:
+    found, wanted = worlds[resumed]["resumed"][saved][case], alone[case]
+    assert_steps(found["steps"], wanted["steps"][2:])
+    assert_weights(found["weights"], wanted["weights"])
+
+
+@pytest.mark.parametrize("case", ["tied", "critic"])
+def test_a_checkpoint_of_two_ranks_loads_at_one(
+    case: str, directory: Path, worlds: dict[int, Findings], alone: dict[str, Findings]
+) -> None:
+    found, wanted = sharded.resumed(directory, 2, 0, 1)[case], alone[case]
+    assert_steps(found["steps"], wanted["steps"][2:])
+    assert_weights(found["weights"], wanted["weights"])
+
+
+def test_the_state_of_another_model_is_refused(directory: Path, worlds: dict[int, Findings]) -> None:
+    with pytest.raises(UserError, match="is not a training state of this model"):
+        sharded.engine(directory, "critic").load(directory / "saved at 2" / "tied")
+
+
+def test_the_model_directory_of_several_ranks_loads_with_transformers(
+    directory: Path, worlds: dict[int, Findings]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(directory / "saved at 2" / "tied" / "model")
+    assert type(model).__name__ == "Qwen2ForCausalLM" and model.dtype == torch.float32
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    resumed = sharded.engine(directory, "tied")
+    resumed.load(directory / "saved at 2" / "tied")
+    assert_weights(dict(model.named_parameters()), sharded.weights(resumed), atol=0)
+
+
+def test_bfloat16_stays_close_to_one_rank(directory: Path, worlds: dict[int, Findings]) -> None:
+    found, wanted = worlds[2]["bfloat16"], sharded.bfloat16(directory, 0, 1)
+    assert_steps(found["steps"], wanted["steps"], 2e-2)
+    assert_weights(found["weights"], wanted["weights"], 2e-2)
+
+
+def test_a_frozen_model_scores_as_one_rank_does(directory: Path, worlds: dict[int, Findings]) -> None:
+    found, wanted = worlds[2]["frozen"], sharded.frozen(directory, 0, 1)
+    for place, values in wanted.items():
+        assert found[place] == pytest.approx(values, abs=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_stops_every_rank(worlds: dict[int, Findings]) -> None:
+    assert "gradient norm is" in worlds[2]["not finite"] and "not finite first in model." in worlds[2]["not finite"]
+
+
+def test_a_directory_that_lacks_a_weight_is_refused(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((directory / "tied" / "config.json").read_bytes())
+    with pytest.raises(UserError, match=r"cannot be loaded"):
+        make_engine(ModelConfig(path=tmp_path), FsdpTrainingConfig(), None)
