@@ -3,7 +3,8 @@
     controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> Host.call
                <------ Future <-------- object store <----------------- answer -------------------------
 
-Actors serve one call at a time, in order; a second thread of theirs answers `ping` and `stacks` meanwhile.
+Actors serve one call at a time, in order; a second thread of theirs tells the first one's stack, and that
+the process is alive.
 """
 
 import logging
@@ -13,14 +14,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from pickle import PickleBuffer
 from typing import Any
 
 import ray
 from ray import ObjectRef, cloudpickle
 from ray._private import ray_constants
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,15 +33,17 @@ from tandem.workers.host import Host, Worker
 
 CPUS = 0.01
 """That a process reserves: how many share a machine is said by the pool, not by Ray."""
-FORWARDED = ("CUBLAS_", "CUDA_LAUNCH_", "GLOO_", "HF_", "MKL_", "NCCL_", "OMP_", "PYTHONPATH", "TANDEM_", "TOKENIZERS_")
-FORWARDED += ("TORCH", "TRANSFORMERS_", "VLLM_")
-"""The controller's environment variables whose names start so are those of its processes, too."""
-OUT_OF_BAND_BYTES = 1 << 16
-"""Larger arrays are not copied into the pickle."""
+COLLECTIVE_S = 7 * 86_400.0
+"""Of torch.distributed: the cluster's own time-out ends a call that hangs, and tells the stacks."""
+FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
+"""Environment variables whose names start so are the controller's in its processes, too."""
+LOOPBACK = "127.0.0.1"
+OUT_OF_BAND_BYTES = 1 << 14
+"""Smaller arrays are copied into the pickle."""
+PATIENCE_S = 4.0
+"""For a process to tell its stacks, and for its workers to close."""
 POLL_S = 1.0
 """Between two looks at whether all processes are alive, while a call runs."""
-PATIENCE_S = 4.0
-"""For a process to answer `ping` and `stacks`, and for its workers to close."""
 
 Packed = tuple[bytes, list[Any]]
 """A pickle and its large buffers, which Ray passes without copying."""
@@ -80,27 +82,20 @@ class _Process:
     def describe(self) -> str:
         return str(self._host)
 
-    def rendezvous(self) -> str:
+    def rendezvous(self, nodes: int) -> str:
+        if nodes == 1:
+            return f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}"
         with socket.socket() as free:
             free.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
-    def join(self, rendezvous: str, timeout_s: float) -> Packed | TandemError:
-        return self._answer("joining the pool", lambda: self._host.join(rendezvous, self._local_rank, timeout_s))
+    def join(self, rendezvous: str) -> None:
+        self._host.join(rendezvous, self._local_rank, COLLECTIVE_S)
 
-    def create(self, role: str, packed: Packed) -> Packed | TandemError:
-        return self._answer(role, lambda: self._host.create(role, *_unpack(packed)))
-
-    def call(self, role: str, method: str, packed: Packed, rows: IntArray | None) -> Packed | TandemError:
-        def call() -> Any:
-            args, kwargs = _unpack(packed, own=rows is None)
-            return self._host.call(role, method, Arguments(args, kwargs, rows))
-
-        return self._answer(role, call)
-
-    def _answer(self, role: str, work: Callable[[], Any]) -> Packed | TandemError:
+    def perform(self, role: str, packed: Packed, rows: IntArray | None) -> Packed | TandemError:
         try:
-            return _pack(work())
+            verb, what, args, kwargs = _unpack(packed, own=rows is None)
+            return _pack(getattr(self._host, verb)(role, what, Arguments(args, kwargs, rows)))
         except TandemError as error:
             return error
         except Exception:  # noqa: BLE001  the controller raises it
@@ -108,9 +103,6 @@ class _Process:
 
     def close(self) -> None:
         self._host.close()
-
-    @ray.method(concurrency_group="watch")
-    def ping(self) -> None: ...
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
@@ -128,15 +120,20 @@ class RayRanks:
     def __init__(self, pool: ResourcePool, group: PlacementGroup, gpus: int, cluster: "RayCluster") -> None:
         self.size = pool.size
         self._name = pool.name
+        self._nodes = len(pool.processes_on_nodes)
         self._group = group
         self._cluster = cluster
+        environment = {"TQDM_DISABLE": "1"}  # progress bars would bury what the controller prints
+        if ray.util.get_node_ip_address() == LOOPBACK:
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        environment |= {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         places = [(node, local) for node, count in enumerate(pool.processes_on_nodes) for local in range(count)]
         self._actors = [
             _Actor.options(
                 num_cpus=CPUS,
                 num_gpus=gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
-                runtime_env={"env_vars": _environment()},
+                runtime_env={"env_vars": environment},
             ).remote(pool.name, rank, pool.size, local_rank)
             for rank, (node, local_rank) in enumerate(places)
         ]
@@ -147,71 +144,74 @@ class RayRanks:
         limit_s = self._cluster.start_timeout_s
         self._ranks = [f"pool {self._name}, {host}" for host in self._wait(self._ask("describe"), limit_s)]
         if self.size > 1:
-            meeting = self._wait([self._actors[0].rendezvous.remote()], limit_s)[0]
-            # twice: a call that hangs ends by the cluster's time-out, with all stacks, before its collective does
-            self._wait(self._ask("join", meeting, 2 * self._cluster.timeout_s), limit_s)
+            meeting = self._wait([self._actors[0].rendezvous.remote(self._nodes)], limit_s)[0]
+            self._wait(self._ask("join", meeting), limit_s)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return _unpack(self._wait(self._ask("create", role, ray.put(_pack((kind, arguments)))))[0])
+        return self._perform("create", role, kind, [arguments] * self.size).get()[0]
 
     def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
+        return self._perform("call", role, method, calls)
+
+    def _perform(self, verb: str, role: str, what: Any, calls: Calls) -> Future[list[Any]]:
+        """`Host.<verb>(role, what, call)` on each rank that has a call."""
         sent: dict[tuple[int, int], ObjectRef] = {}
-        answers: list[ObjectRef | None] = [None] * self.size
+        asked: dict[int, ObjectRef] = {}
         for rank, call in enumerate(calls):
             if call is not None:
                 same = id(call.args), id(call.kwargs)
                 if same not in sent:
-                    sent[same] = ray.put(_pack((call.args, call.kwargs)))
-                answers[rank] = self._actors[rank].call.remote(role, method, sent[same], call.rows)
-        return Future(lambda: [None if answer is None else _unpack(answer) for answer in self._wait(answers)])
+                    sent[same] = ray.put(_pack((verb, what, call.args, call.kwargs)))
+                asked[rank] = self._actors[rank].perform.remote(role, sent[same], call.rows)
+
+        def wait() -> list[Any]:
+            answers = dict(zip(asked, self._wait(list(asked.values())), strict=True))
+            return [_unpack(answers[rank]) if rank in answers else None for rank in range(self.size)]
+
+        return Future(wait)
 
     def _ask(self, method: str, *arguments: Any) -> list[ObjectRef]:
         return [getattr(actor, method).remote(*arguments) for actor in self._actors]
 
-    def _wait(self, references: Sequence[ObjectRef | None], limit_s: float | None = None) -> list[Any]:
-        """The answers, None for None. Between polls, every process of the cluster is seen to be alive."""
-        answers: dict[ObjectRef | None, Any] = {None: None}
-        pending = [reference for reference in references if reference is not None]
+    def _wait(self, asked: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
+        """The answers. Meanwhile every process of the cluster is seen to be alive."""
         limit_s = limit_s or self._cluster.timeout_s
         deadline = time.monotonic() + limit_s
-        while pending:
+        answers: dict[ObjectRef, Any] = {}
+        while pending := [reference for reference in asked if reference not in answers]:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             answers |= zip(ready, self._answers(ready), strict=True)
             if pending:
-                self._cluster.check()
+                stacks = self._cluster.stacks()
                 if time.monotonic() > deadline:
-                    raise self._hung(limit_s)
-        return [answers[reference] for reference in references]
+                    raise WorkerLost(f"pool {self._name}: no answer in {limit_s:g} s; all processes are at\n{stacks}")
+        return [answers[reference] for reference in asked]
 
     def _answers(self, ready: list[ObjectRef]) -> list[Any]:
         """Raises what a worker raised, but WorkerLost when a process is dead: then the others' collectives break."""
         try:
             answers = ray.get(ready)
         except RayError as error:
-            self._cluster.check()
-            raise WorkerLost(f"pool {self._name}: {error}") from None
+            self._cluster.stacks()
+            kind = WorkerError if isinstance(error, RayTaskError) else WorkerLost
+            raise kind(f"pool {self._name}: {error}") from None
         for answer in answers:
             if isinstance(answer, TandemError):
-                self._cluster.check()
+                self._cluster.stacks()
                 raise answer
         return answers
 
-    def check(self) -> None:
-        """WorkerLost when a process is dead; one that is too busy to answer is not."""
-        pings = self._ask("ping")
-        ready, _ = ray.wait(pings, num_returns=self.size, timeout=PATIENCE_S)
-        for rank, ping in zip(self._ranks, pings, strict=True):
-            try:
-                ray.get(ping) if ping in ready else None
-            except RayError as error:
-                raise WorkerLost(f"{rank}: the process died\n{error}") from None
-
-    def _hung(self, limit_s: float) -> WorkerLost:
+    def stacks(self) -> str:
+        """Of each process; WorkerLost when one is dead."""
         asked = self._ask("stacks")
         ready, _ = ray.wait(asked, num_returns=self.size, timeout=PATIENCE_S)
-        stacks = [ray.get(reference) if reference in ready else "no answer" for reference in asked]
-        told = "\n".join(f"{rank}:\n{stack}" for rank, stack in zip(self._ranks, stacks, strict=True))
-        return WorkerLost(f"pool {self._name}: no answer in {limit_s:g} s; the ranks are at\n{told}")
+        told = ""
+        for rank, reference in zip(self._ranks, asked, strict=True):
+            try:
+                told += f"{rank}:\n{ray.get(reference) if reference in ready else 'too busy to answer'}\n"
+            except RayError as error:
+                raise WorkerLost(f"{rank}: the process died\n{error}") from None
+        return told
 
     def close(self) -> None:
         self._cluster.spawned.pop(self, None)
@@ -234,9 +234,8 @@ class RayCluster:
         self._connected = not ray.is_initialized()
         if self._connected:
             address = address or os.environ.get("RAY_ADDRESS")
-            ray_constants.ENABLE_RAY_CLUSTER = (
-                address is not None
-            )  # Ray's switch to stay on loopback: it has no argument
+            # Ray has no argument to stay on loopback; this is its own switch for it
+            ray_constants.ENABLE_RAY_CLUSTER = address is not None
             ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
 
     def spawn(self, pool: ResourcePool) -> RayRanks:
@@ -244,7 +243,11 @@ class RayCluster:
         gpus = int(ray.cluster_resources().get("GPU", 0) > 0)
         ranks = RayRanks(pool, self._place(pool, gpus), gpus, self)
         self.spawned[ranks] = None
-        ranks.start()
+        try:
+            ranks.start()
+        except BaseException:
+            ranks.close()
+            raise
         return ranks
 
     def _place(self, pool: ResourcePool, gpus: int) -> PlacementGroup:
@@ -252,26 +255,24 @@ class RayCluster:
         group = placement_group(bundles, strategy="STRICT_SPREAD")
         if group.wait(min(PATIENCE_S, self.start_timeout_s)):
             return group
-        nodes = [f"{node['NodeManagerHostname']} {node['Resources']}" for node in ray.nodes() if node["Alive"]]
-        wanted = f"pool {pool.name}: there is no room for {bundles}, each on a node of its own, on {'; '.join(nodes)}"
-        print(f"{wanted}; waiting for it", flush=True)
+        nodes = [
+            f"{n['NodeManagerHostname']} ({n['Resources'].get('GPU', 0):g} GPUs)" for n in ray.nodes() if n["Alive"]
+        ]
+        wanted = (
+            f"pool {pool.name}: no room for {bundles}, each on a node of its own; Ray's nodes are {', '.join(nodes)}"
+        )
+        print(f"{wanted}; waiting", flush=True)
         if not group.wait(self.start_timeout_s):
             remove_placement_group(group)
             raise UserError(f"{wanted}, since {self.start_timeout_s:g} s; add nodes, or change placement.pools")
         return group
 
-    def check(self) -> None:
-        """WorkerLost when a process of any pool is dead."""
-        for ranks in self.spawned:
-            ranks.check()
+    def stacks(self) -> str:
+        """Of all processes; WorkerLost when one is dead."""
+        return "".join([ranks.stacks() for ranks in self.spawned])
 
     def close(self) -> None:
         for ranks in list(self.spawned):
             ranks.close()
         if self._connected:
             ray.shutdown()
-
-
-def _environment() -> dict[str, str]:
-    """What the processes get of the controller's environment; no progress bars in their output."""
-    return {"TQDM_DISABLE": "1"} | {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
