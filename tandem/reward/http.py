@@ -16,7 +16,7 @@ RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 def post_json(
     url: str, body: Any, *, timeout_s: float, attempts: int = 4, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """The answer to `body`. Waits 1, 2, 4 … s, or what `Retry-After` asks, between attempts; at last raises TandemError."""
+    """The answer to `body`. Waits 1, 2, 4 … s, or as `Retry-After` asks, between attempts; then raises TandemError."""
     data = json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     for attempt in range(1, attempts + 1):

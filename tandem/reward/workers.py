@@ -38,7 +38,10 @@ _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers imp
 
 
 class WorkerPool:
-    """`count` processes that have loaded `references`, each with its arguments, and load others when called. They end with ours, at the latest after the call they run."""
+    """`count` processes that have loaded `references`, each with its arguments; others they load when called.
+
+    They end with ours, at the latest after the call they run.
+    """
 
     def __init__(self, references: Mapping[str, Mapping[str, Any]], count: int, timeout_s: float) -> None:
         self._references = references

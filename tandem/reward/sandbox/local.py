@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import IO
 
@@ -93,8 +94,9 @@ class LocalSandbox:
         read_only = [(place, place) for place in libraries] + [(sys.base_prefix, "/python")]
         user = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if _is_root() else ()
         return [
-            "bwrap", *_NAMESPACES, *(user or ("--unshare-user",)), "--die-with-parent", "--new-session", "--clearenv",
-            *("--hostname", "sandbox", "--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
+            "bwrap", *_NAMESPACES, *(user or ("--unshare-user",)), "--as-pid-1", "--die-with-parent", "--new-session",
+            *("--clearenv", "--hostname", "sandbox"),
+            *("--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
             *(word for source, place in read_only for word in ("--ro-bind", source, place)),
             *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
             *("--perms", "1777", "--size", str(self.limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
@@ -124,7 +126,7 @@ class LocalSandbox:
         return None
 
     def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
-        """Kill what is left, and wait. The container's first process dies with bubblewrap and after all others."""
+        """Kill what is left, and wait. The program, first process of its container, dies with bubblewrap, last of all."""
         if not self._contained:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -157,9 +159,9 @@ def _content(file: IO[bytes]) -> str:
 
 def _children(pid: int) -> list[int]:
     children: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    for path in glob(f"/proc/{pid}/task/*/children"):
         with suppress(OSError):  # the thread ended meanwhile
-            children += map(int, path.read_text().split())
+            children += map(int, Path(path).read_text().split())
     return children
 
 

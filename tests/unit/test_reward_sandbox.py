@@ -1,0 +1,208 @@
+"""The sandbox: programs run, limits hold, and nobody gets out."""
+
+import platform
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_attacks import ATTACKS
+
+from tandem.config.tree import RewardConfig
+from tandem.errors import UserError
+from tandem.reward.functions import check_functions
+from tandem.reward.rules.code import extract_code, unit_tests
+from tandem.reward.sandbox import seccomp
+from tandem.reward.sandbox.base import Limits
+from tandem.reward.sandbox.local import LocalSandbox
+from tandem.reward.sandbox.tests import make_sandbox, run_tests
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def _refusal() -> str:
+    try:
+        make_sandbox()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+REFUSAL = _refusal()
+sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
+LIMITS = Limits(timeout_s=3, memory_mib=256, processes=16, file_mib=4, scratch_mib=16)
+
+
+def processes_of_sandboxes() -> list[str]:
+    """Command lines of processes that run a sandboxed program, or watch over one."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [line] if "RLIMIT_NOFILE" in line else []
+    return found
+
+
+@sandboxed
+class TestRuns:
+    def test_a_program_reads_its_input_and_prints(self) -> None:
+        run = LocalSandbox(LIMITS).run("import sys; print(sys.stdin.read() * 2); sys.exit(3)", "é")
+        assert (run.stdout, run.stderr, run.exit_code, run.stopped) == ("éé\n", "", 3, None)
+
+    def test_the_scratch_folder_is_writable_and_fresh(self) -> None:
+        sandbox = LocalSandbox(LIMITS)
+        program = "import os; print(os.listdir('/tmp'), os.getcwd()); open('x', 'w').write('1')"
+        assert [sandbox.run(program).stdout for _ in range(2)] == ["[] /tmp\n"] * 2
+
+    def test_limits_stop_the_whole_run(self) -> None:
+        sandbox = LocalSandbox(Limits(timeout_s=0.3, memory_mib=128, processes=16))
+        assert sandbox.run("while True: pass").stopped == "took longer than 0.3 s"
+        hungry = (
+            "import os, time\nfor _ in range(4):\n    if os.fork() == 0: x = bytearray(90 << 20); break\ntime.sleep(9)"
+        )
+        assert sandbox.run(hungry).stopped == "used more than 128 MiB of memory"
+
+    def test_every_test_has_a_fresh_process_with_the_solution_in_it(self) -> None:
+        solution = "seen = []\ndef f(x): seen.append(x); return len(seen)"
+        tests = [
+            "assert f(1) == 1",
+            "assert f(2) == 1",
+            "assert f(3) == 2, 'fresh'",
+            "x = (",
+            "while True: pass",
+            "seen",
+        ]
+        reasons, stopped = run_tests(LocalSandbox(LIMITS), solution, tests, test_timeout_s=0.3)
+        assert reasons[:3] == ["", "", "AssertionError: fresh"]
+        assert reasons[3].startswith("SyntaxError") and reasons[4] == "took longer than 0.3 s"
+        assert (reasons[5], stopped) == ("", None)
+
+    def test_what_ordinary_solutions_use_works(self) -> None:
+        solution = (
+            "from __future__ import annotations\nimport asyncio, threading, subprocess, sys, tempfile\n"
+            "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+            "thread = threading.Thread(target=print); thread.start(); thread.join()\nasyncio.run(asyncio.sleep(0))\n"
+            "tempfile.TemporaryFile().write(b'x')\nsubprocess.run([sys.executable, '-c', ''], check=True)\n"
+        )
+        assert run_tests(LocalSandbox(LIMITS), solution, ["assert A(1) == A(x=1)"]) == ([""], None)
+
+
+@sandboxed
+class TestAttacks:
+    @pytest.fixture
+    def port(self) -> Iterator[int]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield server.getsockname()[1]
+
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="some attacks name system calls by x86-64's numbers")
+    @pytest.mark.parametrize("attack", ATTACKS)
+    def test_nobody_gets_out(
+        self, attack: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("TANDEM_TEST_SECRET", "SECRET")
+        secret = tmp_path / "secret"
+        secret.write_text("kept")
+        solution = ATTACKS[attack].replace("{secret!r}", repr(str(secret))).replace("{port}", str(port))
+        ground_truth = ["assert globals().get('escaped'), 'it did not get out'"]
+        verdict = unit_tests("x", solution, ground_truth, test_timeout_s=1.0, **vars(LIMITS))
+        assert (verdict["score"], verdict["acc"]) == (0.0, 0.0)
+        assert verdict["reason"].startswith("test 1 failed: ")
+        assert secret.read_text() == "kept" and [path.name for path in tmp_path.iterdir()] == ["secret"]
+        assert processes_of_sandboxes() == []
+
+    def test_there_are_fifty(self) -> None:
+        assert len(ATTACKS) >= 50
+
+    def test_a_test_that_the_attacks_would_pass(self) -> None:
+        assert unit_tests("x", "escaped = True", ["assert globals().get('escaped')"], **vars(LIMITS))["score"] == 1.0
+
+
+def decide(program: bytes, arch: int, number: int, argument: int = 0) -> int:
+    """What the kernel makes of a filter: a classic BPF interpreter for the instructions that ours has."""
+    code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
+    data = struct.pack("IIQQ", number, arch, 0, argument)
+    value = at = 0
+    while True:
+        kind, true, false, operand = code[at]
+        if kind == 0x06:
+            return operand
+        if kind == 0x20:
+            (value,) = struct.unpack_from("I", data, operand)
+        else:
+            at += true if {0x15: value == operand, 0x35: value >= operand, 0x45: value & operand}[kind] else false
+        at += 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "arch", "read", "clone"), [("x86_64", 0xC000003E, 0, 56), ("aarch64", 0xC00000B7, 63, 220)]
+)
+def test_the_filter_denies_what_it_names(machine: str, arch: int, read: int, clone: int) -> None:
+    program = seccomp.denying_filter(machine)
+    allowed, denied, unknown, killed = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+    column = ("x86_64", "aarch64").index(machine)
+    assert {decide(program, arch, numbers[column]) for numbers in seccomp.DENIED.values()} == {denied}
+    assert decide(program, arch, read) == allowed
+    assert decide(program, arch ^ 1, read) == killed
+    assert (decide(program, arch, 0x40000000 + read), decide(program, arch, 435)) == (denied, unknown)
+    assert decide(program, arch, clone, argument=17) == allowed  # SIGCHLD: fork
+    assert decide(program, arch, clone, argument=0x3D0F00) == allowed  # a thread
+    for namespace in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert decide(program, arch, clone, argument=namespace | 17) == denied
+
+
+def test_without_a_sandbox_code_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"bwrap.*not installed: run scripts/sandbox.*run_untrusted_code_without_sandbox"
+    ):
+        LocalSandbox(LIMITS)
+    assert LocalSandbox(LIMITS, contained=False).run("print(1)").stdout == "1\n"
+
+
+def test_a_run_without_a_sandbox_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_sandbox.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"reward\.functions: .*bubblewrap"):
+        check_functions(RewardConfig(), ["mbpp"])
+    risky = {
+        "function": "tandem.reward.rules.code:unit_tests",
+        "arguments": {"run_untrusted_code_without_sandbox": True},
+    }
+    check_functions(RewardConfig(functions=[risky]), ["mbpp"])
+
+
+def test_without_a_container_limits_still_hold() -> None:
+    sandbox = LocalSandbox(Limits(timeout_s=1, memory_mib=200), contained=False)
+    assert "MemoryError" in sandbox.run("bytearray(1 << 30)").stderr
+    assert sandbox.run("import os, time\nos.fork()\ntime.sleep(9)").stopped == "took longer than 1 s"
+    assert processes_of_sandboxes() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Here:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
+        ("```py\nold = 1\n```\nbetter:\n```\nx = 1\n```", "x = 1\n"),
+        ("<think>```python\nwrong\n```</think>```python\nx = 1\n```", "x = 1\n"),
+        ("```python\nx = 1\n", "x = 1\n"),
+        ("x = 1", "x = 1"),
+        ("", ""),
+    ],
+)
+def test_code_is_found(text: str, code: str) -> None:
+    assert extract_code(text) == code
+
+
+@sandboxed
+def test_a_solution_is_scored_by_its_tests() -> None:
+    good, half = "def f(x): return x + 1", "def f(x): return 2"
+    truth = {"preamble": "import math", "tests": ["assert f(1) == 2", "assert f(2) == math.floor(3.5)"]}
+    assert unit_tests("mbpp", good, truth)["score"] == 1.0
+    verdict = unit_tests("mbpp", half, truth, partial=True)
+    assert (verdict["score"], verdict["acc"], verdict["tests_passed"]) == (0.5, 0.0, 0.5)
+    assert verdict["reason"] == "test 2 failed: AssertionError: "
+    with pytest.raises(ValueError, match="not a list of tests"):
+        unit_tests("mbpp", good, {"tests": []})
