@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,12 +35,27 @@ def version(
 
 
 @app.command()
-def train(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
+def train(
+    arguments: ConfigAndOverrides = None,
+    resume: Resume = None,
+    dry_run: DryRun = False,
+    debug_rollout: Annotated[
+        bool, typer.Option("--debug-rollout", help="Generate, score and save trajectories; no training.")
+    ] = False,
+    debug_train: Annotated[
+        Path | None, typer.Option(help="Train on saved trajectories, a file or a folder; no generation.")
+    ] = None,
+) -> None:
     """Reinforcement learning: PPO, GRPO and their kin."""
     config = _configure(TrainConfig, arguments, resume)
     from tandem.data.dataset import RLHFDataset
-    from tandem.jobs.rl import train as run
+    from tandem.jobs import debug, rl
 
+    run = rl.train
+    if debug_rollout:
+        run = debug.debug_rollout
+    elif debug_train:
+        run = partial(debug.debug_train, saved=debug_train)
     _run(config, RLHFDataset, run, dry_run)
 
 
@@ -133,4 +149,4 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., bool], dry
     if not run(config, inputs):
         print(f"stopped; continue with --resume {run_dir}")
         raise typer.Exit(130)  # as shells have it: 128 + SIGINT
-    print(f"done: {run_dir}/report.html, {run_dir}/checkpoints/latest")
+    print(f"done: {run_dir}")

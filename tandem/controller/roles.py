@@ -63,8 +63,8 @@ class Roles:
     """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
 
     reward: RewardManager
-    rollout: WorkerGroup
     actor: WorkerGroup
+    rollout: WorkerGroup
     publish: Callable[[int], None]
     """Makes the rollout serve the actor's present weights as a version, larger than every version before."""
     reference: WorkerGroup | None = None
@@ -88,7 +88,7 @@ def make_roles(
     actor = placement.group(Role.Actor, *policy, training.optimizer, optimizer_steps, temperature)
     rollout = make_rollout(config, tokenizer, placement)
     publish = connect(actor, rollout, placement)
-    roles = Roles(reward, rollout, actor, publish, trained={".": actor})
+    roles = Roles(reward, actor, rollout, publish, trained={".": actor})
     if Signal.REF_LOGPROBS in algorithm.needs:
         roles.reference = placement.group(Role.RefPolicy, *policy, None, 1, temperature)
     if Signal.VALUES in algorithm.needs:

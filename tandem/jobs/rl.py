@@ -57,6 +57,7 @@ class RlJob:
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
     def _advance(self, step: int) -> Step:
+        """One step of the dataflow."""
         prompts = [self._train[row] for row in next(self._sampler)]
         return train_step(self._roles, self._algorithm, self._config, prompts, step)
 

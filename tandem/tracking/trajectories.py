@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tandem.errors import UserError
 from tandem.files import temporary_name
-from tandem.types import Batch, Group, IntArray
+from tandem.types import Batch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
 
 _TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
 
@@ -29,6 +30,43 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch)
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
+
+
+def read_groups(path: Path) -> list[Group]:
+    """The trajectories of a file with their scores, siblings together; UserError when it is no such file."""
+    try:
+        rows = read_trajectories(path).to_pylist()
+        groups: dict[int, Group] = {}
+        for row in rows:
+            group = groups.setdefault(row["group"], Group([], []))
+            group.trajectories.append(_trajectory(row))
+            group.scores.append(_score(row))
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise UserError(f"{path}: not a file of trajectories ({error}); give one of RUN/trajectories") from error
+    return list(groups.values())
+
+
+def _trajectory(row: dict[str, Any]) -> Trajectory:
+    ids = np.array(row["prompt_ids"], np.int32)
+    status = Status(row["status"])
+    return Trajectory(
+        prompt=Prompt(row["prompt_index"], ids, row["prompt"], row["data_source"], row["ground_truth"]),
+        sample=row["sample"],
+        response_ids=np.array(row["response_ids"], np.int32),
+        loss_mask=np.array(row["loss_mask"], np.bool_),
+        rollout_logprobs=np.array(row["rollout_logprobs"], np.float32),
+        versions=np.array(row["policy_versions"], np.int32),
+        text=row["response"],
+        status=Status.COMPLETED if row["reward"] is None else status,
+        turns=tuple(Turn(**turn) for turn in row["turns"]),
+        generation_s=row["generation_s"],
+    )
+
+
+def _score(row: dict[str, Any]) -> Score:
+    failure = None if row["reward"] is not None else Status(row["status"])
+    parts = dict(row["reward_parts"])
+    return Score(row["reward"], parts, row["prediction"], failure, row["error"], row["reward_s"])
 
 
 def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:

@@ -1,0 +1,73 @@
+"""Half a run at a time: only the rollout, or only the training on trajectories that were saved."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tandem.batching.packing import to_batch
+from tandem.cluster import make_cluster
+from tandem.config.tree import TrainConfig
+from tandem.controller.dataflow import Clock, Step, describe_batch, generate_and_score, learn_step
+from tandem.controller.roles import Placement, make_rollout, pools_of
+from tandem.data.dataset import RLHFDataset
+from tandem.data.sampler import Sampler
+from tandem.errors import UserError
+from tandem.jobs.inputs import Inputs
+from tandem.jobs.rl import RlJob
+from tandem.jobs.run import run_job
+from tandem.reward.manager import RewardManager
+from tandem.reward.manager import metrics as reward_metrics
+from tandem.tracking.console import ConsoleTracker
+from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.trajectories import read_groups, trajectories_path, write_trajectories
+
+
+def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
+    """Generate, score and save the trajectories of every step with the model as it is; nothing is trained."""
+    train, trainer = inputs.train, config.trainer
+    assert train is not None
+    sampler = Sampler(len(train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
+    steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
+    trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
+    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:
+        rollout = make_rollout(config, inputs.tokenizer, Placement(cluster, pools_of(config)))
+        rollout.publish(0).get()
+        for step in range(1, steps + 1):
+            clock = Clock()
+            prompts = [train[row] for row in next(sampler)]
+            groups = generate_and_score(rollout, reward, config, prompts, step, clock)
+            batch = to_batch(groups)
+            write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
+            described = describe_batch(batch, config.generation.max_response_tokens, version=0)
+            for tracker in trackers:
+                tracker.log(step, {**reward_metrics(groups), **described, **clock.seconds})
+            reward.check_share(groups)
+    for tracker in trackers:
+        tracker.close()
+    return True
+
+
+class ReplayJob(RlJob):
+    """Trains on saved trajectories, a file a step; nothing is generated."""
+
+    def __init__(self, files: Sequence[Path], *args: Any) -> None:
+        super().__init__(*args)
+        self._files = files
+        self.total_steps = len(files)
+
+    def _advance(self, step: int) -> Step:
+        groups = read_groups(self._files[step - 1])
+        return learn_step(self._roles, self._algorithm, self._config, groups, step, Clock())
+
+
+def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> bool:
+    """Train on `saved`: a file of trajectories, or a folder of such, in the order of their names."""
+    files = sorted(saved.glob("*.parquet")) if saved.is_dir() else [saved]
+    if not files or not files[0].is_file():
+        raise UserError(f"--debug-train {saved}: holds no trajectories; give RUN/trajectories or a file of it")
+    unevaluated = config.trainer.model_copy(update={"eval_every": 0})
+    config = config.model_copy(update={"trainer": unevaluated})
+    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+        placement = Placement(cluster, pools_of(config))
+        return run_job(config, lambda: ReplayJob(files, config, inputs, placement, reward))

@@ -1,0 +1,35 @@
+"""Half a run at a time equals that half of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandem.cli import main
+from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.trajectories import read_trajectories
+
+
+def test_the_halves_make_the_whole(grpo_config: Path, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
+    common = ["train", str(grpo_config), f"reward.functions=[{tmp_path}/reward.py:digits]"]
+    whole, rollout, replay = tmp_path / "whole", tmp_path / "rollout", tmp_path / "replay"
+    assert main([*common, f"trainer.run_dir={whole}"]) == 0
+    assert main([*common, f"trainer.run_dir={rollout}", "--debug-rollout"]) == 0
+    first = Path("trajectories/step_000001.parquet")
+    columns = ["response_ids", "rollout_logprobs", "reward"]
+    assert read_trajectories(rollout / first, columns).equals(read_trajectories(whole / first, columns))
+    assert not (rollout / "checkpoints").exists()
+
+    assert main([*common, f"trainer.run_dir={replay}", "--debug-train", str(whole / "trajectories")]) == 0
+    names = ("actor/pg_loss", "actor/grad_norm", "reward/mean", "rollout/mismatch_max")
+    assert [[record[name] for name in names] for record in read_metrics(replay / "metrics.jsonl")] == [
+        [record[name] for name in names] for record in read_metrics(whole / "metrics.jsonl")
+    ]
+    assert "time/generation_s" not in read_metrics(replay / "metrics.jsonl")[0]
+
+
+def test_no_trajectories_is_the_users_mistake(grpo_config: Path, tmp_path: Path) -> None:
+    arguments = ["train", str(grpo_config), f"trainer.run_dir={tmp_path / 'run'}", "--debug-train"]
+    assert main([*arguments, str(tmp_path / "nowhere")]) == 2
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    assert main([*arguments, str(tmp_path / "broken.parquet")]) == 2
