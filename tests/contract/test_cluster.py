@@ -1,0 +1,184 @@
+"""What every Cluster promises: one suite, run in one process, on local processes and on Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.cluster.inline import InlineCluster
+from tandem.cluster.local import LocalCluster
+from tandem.controller.groups import Cluster, Ranks, WorkerGroup
+from tandem.controller.pools import ResourcePool
+from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
+from tests.cluster_workers import Probe, ragged_batch
+
+RANKS = {"inline": 1, "local": 4}
+
+
+@pytest.fixture(scope="module", params=list(RANKS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cluster(kind: str) -> Iterator[Cluster]:
+    made = InlineCluster() if kind == "inline" else LocalCluster(timeout_s=60)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(cluster: Cluster, kind: str) -> Ranks:
+    return cluster.spawn(ResourcePool("main", (RANKS[kind],)))
+
+
+@pytest.fixture(scope="module")
+def probe(ranks: Ranks) -> WorkerGroup:
+    return WorkerGroup(ranks, "probe", Probe)
+
+
+def test_all_gets_the_same_arguments_and_answers_a_list(probe: WorkerGroup, ranks: Ranks) -> None:
+    answers = probe.echo(1, "two", three=[3.0]).get()
+    assert answers == [("probe", rank, ranks.size, (1, "two"), {"three": [3.0]}) for rank in range(ranks.size)]
+
+
+def test_rank_zero_alone_answers(probe: WorkerGroup) -> None:
+    assert probe.first().get() == 0
+
+
+def test_ranks_are_a_world_of_torch_distributed(probe: WorkerGroup, ranks: Ranks) -> None:
+    assert probe.total().get() == sum(range(1, ranks.size + 1))
+
+
+def test_a_user_defined_dispatch(probe: WorkerGroup, ranks: Ranks) -> None:
+    words = "one two three"
+    assert probe.shout(words).get() == " ".join(words.upper().split()[: ranks.size])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10, 101])
+def test_a_list_keeps_its_order_whatever_its_length(probe: WorkerGroup, count: int) -> None:
+    assert probe.squares(list(range(count))).get() == [number**2 for number in range(count)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 40])
+def test_columns_come_back_in_the_order_of_the_batch(probe: WorkerGroup, rows: int) -> None:
+    lengths = [1 + (7 * row) % 12 for row in range(rows)]
+    batch = ragged_batch(lengths)
+    expected = np.concatenate([row + np.arange(length) / 1000 for row, length in enumerate(lengths)])
+    np.testing.assert_array_equal(probe.lengths(batch).get(), lengths)
+    np.testing.assert_allclose(probe.score(batch).get(), expected, rtol=1e-6)
+    metrics, tokens = probe.learn(batch, 2.0).get()
+    assert metrics == {"rows": rows}
+    np.testing.assert_allclose(tokens, 2 * expected, rtol=1e-6)
+
+
+def test_columns_longer_than_what_travels_in_band(probe: WorkerGroup) -> None:
+    lengths = [1 + (997 * row) % 2048 for row in range(300)]
+    expected = np.concatenate([row + np.arange(length) / 1000 for row, length in enumerate(lengths)])
+    batch = ragged_batch(lengths)
+    for _ in range(3):
+        np.testing.assert_allclose(probe.score(batch).get(), expected, rtol=1e-5)
+
+
+def test_a_grid_gets_its_rows_once_and_answers_once(cluster: Cluster, ranks: Ranks) -> None:
+    if ranks.size < 4:
+        pytest.skip("needs four ranks")
+    grid = WorkerGroup(ranks, "grid", Probe, {"data": 2, "tensor": 2})
+    assert grid.who(list(range(6))).get() == [0, 0, 0, 2, 2, 2]
+    staged = WorkerGroup(ranks, "staged", Probe, {"pipeline": 2, "data": 2})
+    assert staged.who(list(range(6))).get() == [2, 2, 2, 3, 3, 3]  # the last stage has the answer
+
+
+def test_roles_of_a_pool_share_processes(ranks: Ranks, probe: WorkerGroup) -> None:
+    other = WorkerGroup(ranks, "other", Probe, scale=3.0)
+    assert other.process().get() == probe.process().get()
+    assert probe.neighbour("other").get() == [3.0] * ranks.size
+    assert other.total().get() == 3 * probe.total().get()
+
+
+def test_calls_in_flight_are_answered_in_any_order(probe: WorkerGroup, ranks: Ranks) -> None:
+    futures = [probe.numbers(20_000, start) for start in range(5)]
+    for start in (3, 0, 4, 2, 1):
+        for answer in futures[start].get():
+            np.testing.assert_array_equal(answer, np.arange(start, start + 20_000))
+    assert futures[3].get() is futures[3].get()
+
+
+def test_answers_are_the_callers_own(probe: WorkerGroup) -> None:
+    first = probe.numbers(50_000).get()
+    for answer in first:
+        answer += 1
+    for start in range(8):
+        probe.numbers(50_000, start).get()
+    for answer in first:
+        np.testing.assert_array_equal(answer, np.arange(1, 50_001))
+
+
+def test_a_worker_may_keep_its_arguments(probe: WorkerGroup, ranks: Ranks) -> None:
+    for start in range(4):
+        probe.keep(np.arange(start, start + 20_000)).get()
+    assert probe.kept().get() == [[sum(range(s, s + 20_000)) for s in range(4)]] * ranks.size
+
+
+def test_unregistered_methods_are_refused(probe: WorkerGroup) -> None:
+    with pytest.raises(AttributeError, match=r"Probe\.close is not registered"):
+        _ = probe.close
+
+
+def test_pools_work_at_the_same_time(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    if kind == "inline":
+        pytest.skip("one process does one thing at a time")
+    groups = [WorkerGroup(cluster.spawn(ResourcePool(name, (2,))), "probe", Probe) for name in ("left", "right")]
+    begin, between = tmp_path / "begin", tmp_path / "between"
+    left = groups[0].wait_for(between)
+    right = groups[1].wait_for(begin, then=between)
+    threading.Timer(0.05, begin.touch).start()
+    assert len(left.get()) == len(right.get()) == 2
+
+
+def spawned(cluster: Cluster, kind: str) -> WorkerGroup:
+    return WorkerGroup(cluster.spawn(ResourcePool("failing", (min(2, RANKS[kind]),))), "probe", Probe)
+
+
+def raised(call: Any, expected: type[TandemError]) -> str:
+    with pytest.raises(expected) as error:
+        call().get()
+    return str(error.value)
+
+
+def test_an_error_of_a_worker_tells_where_it_was_raised(cluster: Cluster, kind: str) -> None:
+    if kind == "inline":
+        with pytest.raises(ZeroDivisionError):
+            spawned(cluster, kind).fail(0).get()
+        return
+    told = raised(lambda: spawned(cluster, kind).fail(1), WorkerError)
+    for part in ("probe, rank 1 of 2 on ", "in fail", "ZeroDivisionError: of this rank"):
+        assert part in told
+    assert "cannot pickle" in raised(lambda: spawned(cluster, kind).unpicklable(), WorkerError)
+
+
+def test_the_users_mistake_comes_as_it_is(cluster: Cluster, kind: str) -> None:
+    told = raised(lambda: spawned(cluster, kind).fail(0, user=True), UserError)
+    assert told == "model.path: no such directory"
+
+
+def test_a_process_that_dies_is_named(cluster: Cluster, kind: str) -> None:
+    if kind == "inline":
+        pytest.skip("the only process is ours")
+    group = spawned(cluster, kind)
+    told = raised(lambda: group.die(1, -9), WorkerLost)
+    assert "rank 1" in told
+    with pytest.raises(WorkerLost):
+        group.first().get()
+    assert spawned(cluster, kind).total().get() == 3.0  # the cluster goes on
+
+
+def test_close_is_safe_to_repeat(kind: str, cluster: Cluster) -> None:
+    spawned(cluster, kind)
+    cluster.close()
+    cluster.close()
