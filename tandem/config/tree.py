@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OptimizerConfig
+from tandem.config.algorithms import AlgorithmConfig, GRPOConfig
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from tandem.config.generation import GenerationConfig, NativeGenerationConfig
+from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
 
 class ModelConfig(Section):
@@ -45,56 +47,6 @@ class SftDataConfig(DataFilesConfig):
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""
-
-
-class EvalSamplingConfig(Section):
-    """How validation answers are drawn."""
-
-    temperature: NonNegativeFloat = 0.0
-    """0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    samples: PositiveInt = 1
-    """Answers a prompt: the N of mean@N, best@N, maj@N. Greedy ones are all the same."""
-
-
-class NativeGenerationConfig(Section):
-    """The built-in engine: continuous batching on the trainer's own parameters."""
-
-    type: Literal["native"] = "native"
-    temperature: PositiveFloat = 1.0
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: NonNegativeInt = 0
-    """0 keeps the whole vocabulary."""
-    max_response_tokens: PositiveInt = 1024
-    stop_strings: list[str] = []
-    max_running: PositiveInt = 256
-    """Samples that decode at once."""
-    eval: EvalSamplingConfig = EvalSamplingConfig()
-
-
-GenerationConfig = NativeGenerationConfig
-
-
-class FsdpTrainingConfig(Section):
-    """The PyTorch engine: plain torch on one rank, FSDP2 on several."""
-
-    type: Literal["fsdp"] = "fsdp"
-    optimizer: OptimizerConfig = OptimizerConfig()
-    tokens_per_micro_batch: PositiveInt = 16_384
-    """Of one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    skip_zero_advantage: bool = True
-    """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
-    shard_size: PositiveInt | None = None
-    """Ranks that share one copy of the model; the others hold replicas. Default: all share one."""
-    cpu_offload: bool = False
-    """Keep the optimizer, and on several ranks the shards, in host memory; the optimizer runs there."""
-    reduce_once: bool = True
-    """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
-
-
-TrainingConfig = FsdpTrainingConfig
 
 
 class RewardFunctionConfig(Section):
