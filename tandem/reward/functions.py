@@ -210,8 +210,8 @@ def _read(kind: Kind, reward: Any, seconds: float) -> Score:
         return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
     if not isinstance(reward, Mapping):
         return Score(_number(reward, "the reward"), seconds=seconds)
-    numbers = {str(name): part for name, part in reward.items() if isinstance(part, _NUMERIC)}
-    parts = {name: _number(part, repr(name)) for name, part in numbers.items() if name not in ("score", "pred")}
+    others = {str(name): part for name, part in reward.items() if name not in ("score", "pred")}
+    parts = {name: _number(part, repr(name)) for name, part in others.items() if isinstance(part, _NUMERIC)}
     prediction, reason = (None if reward.get(key) is None else str(reward[key]) for key in ("pred", "reason"))
     return Score(_number(reward.get("score"), "'score'"), parts, prediction, error=reason, seconds=seconds)
 

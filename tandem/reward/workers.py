@@ -29,8 +29,9 @@ from tandem.errors import TandemError
 from tandem.reward.functions import Call, execute, load, lost
 from tandem.types import Score, Status
 
-MAX_CHUNK = 64
+MAX_CHUNK = 256
 FLUSH_S = 0.02
+"""How long a worker keeps answers back, and the time below which calls are not worth a second worker."""
 _LOOK_S = 0.05
 """Between looks at workers that are silent: how much later than its time-out a call may end."""
 _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers import main; main()"
@@ -47,6 +48,8 @@ class WorkerPool:
         self._references = references
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
+        self._call_s = math.inf
+        """What a call of the latest run took, on average."""
 
     def run(self, calls: Sequence[Call]) -> None:
         """Fill in the scores of each call. Raises TandemError when a worker cannot start."""
@@ -54,9 +57,7 @@ class WorkerPool:
         while waiting or any(worker.pending for worker in self._workers):
             for worker in self._workers:
                 if waiting and worker.is_idle():
-                    # Chunks shrink towards the end, so that the workers end together.
-                    size = 1 if waiting[0].suspect else min(MAX_CHUNK, -(-len(waiting) // len(self._workers)))
-                    worker.pending.extend(waiting.popleft() for _ in range(size))
+                    worker.pending.extend(waiting.popleft() for _ in range(self._chunk(waiting)))
                     worker.since = time.monotonic()
                     worker.send(list(worker.pending))
             # Who has ended is asked before who has answered, so that no answer is overlooked.
@@ -65,6 +66,12 @@ class WorkerPool:
             for worker in list(self._workers):
                 if not (worker.connection in answered and worker.receive()) and worker in stuck:
                     waiting.extendleft(reversed(self._replace(worker)))
+        self._call_s = sum(score.seconds for call in calls for score in call.scores) / max(1, len(calls))
+
+    def _chunk(self, waiting: Sequence[Call]) -> int:
+        """How many calls a worker is given: fewer towards the end, so that all end together, if that is worth it."""
+        fair, quick = -(-len(waiting) // len(self._workers)), int(FLUSH_S / max(self._call_s, 1e-6))
+        return 1 if waiting[0].suspect else min(MAX_CHUNK, len(waiting), max(fair, quick))
 
     def close(self) -> None:
         """End the workers and whatever they started. Safe to repeat."""
