@@ -1,10 +1,10 @@
 """What every section of the typed tree is made of."""
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt
 
-__all__ = ["NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt", "Section", "Share"]
+__all__ = ["NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt", "Section", "Share", "by_type"]
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -16,3 +16,14 @@ class Section(BaseModel):
     """Base of every section: unknown keys are errors, values do not change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def by_type(default: str) -> Discriminator:
+    """Of a union of sections that differ in `type`, which a file may leave out where it is `default`."""
+
+    def tag(section: object) -> str:
+        if isinstance(section, dict):
+            return str(cast(dict[str, Any], section).get("type", default))
+        return str(getattr(section, "type", None))
+
+    return Discriminator(tag)

@@ -1,9 +1,11 @@
 """The section `training`: the engine that trains, and how the model lies on the ranks."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Tag
 
 from tandem.config.algorithms import OptimizerConfig
-from tandem.config.base import PositiveInt, Section
+from tandem.config.base import NonNegativeFloat, PositiveInt, Section, by_type
 
 
 class TrainingSection(Section):
@@ -30,4 +32,33 @@ class FsdpTrainingConfig(TrainingSection):
     """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
 
 
-TrainingConfig = FsdpTrainingConfig
+class MegatronTrainingConfig(TrainingSection):
+    """Megatron-Core: tensor, pipeline, context and expert parallelism; docs/megatron.md says how to choose.
+
+    Ranks that the degrees leave over hold replicas with rows of their own.
+    """
+
+    type: Literal["megatron"]
+    tensor_parallel: PositiveInt = 1
+    """Ranks that share every matrix: inside a node."""
+    sequence_parallel: bool = False
+    """They share what lies between the matrices by token, too; a mixture of experts needs it."""
+    pipeline_parallel: PositiveInt = 1
+    """Ranks that share the layers, one stage after another."""
+    virtual_pipeline: PositiveInt = 1
+    """Stages a rank: more of them, shorter waits, more messages."""
+    context_parallel: PositiveInt = 1
+    """Ranks that share the tokens of every row: for long rows."""
+    expert_parallel: PositiveInt = 1
+    """Ranks that share the experts; they hold rows or tokens of their own elsewhere."""
+    expert_tensor_parallel: PositiveInt = 1
+    """Ranks that share the matrices of each expert."""
+    load_balancing_loss: NonNegativeFloat = 0.0
+    """Coefficient of the loss that keeps experts equally busy (Fedus et al. 2021), 0: none."""
+    router_z_loss: NonNegativeFloat = 0.0
+    """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
+
+
+TrainingConfig = Annotated[
+    Annotated[FsdpTrainingConfig, Tag("fsdp")] | Annotated[MegatronTrainingConfig, Tag("megatron")], by_type("fsdp")
+]

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 
 from tandem.config.algorithms import AlgorithmConfig, GRPOConfig
-from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from tandem.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
@@ -124,7 +124,9 @@ class RayClusterConfig(Section):
     """A call that takes a worker longer ends the run, with the stacks of all ranks."""
 
 
-ClusterConfig = Annotated[LocalClusterConfig | RayClusterConfig, Field(discriminator="type")]
+ClusterConfig = Annotated[
+    Annotated[LocalClusterConfig, Tag("local")] | Annotated[RayClusterConfig, Tag("ray")], by_type("local")
+]
 RoleName = Literal["actor", "rollout", "critic", "reference"]
 
 
@@ -175,7 +177,9 @@ class TrainConfig(RunConfig):
         cluster = info.data.get("cluster")  # None where unsound
         if cluster and placement.pools:
             if cluster.ranks is not None:
-                raise ValueError(f"pools: say how many processes there are, so leave out cluster.ranks: {cluster.ranks}")
+                raise ValueError(
+                    f"pools: say how many processes there are, so leave out cluster.ranks: {cluster.ranks}"
+                )
             if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
                 raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
         return placement

@@ -82,7 +82,7 @@ def test_the_run_is_that_of_one_process(case: str, one_process: Path, recipe: di
 
 @pytest.mark.parametrize("cluster", [["cluster.type=local"], ["cluster.type=ray", "cluster.ranks=2"]])
 def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict[str, Any], tmp_path: Path) -> None:
-    printed = example("best_of_n.py", recipe, tmp_path, *cluster, "algorithm.type=grpo").splitlines()[-3:]
+    printed = example("best_of_n.py", recipe, tmp_path, *cluster).splitlines()[-3:]
     rewards = [float(line.split("reward ")[1].split(",")[0]) for line in printed]
     assert len(rewards) == 3 and rewards[-1] > rewards[0]
 

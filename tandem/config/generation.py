@@ -1,0 +1,79 @@
+"""The section `generation`: how tokens are drawn, and the engine that draws them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+
+
+class EvalSamplingConfig(Section):
+    """How validation answers are drawn."""
+
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    samples: PositiveInt = 1
+    """Answers a prompt: the N of mean@N, best@N, maj@N. Greedy ones are all the same."""
+
+
+class SamplingConfig(Section):
+    """What every engine has."""
+
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: NonNegativeInt = 0
+    """0 keeps the whole vocabulary."""
+    max_response_tokens: PositiveInt = 1024
+    stop_strings: list[str] = []
+    eval: EvalSamplingConfig = EvalSamplingConfig()
+
+
+class NativeGenerationConfig(SamplingConfig):
+    """The built-in engine: continuous batching on the trainer's own parameters."""
+
+    type: Literal["native"] = "native"
+    max_running: PositiveInt = 256
+    """Samples that decode at once."""
+
+
+class WeightSyncConfig(Section):
+    """How trained weights reach an engine in processes of its own."""
+
+    type: Literal["shared_memory", "disk"] = "shared_memory"
+    """`disk`: a directory of safetensors, which is slow and needs nothing of the engine."""
+    bucket_mib: PositiveFloat = 64.0
+    """Memory that a publish takes beside the weights; a tensor larger than half of it travels alone."""
+    checksum: bool = False
+    """Each engine compares what has reached it with what was sent, at every publish."""
+
+
+class ServedGenerationConfig(SamplingConfig):
+    """What engines in processes of their own have."""
+
+    replicas: PositiveInt = 1
+    """Engines on each rank that hosts any; requests go to the least loaded one."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that share one engine: those of this many neighbouring ranks, or of one rank that sees them all."""
+    sleep: Literal["never", "cache", "weights"] = "cache"
+    """What leaves the device while the trainer works on it; pools of their own never sleep."""
+    health_timeout_s: PositiveFloat = 60.0
+    """A replica that gives no sign of life for so long is killed and replaced; no engine step may take longer."""
+    start_timeout_s: PositiveFloat = 600.0
+    """For a replica to load its model."""
+    max_restarts: NonNegativeInt = 3
+    """In a row, without a sample completed between them; one more failure ends the run."""
+    sync: WeightSyncConfig = WeightSyncConfig()
+    engine_args: dict[str, Any] = {}
+    """Further options of the engine, passed on as they are."""
+
+
+class VllmGenerationConfig(ServedGenerationConfig):
+    """vLLM; `scripts/vllm-env` installs it."""
+
+    type: Literal["vllm"]
+
+
+GenerationConfig = Annotated[
+    Annotated[NativeGenerationConfig, Tag("native")] | Annotated[VllmGenerationConfig, Tag("vllm")], by_type("native")
+]
