@@ -3,7 +3,6 @@
 from tandem.config.tree import RunConfig
 from tandem.controller.groups import Cluster
 from tandem.controller.pools import ResourcePoolManager
-from tandem.controller.roles import pools_of
 
 
 def make_cluster(config: RunConfig, pools: ResourcePoolManager | None = None) -> Cluster:
@@ -16,6 +15,8 @@ def make_cluster(config: RunConfig, pools: ResourcePoolManager | None = None) ->
         from tandem.cluster.ray import RayCluster
 
         return RayCluster(settings.address, settings.timeout_s)
+    from tandem.controller.roles import pools_of  # here: worker processes import this package, and not every engine
+
     if [pool.size for pool in (pools or pools_of(config)).pools.values()] == [1]:
         from tandem.cluster.inline import InlineCluster
 
