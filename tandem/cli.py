@@ -89,16 +89,21 @@ def evaluate(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="The data set: gsm8k.")],
+    name: Annotated[str, typer.Argument(help="aqua, gsm8k, hellaswag, hh, humaneval, math, mbpp; or columns.")],
     source: Annotated[Path, typer.Option("--in", help="The published files: a folder or one file.")],
     out: Annotated[Path, typer.Option(help="Where the parquet files go.")],
+    map: Annotated[list[str] | None, typer.Option(help="For columns: NEW=OLD or NEW='{OLD} …', repeatable.")] = None,
 ) -> None:
-    """Turn a data set's published files into parquet."""
+    """Turn a data set's published files, or columns of your own, into parquet."""
     from tandem.data.preprocess import CONVERTERS
+    from tandem.data.preprocess.convert import convert, mapping
 
-    if name not in CONVERTERS:
-        raise UserError(f"tandem data {name}: unknown data set; known are {', '.join(sorted(CONVERTERS))}")
-    for what, count in CONVERTERS[name](source, out).items():
+    if name not in (*CONVERTERS, "columns"):
+        raise UserError(f"tandem data {name}: unknown data set; known are {', '.join(CONVERTERS)}, and columns")
+    if (name == "columns") != bool(map) or not all("=" in pair for pair in map or []):
+        raise UserError("tandem data columns takes --map NEW=OLD, once or more; the data sets take none")
+    columns = dict(pair.split("=", 1) for pair in map or [])
+    for what, count in convert(mapping(columns) if columns else CONVERTERS[name], source, out).items():
         print(f"{what} {count}")
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tandem.errors import UserError
 
 Row = dict[str, Any]
+ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 Value = TypeVar("Value")
 
 
@@ -27,7 +28,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     A line that is no JSON object comes as a BadRow. Raises UserError when the file cannot be read, or holds no rows.
     """
     name = path.name.lower()
-    if not name.endswith((".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")):
+    if not name.endswith(ENDINGS):
         raise UserError(f"{path}: data files end in .parquet, .jsonl or .json (one object a line), .jsonl.gz, .json.gz")
     number = 0
     try:
@@ -35,7 +36,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
             yield number, row
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file (relative paths start at {Path.cwd()})") from error
-    except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read after row {number} ({error}); make or copy the file again") from error
     if number == 0:
         raise UserError(f"{path}: the file holds no rows; write it again, or take it out of the configuration")
@@ -49,7 +50,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        first = lines.readline()
+        if path.suffix.lower() == ".json" and first.strip() in (b"{", b"["):  # one object, or a list, over many lines
+            value = json.loads(first + lines.read())
+            yield from enumerate(value if isinstance(value, list) else [value], start=1)
+            return
+        for number, line in enumerate(chain([first], lines), start=1):
             if line.strip():
                 yield number, _parse_line(line)
 

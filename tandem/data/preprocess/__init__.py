@@ -1,9 +1,17 @@
-"""Published raw files -> parquet of verl rows, one module a data set."""
+"""Published raw files -> parquet, one module a kind of data set; `convert.py` reads and writes."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from tandem.data.preprocess import gsm8k
+from tandem.data.preprocess import choice, code, hh, math
+from tandem.data.preprocess.convert import ToRows
 
-CONVERTERS: Mapping[str, Callable[[Path, Path], dict[str, int]]] = {"gsm8k": gsm8k.convert}
-"""Name in `tandem data NAME` to (source, output folder) -> rows by split."""
+CONVERTERS: Mapping[str, ToRows] = {
+    "aqua": choice.aqua,
+    "gsm8k": math.gsm8k,
+    "hellaswag": choice.hellaswag,
+    "hh": hh.hh,
+    "humaneval": code.humaneval,
+    "math": math.competition_math,
+    "mbpp": code.mbpp,
+}
+"""Name in `tandem data NAME` to what makes its rows."""

@@ -1,0 +1,146 @@
+"""Files of rows -> parquet files of other rows, streaming: no more than a chunk of rows is in memory."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tandem.data.rows import ENDINGS, BadRow, Row, read_rows
+from tandem.errors import UserError
+from tandem.files import replacing
+
+CHUNK_ROWS = 1000
+SPLITS = {"train": "train", "test": "test", "val": "val", "dev": "val"}
+"""Beginning of a word in a file's name, or its folder's, to the split that it holds; without any: train."""
+
+
+class Place(NamedTuple):
+    """Where a row comes from."""
+
+    split: str
+    index: int
+    """Position among the rows of its split."""
+
+
+ToRows = Callable[[Row, Place], Iterator[tuple[str, Row]]]
+"""What a row becomes: (name of an output file, row) for each; none to skip it. Raises BadRow."""
+
+
+def convert(to_rows: ToRows, source: Path, out: Path) -> dict[str, int]:
+    """Write `<out>/<name>.parquet` for every name that `to_rows` gives; `source` is a data file or a folder of them.
+
+    Returns the rows read, the rows of each file, and the rows skipped. The same source gives the same bytes. Raises
+    UserError for a bad row, and then no file is written.
+    """
+    counts: Counter[str] = Counter()
+    indices: Counter[str] = Counter()
+    with ExitStack() as files:
+        writers: dict[str, Callable[[Row], None]] = {}
+        for path, split in _splits(source, out):
+            for number, row in read_rows(path):
+                try:
+                    if isinstance(row, BadRow):
+                        raise row
+                    made = list(to_rows(row, Place(split, indices[split])))
+                except BadRow as bad:
+                    raise UserError(f"{path}, row {number}: {bad}; is this the file as published?") from bad
+                indices[split] += 1
+                counts.update(name for name, _ in made)
+                counts["skipped"] += not made
+                for name, converted in made:
+                    if name not in writers:
+                        writers[name] = files.enter_context(_writing(out / f"{name}.parquet"))
+                    writers[name](converted)
+    skipped = counts.pop("skipped")
+    return {"rows read": indices.total(), **counts, "skipped": skipped}
+
+
+def verl_row(place: Place, data_source: str, ability: str, prompt: str, ground_truth: Any, extra: Row) -> Row:
+    """The canonical row: `prompt` is the user's message; `extra` goes to `extra_info`, `answer` being a right one."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {**extra, **place._asdict()},
+    }
+
+
+def mapping(columns: Mapping[str, str]) -> ToRows:
+    """Rows from columns of the user's own: each new column is an old one's name, or a template such as `{a} + {b} = ?`.
+
+    With `data_source` (a text or a template) they become verl rows, `prompt` being the user's message, `system` the
+    system's, and every old column part of `extra_info`; else they have just the new columns.
+    """
+
+    def to_rows(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
+        try:
+            new = {
+                name: value.format_map(row) if "{" in value or name == "data_source" else row[value]
+                for name, value in columns.items()
+            }
+        except (KeyError, IndexError, ValueError) as error:
+            raise BadRow(f"--map: no column {error}; the row has {', '.join(row)}") from error
+        if "data_source" in new:
+            truth, prompt = new.get("ground_truth"), str(new["prompt"])
+            made = verl_row(place, new["data_source"], new.get("ability", ""), prompt, truth, row)
+            system = [{"role": "system", "content": new["system"]}] if "system" in new else []
+            new = {**made, "prompt": system + made["prompt"]}
+        yield place.split, new
+
+    if not {"prompt", "messages", "chosen"} & columns.keys() or ("data_source" in columns and "prompt" not in columns):
+        raise UserError("--map: name at least the prompt (or, without data_source, messages, or chosen): prompt=COLUMN")
+    return to_rows
+
+
+def _splits(source: Path, out: Path) -> Iterator[tuple[Path, str]]:
+    """The data files in a folder and below, but for our own, or the one file; each with its split."""
+    names = [path for path in sorted(source.rglob("*")) if path.name.lower().endswith(ENDINGS)]
+    names = [path for path in names if not path.resolve().is_relative_to(out.resolve())]
+    paths = [path for path in names if path.suffix != ".gz" or path.with_suffix("") not in names]
+    if source.is_file():
+        paths = [source]
+    if not paths:
+        raise UserError(f"{source}: holds no data files ({', '.join(ENDINGS)}); give their folder, or one file")
+    for path in paths:
+        words = path.name.lower().replace("-", "_").replace(".", "_").split("_")
+        words += [] if path == source else map(str.lower, reversed(path.relative_to(source).parts[:-1]))
+        yield (
+            path,
+            next((split for word in words for start, split in SPLITS.items() if word.startswith(start)), "train"),
+        )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Callable[[Row], None]]:
+    """A function that appends a row; the file is there when the context ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    writer: pq.ParquetWriter | None = None
+
+    def flush() -> None:
+        nonlocal writer
+        try:
+            table = pa.Table.from_pylist(rows, schema=writer.schema if writer else None)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserError(f"{path}: a column does not hold one type: {error}; make its values alike") from error
+        writer = writer or pq.ParquetWriter(temporary, table.schema)
+        writer.write_table(table)
+        rows.clear()
+
+    def append(row: Row) -> None:
+        rows.append(row)
+        if len(rows) == CHUNK_ROWS:
+            flush()
+
+    with replacing(path) as temporary:
+        try:
+            yield append
+            flush()
+        finally:
+            if writer:
+                writer.close()
