@@ -147,6 +147,8 @@ class Group:
 
     trajectories: list[Trajectory]
     scores: list[Score]
+    greedy: Score | None = None
+    """Of the prompt's greedy answer, which is not among the trajectories; where the algorithm asks for one."""
 
 
 @dataclass(slots=True)
@@ -159,6 +161,8 @@ class TokenColumns(Generic[Array]):
     ref_logprobs: Array | None = None
     values: Array | None = None
     """Of the critic: the expected return before the token is emitted."""
+    squared_probs: Array | None = None
+    """Of the policy that `old_logprobs` are of: the sum of its squared probabilities over the vocabulary."""
     advantages: Array | None = None
     returns: Array | None = None
     """What the critic regresses to."""
@@ -239,10 +243,12 @@ class Outputs(Generic[Array]):
     entropy_S: Array | None = None
     """Of softmax(logits / temperature), nats."""
     values_S: Array | None = None
+    squared_probs_S: Array | None = None
+    """Sum of softmax(logits / temperature) squared; of a forward pass without gradient."""
 
     def slice(self, start: int, stop: int) -> "Outputs[Array]":
         """Scored tokens `start … stop`: a view."""
-        columns: Any = (self.logprobs_S, self.entropy_S, self.values_S)
+        columns: Any = (self.logprobs_S, self.entropy_S, self.values_S, self.squared_probs_S)
         return Outputs(*(None if column is None else column[start:stop] for column in columns))
 
 

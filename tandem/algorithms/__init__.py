@@ -4,10 +4,13 @@ from typing import Any
 
 from tandem.algorithms.base import Algorithm
 from tandem.algorithms.baselines import GPG, OPO, RLOO, MaxRL, ReinforcePlusPlusBaseline
+from tandem.algorithms.gdpo import GDPO
 from tandem.algorithms.grpo import GRPO
+from tandem.algorithms.otb import OTB
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.algorithms.ppo import PPO
 from tandem.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from tandem.algorithms.remax import ReMax
 from tandem.config.algorithms import AlgorithmConfig
 
 ALGORITHMS: dict[str, type[PolicyGradient[Any]]] = {
@@ -18,6 +21,9 @@ ALGORITHMS: dict[str, type[PolicyGradient[Any]]] = {
     "maxrl": MaxRL,
     "reinforce_plus_plus": ReinforcePlusPlus,
     "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "gdpo": GDPO,
+    "otb": OTB,
+    "remax": ReMax,
     "ppo": PPO,
 }
 

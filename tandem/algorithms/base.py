@@ -4,7 +4,8 @@ Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tai
 `_S` scored tokens of a micro-batch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -18,6 +19,9 @@ class Signal(Enum):
 
     REF_LOGPROBS = "log-probs of the frozen reference policy"
     VALUES = "values of a critic"
+    GREEDY_REWARDS = "the reward of each prompt's greedy answer"
+    REWARD_PARTS = "the parts that rewards are made of"
+    SQUARED_PROBS = "sum of the squared probabilities of all tokens at each position"
 
 
 @dataclass(slots=True)
@@ -38,6 +42,12 @@ class Rollouts:
     """Of the policy that is about to be trained (rollout log-probs where no trainer pass was asked for)."""
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
+    squared_probs_T: Tensor | None = None
+    """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""
+    greedy_rewards_B: Tensor | None = None
+    """Of the greedy answer to the row's prompt, NaN where it has none."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """`[B]` each, NaN where a row's reward lacks the part."""
     seed: int = 0
     """Of this step, for what an algorithm draws."""
 

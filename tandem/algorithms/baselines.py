@@ -6,11 +6,11 @@ from torch import Tensor
 from tandem.algorithms.base import Advantages, Rollouts
 from tandem.algorithms.ppo import masked_whiten
 from tandem.algorithms.siblings import GroupRelative, Siblings
-from tandem.config.algorithms import GPGConfig, MaxRLConfig, OPOConfig, ReinforcePlusPlusBaselineConfig, RLOOConfig
+from tandem.config.algorithms import GroupConfig
 from tandem.errors import UserError
 
 
-class RLOO(GroupRelative[RLOOConfig]):
+class RLOO(GroupRelative[GroupConfig]):
     """r - mean of the other rows = n / (n - 1) * (r - mean r)       (Ahmadian et al. 2024, section 2.2)."""
 
     def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
@@ -18,7 +18,7 @@ class RLOO(GroupRelative[RLOOConfig]):
         return (rewards_B - siblings.mean(rewards_B)) * count_B / (count_B - 1).clamp(min=1)
 
 
-class OPO(GroupRelative[OPOConfig]):
+class OPO(GroupRelative[GroupConfig]):
     """r - sum(length * r) / sum(length), lengths in trained tokens       (Hao et al. 2025, equation 7)."""
 
     def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
@@ -26,7 +26,7 @@ class OPO(GroupRelative[OPOConfig]):
         return rewards_B - siblings.sum(lengths_B * rewards_B) / siblings.sum(lengths_B).clamp(min=1)
 
 
-class GPG(GroupRelative[GPGConfig]):
+class GPG(GroupRelative[GroupConfig]):
     """alpha * (r - mean r), alpha = rows / rows in groups whose rewards differ       (Chu et al. 2025, section 3)."""
 
     def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
@@ -35,7 +35,7 @@ class GPG(GroupRelative[GPGConfig]):
         return (rewards_B - siblings.mean(rewards_B)) * int(scored_B.sum()) / max(informative, 1)
 
 
-class MaxRL(GroupRelative[MaxRLConfig]):
+class MaxRL(GroupRelative[GroupConfig]):
     """(r - mean r) / mean r, 0 where the mean is 0       (Tajwar et al. 2026, algorithm 1).
 
     In expectation over groups of n this is the gradient of log(pass rate), expanded to order n.
@@ -48,7 +48,7 @@ class MaxRL(GroupRelative[MaxRLConfig]):
         return (rewards_B - mean_B) / mean_B.masked_fill(mean_B == 0, 1)
 
 
-class ReinforcePlusPlusBaseline(GroupRelative[ReinforcePlusPlusBaselineConfig]):
+class ReinforcePlusPlusBaseline(GroupRelative[GroupConfig]):
     """r - mean r, then mean 0 and deviation 1 over the tokens of the step       (Hu et al. 2025, section 3.2)."""
 
     def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.siblings import GroupRelative, Siblings
-from tandem.config.algorithms import GroupNormalizedConfig
+from tandem.config.algorithms import GRPOConfig
 
 
-class GRPO(GroupRelative[GroupNormalizedConfig]):
+class GRPO(GroupRelative[GRPOConfig]):
     """Advantage of every token of a row = (reward - group mean) / (group standard deviation + 1e-6).
 
     Equal rewards, or a group of one, give exactly 0. Without `normalize_by_std` only the mean is taken off (Dr. GRPO,

@@ -3,9 +3,9 @@
 Any advantage goes with any loss that makes sense; a published name brings the defaults of its paper.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
@@ -148,14 +148,34 @@ class KLConfig(Section):
         return self
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "dr_grpo": {"normalize_by_std": False, "loss": {"aggregation": "fixed_length"}},
+    "dapo": {"loss": {"clip_ratio_high": 0.28}, "resample_rounds": 10, "overlong_buffer": 0.2},
+    "gspo": {"loss": {"type": "gspo"}},
+    "gmpo": {"loss": {"type": "gmpo"}},
+    "cispo": {"loss": {"type": "cispo"}},
+    "sapo": {"loss": {"type": "sapo"}},
+    "dppo": {"loss": {"type": "dppo"}},
+    "rloo": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
+    "opo": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
+    "otb": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
+    "remax": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
+    "gpg": {"loss": {"type": "reinforce"}},
+    "maxrl": {"loss": {"type": "reinforce"}},
+    "reinforce_plus_plus": {"kl": {"place": "reward", "estimator": "k1", "coefficient": 0.01}},
+    "reinforce_plus_plus_baseline": {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.01}},
+}
+"""What a name brings along, as its paper has it."""
+BY_TOKEN = {"ppo", "reinforce_plus_plus", "otb"}
+"""Their advantages differ between the tokens of a trajectory."""
+RAW_REWARDS = {"maxrl": "divides by the mean reward", "gdpo": "reads the parts of the reward"}
+"""They bear no shaping of the rewards, because each …"""
+
+
 class PolicyGradientConfig(Section):
     """What every policy-gradient algorithm shares."""
 
-    by_token: ClassVar[bool] = False
-    """Advantages differ between the tokens of a trajectory."""
-    needs_raw_rewards: ClassVar[str] = ""
-    """Why rewards may not be shaped, where they may not."""
-
+    type: Any
     group_size: PositiveInt = 8
     """Samples a prompt."""
     epochs: PositiveInt = 1
@@ -166,154 +186,97 @@ class PolicyGradientConfig(Section):
     entropy_coefficient: float = 0.0
     """Times the mean token entropy, subtracted from the loss."""
     kl: KLConfig = KLConfig()
+    resample_rounds: NonNegativeInt = 0
+    """Dynamic sampling (DAPO): so often are groups whose rewards are all equal replaced by those of further prompts."""
     overlong_buffer: Share = 0.0
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
 
-    @field_validator("loss", "kl", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _over_the_algorithms_own(cls, given: Any, info: ValidationInfo) -> Any:
-        """What is not given comes from the algorithm's default, unless another loss is chosen."""
-        default: dict[str, Any] = cls.model_fields[info.field_name or ""].default.model_dump()
+    def _published_defaults(cls, given: Any) -> Any:
+        """What is not given is as published under the type's name; another loss brings its own defaults."""
         if not isinstance(given, dict):
             return given
         chosen = cast(dict[str, Any], given)
-        return {**default, **chosen} if chosen.get("type", default.get("type")) == default.get("type") else chosen
+        published = PUBLISHED.get(chosen.get("type", ""), {})
+        merged = {**published, **chosen}
+        for key, defaults in (("loss", {"type": "clip", **published.get("loss", {})}), ("kl", published.get("kl", {}))):
+            own = merged.get(key)
+            filled: dict[str, Any] = {**defaults, **own} if isinstance(own, dict) else {}
+            if filled and filled.get("type") == defaults.get("type"):
+                merged[key] = filled
+        return merged
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.by_token and self.loss.type == "gmpo":
-            raise ValueError("loss.type: gmpo weighs whole responses, but these advantages differ by token; use gspo")
+        if self.loss.type == "gmpo" and self.type in BY_TOKEN:
+            raise ValueError(f"loss.type: gmpo weighs whole responses, but {self.type} judges tokens; use gspo")
         if self.loss.type == "kl_cov" and self.epochs * self.minibatches == 1:
             raise ValueError(
                 "loss.type: kl_cov does nothing on one optimizer step a batch; raise minibatches or epochs"
             )
-        if self.needs_raw_rewards and (self.kl.place == "reward" or self.overlong_buffer):
-            raise ValueError(f"{self.needs_raw_rewards}; use kl.place: loss and overlong_buffer: 0")
+        if self.resample_rounds and self.group_size == 1:
+            raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
+        if self.type in RAW_REWARDS and (self.kl.place == "reward" or self.overlong_buffer):
+            reason = f"{self.type} {RAW_REWARDS[self.type]}"
+            raise ValueError(f"{reason}: kl.place: reward and overlong_buffer do not go with it; use kl.place: loss")
         return self
 
 
 class GroupConfig(PolicyGradientConfig):
-    """Algorithms that compare the siblings of a prompt."""
+    """Comparison with the siblings of a prompt.
 
+    rloo: with the mean of the others (arXiv:2402.14740); opo: with the length-weighted mean (arXiv:2505.23585); otb: at
+    each token (arXiv:2602.07078); gpg: scaled up for groups that teach nothing (arXiv:2504.02546); maxrl: in units of
+    the mean reward (arXiv:2602.02710); reinforce_plus_plus_baseline: whitened over the step (arXiv:2501.03262).
+    """
+
+    type: Literal["rloo", "opo", "otb", "gpg", "maxrl", "reinforce_plus_plus_baseline"]
     group_size: int = Field(default=8, ge=2)
     """Samples a prompt; alone, every advantage is 0."""
 
 
-class GroupNormalizedConfig(GroupConfig):
-    """Rewards centred, and scaled by the standard deviation, within each group."""
+class GRPOConfig(PolicyGradientConfig):
+    """Group Relative Policy Optimization (arXiv:2402.03300), and what others made of it.
 
+    dr_grpo: arXiv:2503.20783; dapo: arXiv:2503.14476; gspo: arXiv:2507.18071; gmpo: arXiv:2507.20673; cispo:
+    arXiv:2506.13585; sapo: arXiv:2511.20347; dppo: arXiv:2602.04879.
+    """
+
+    type: Literal["grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "dppo"] = "grpo"
+    group_size: int = Field(default=8, ge=2)
+    """Samples a prompt; alone, every advantage is 0."""
     normalize_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
 
 
-class GRPOConfig(GroupNormalizedConfig):
-    """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
+class GDPOConfig(PolicyGradientConfig):
+    """Several rewards, each normalised apart within its group (arXiv:2601.05242)."""
 
-    type: Literal["grpo"] = "grpo"
-
-
-class DrGRPOConfig(GroupNormalizedConfig):
-    """GRPO without its biases of length and difficulty (Liu et al. 2025, arXiv:2503.20783)."""
-
-    type: Literal["dr_grpo"]
-    normalize_by_std: bool = False
-    loss: PolicyLossConfig = ClipLossConfig(aggregation="fixed_length")
+    type: Literal["gdpo"]
+    group_size: int = Field(default=8, ge=2)
+    """Samples a prompt; alone, every advantage is 0."""
+    rewards: dict[str, float] = Field(min_length=1)
+    """Weights of parts: names of reward functions, where there are several, or keys that they return."""
 
 
-class DAPOConfig(GroupNormalizedConfig):
-    """Clip-higher, dynamic sampling, token-level loss, overlong punishment (Yu et al. 2025, arXiv:2503.14476)."""
+class ReMaxConfig(PolicyGradientConfig):
+    """The reward of the greedy answer is the baseline (arXiv:2310.10505)."""
 
-    type: Literal["dapo"]
-    loss: PolicyLossConfig = ClipLossConfig(clip_ratio_high=0.28)
-    overlong_buffer: Share = 0.2
-
-
-class GSPOConfig(GroupNormalizedConfig):
-    """Group Sequence Policy Optimization (Zheng et al. 2025, arXiv:2507.18071)."""
-
-    type: Literal["gspo"]
-    loss: PolicyLossConfig = GSPOLossConfig()
-
-
-class GMPOConfig(GroupNormalizedConfig):
-    """Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv:2507.20673)."""
-
-    type: Literal["gmpo"]
-    loss: PolicyLossConfig = GMPOLossConfig()
-
-
-class CISPOConfig(GroupNormalizedConfig):
-    """Clipped importance-sampling policy optimization (MiniMax 2025, arXiv:2506.13585)."""
-
-    type: Literal["cispo"]
-    loss: PolicyLossConfig = CISPOLossConfig()
-
-
-class SAPOConfig(GroupNormalizedConfig):
-    """Soft Adaptive Policy Optimization (Gao et al. 2025, arXiv:2511.20347)."""
-
-    type: Literal["sapo"]
-    loss: PolicyLossConfig = SAPOLossConfig()
-
-
-class DPPOConfig(GroupNormalizedConfig):
-    """Divergence Proximal Policy Optimization (Qi et al. 2026, arXiv:2602.04879)."""
-
-    type: Literal["dppo"]
-    loss: PolicyLossConfig = DPPOLossConfig()
-
-
-class RLOOConfig(GroupConfig):
-    """REINFORCE leave-one-out: the baseline is the mean of the other siblings (arXiv:2402.14740)."""
-
-    type: Literal["rloo"]
-    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
-
-
-class OPOConfig(GroupConfig):
-    """On-policy with the optimal reward baseline, the length-weighted mean (arXiv:2505.23585)."""
-
-    type: Literal["opo"]
-    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
-
-
-class GPGConfig(GroupConfig):
-    """Group Policy Gradient: centred rewards, scaled up for groups that teach nothing (arXiv:2504.02546)."""
-
-    type: Literal["gpg"]
-    loss: PolicyLossConfig = ReinforceLossConfig()
-
-
-class MaxRLConfig(GroupConfig):
-    """Maximum-likelihood RL: centred rewards over their mean; rewards of 0 or more (arXiv:2602.02710)."""
-
-    needs_raw_rewards: ClassVar[str] = "maxrl divides by the mean reward, which shaping may turn negative"
-
-    type: Literal["maxrl"]
-    loss: PolicyLossConfig = ReinforceLossConfig()
+    type: Literal["remax"]
+    group_size: PositiveInt = 1
 
 
 class ReinforcePlusPlusConfig(PolicyGradientConfig):
     """Rewards with a token-wise KL penalty, whitened over the whole step (arXiv:2501.03262)."""
 
-    by_token: ClassVar[bool] = True
-
     type: Literal["reinforce_plus_plus"]
     group_size: PositiveInt = 1
     gamma: Share = 1.0
-    kl: KLConfig = KLConfig(place="reward", estimator="k1", coefficient=0.01)
-
-
-class ReinforcePlusPlusBaselineConfig(GroupConfig):
-    """REINFORCE++ with the group's mean as baseline, then whitened over the step (arXiv:2501.03262)."""
-
-    type: Literal["reinforce_plus_plus_baseline"]
-    kl: KLConfig = KLConfig(place="loss", estimator="k2", coefficient=0.01)
 
 
 class PPOConfig(PolicyGradientConfig):
     """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
-
-    by_token: ClassVar[bool] = True
 
     type: Literal["ppo"]
     group_size: PositiveInt = 1
@@ -326,10 +289,7 @@ class PPOConfig(PolicyGradientConfig):
     critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
 
 
-GroupNormalized = (
-    GRPOConfig | DrGRPOConfig | DAPOConfig | GSPOConfig | GMPOConfig | CISPOConfig | SAPOConfig | DPPOConfig
-)
-GroupBaseline = RLOOConfig | OPOConfig | GPGConfig | MaxRLConfig | ReinforcePlusPlusBaselineConfig
 AlgorithmConfig = Annotated[
-    GroupNormalized | GroupBaseline | ReinforcePlusPlusConfig | PPOConfig, Field(discriminator="type")
+    GRPOConfig | GroupConfig | GDPOConfig | ReMaxConfig | ReinforcePlusPlusConfig | PPOConfig,
+    Field(discriminator="type"),
 ]

@@ -35,13 +35,13 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
         rollout.publish(0).get()
         for step in range(1, steps + 1):
             clock = Clock()
-            prompts = [train[row] for row in next(sampler)]
-            groups = generate_and_score(rollout, reward, config, prompts, step, clock)
+            prompts = ([train[row] for row in rows] for rows in sampler)
+            groups, drawn = generate_and_score(rollout, reward, config, prompts, step, clock)
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
             described = describe_batch(batch, config.generation.max_response_tokens, version=0)
             for tracker in trackers:
-                tracker.log(step, {**reward_metrics(groups), **described, **clock.seconds})
+                tracker.log(step, {**reward_metrics(groups), **drawn, **described, **clock.seconds})
             reward.check_share(groups)
     for tracker in trackers:
         tracker.close()

@@ -58,7 +58,7 @@ class RlJob:
 
     def _advance(self, step: int) -> Step:
         """One step of the dataflow."""
-        prompts = [self._train[row] for row in next(self._sampler)]
+        prompts = ([self._train[row] for row in rows] for rows in self._sampler)
         return train_step(self._roles, self._algorithm, self._config, prompts, step)
 
     def evaluate(self, step: int) -> StepMetrics:

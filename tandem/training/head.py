@@ -52,8 +52,10 @@ class VocabularyHead:
     def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
         """`hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
         outputs = _empty(hidden_S)
+        outputs.squared_probs_S = squares_S = hidden_S.new_empty(len(hidden_S), dtype=torch.float32)
         for cut in self._chunks(hidden_S):
-            self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop))
+            softmax_CV, _ = self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop))
+            squares_S[cut] = torch.linalg.vector_norm(softmax_CV, dim=-1).square()
         return outputs
 
     @torch.no_grad()

@@ -59,10 +59,10 @@ class RolloutWorker(Worker):
         return {"generation": Mesh({"data": self.place.size})}
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation")
-    def generate(self, asks: Sequence[Ask]) -> list[list[Trajectory]]:
+    def generate(self, asks: Sequence[Ask], greedy: bool = False) -> list[list[Trajectory]]:
         """To train on: a trajectory for each seed of each prompt."""
         config = self._config
-        return self._run(asks, self._sampling(config.temperature, config.top_p, config.top_k))
+        return self._run(asks, self._sampling(0.0 if greedy else config.temperature, config.top_p, config.top_k))
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation")
     def generate_for_eval(self, asks: Sequence[Ask]) -> list[list[Trajectory]]:

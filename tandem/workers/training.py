@@ -50,6 +50,11 @@ class TrainWorker(Worker):
         return self._score(batch, lambda outputs: outputs.logprobs_S)
 
     @register(Dispatch.DATA_PARALLEL)
+    def squared_probs(self, batch: Batch) -> FloatArray:
+        """Of a policy: sum of its squared probabilities at each token; float32 `[T]`, 0 outside `loss_mask`."""
+        return self._score(batch, lambda outputs: outputs.squared_probs_S)
+
+    @register(Dispatch.DATA_PARALLEL)
     def values(self, batch: Batch) -> FloatArray:
         """Of a critic: float32 `[T]`, 0 outside `loss_mask`."""
         return self._score(batch, lambda outputs: outputs.values_S)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
+
+from tandem.config.algorithms import PUBLISHED, PolicyGradientConfig
 from tandem.config.tree import Section, SftConfig, TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -75,9 +78,15 @@ def tables(name: str, sections: list[type[Section]]) -> list[str]:
         return [line for section in sections for line in table(name, section, [*rows(section, f"{name}.")])]
     common = [*rows(shared, f"{name}.")]
     lines = table(f"{name}, of every type", shared, common)
+    if issubclass(shared, PolicyGradientConfig):
+        lines += ["What names bring along:", ""]
+        lines += [
+            f"- {type_}: `{yaml.safe_dump(own, default_flow_style=True).strip()}`" for type_, own in PUBLISHED.items()
+        ]
+        lines += [""]
     for section in sections:
-        own = [row for row in rows(section, f"{name}.") if row not in common and not row.startswith(f"| `{name}.type`")]
-        lines += table(f"{name}.type: {section.model_fields['type'].annotation.__args__[0]}", section, own)
+        own = [row for row in rows(section, f"{name}.") if row not in common and f"| `{name}.type`" not in row]
+        lines += table(f"{name}.type: {', '.join(get_args(section.model_fields['type'].annotation))}", section, own)
     for key, field in shared.model_fields.items():
         if len(sections_in(field.annotation)) > 3:
             lines += tables(f"{name}.{key}", sections_in(field.annotation))

@@ -142,7 +142,7 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
     if config.algorithm.type == "ppo":
         critic = WorkerGroup(ranks, "critic", TrainWorker, *policy, config.algorithm.critic_optimizer, 2, critic=True)
     prepare(actor, reference, critic, batch, old_policy=True)
-    judge(algorithm, batch, (0, 1))
+    judge(algorithm, (), batch, (0, 1))
     update(actor, critic, algorithm, batch, config, step=1)
     trained = ranks.host.workers
     return trained["actor"].engine.model, trained["critic"].engine.model if critic else None

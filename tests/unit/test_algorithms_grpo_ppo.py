@@ -124,5 +124,5 @@ def test_an_algorithm_of_ones_own_is_one_method():
         def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:
             return Advantages(rollouts.rewards_B[rollouts.rows_T] * rollouts.mask_T, None, {})
 
-    result = Reinforce(PolicyGradientConfig(), 8).advantages(rollouts())
+    result = Reinforce(PolicyGradientConfig(type="mine"), 8).advantages(rollouts())
     assert result.advantages_T.tolist() == [1, 1, 0, 0, 0, 0, 5, 0, 3]

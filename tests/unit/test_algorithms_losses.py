@@ -25,7 +25,7 @@ OLD = torch.full((6,), -3.0)
 
 def policy_loss(low: float, high: float, dual_clip: float | None = None, **more) -> PolicyLoss:
     clip = ClipLossConfig(clip_ratio_low=low, clip_ratio_high=high, dual_clip=dual_clip)
-    return make_loss(PolicyGradientConfig(loss=clip, **more))
+    return make_loss(PolicyGradientConfig(type="mine", loss=clip, **more))
 
 
 def columns(**more) -> TokenColumns[torch.Tensor]:

@@ -1,0 +1,23 @@
+"""ReMax (Li et al. 2023): the reward of the greedy answer to the same prompt is the baseline."""
+
+from torch import Tensor
+
+from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.policy_gradient import PolicyGradient
+from tandem.config.algorithms import ReMaxConfig
+
+
+class ReMax(PolicyGradient[ReMaxConfig]):
+    """Advantage of every token of a row = reward - reward of the greedy answer (algorithm 1, equation 7).
+
+    0 where the greedy answer has no reward.
+    """
+
+    def __init__(self, config: ReMaxConfig, max_response_tokens: int) -> None:
+        super().__init__(config, max_response_tokens)
+        self.needs |= {Signal.GREEDY_REWARDS}
+
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
+        assert rollouts.greedy_rewards_B is not None
+        advantages_B = (rollouts.rewards_B - rollouts.greedy_rewards_B).nan_to_num(0)
+        return Advantages(rollouts.by_token(advantages_B), None, {})
