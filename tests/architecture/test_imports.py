@@ -24,11 +24,11 @@ LAYERS = {
     "jobs": JOBS,
     "cli": COMMANDS,
 }
-MAY_TOUCH: set[tuple[str, str]] = set()
-"""Stages that meet."""
+MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
+"""Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
 OWNERS = {
     "tensorboard": "tracking/tensorboard.py",
-    "vllm": None,
+    "vllm": "generation/vllm.py",
     "sglang": None,
     "megatron": None,
     "ray": "cluster/ray.py",

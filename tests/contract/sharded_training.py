@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import GPT2Config, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tandem.batching.packing import micro_batches
-from tandem.config.tree import FsdpTrainingConfig, ModelConfig, OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
@@ -40,6 +43,8 @@ MODELS: dict[str, PreTrainedConfig] = {
     "tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
     "untied": Qwen3Config(**COMMON, head_dim=8, tie_word_embeddings=False),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64),
+    "few key heads": Qwen2Config(**{**COMMON, "num_key_value_heads": 1}),
+    "sliding window": MistralConfig(**COMMON, sliding_window=4),
 }
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
@@ -56,6 +61,15 @@ HYBRID: dict[str, dict[str, Any]] = {
     "hybrid": {"shard_size": 2},
     "hybrid, reduced each time": {"shard_size": 2, "reduce_once": False},
 }
+CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
+    ("tied", True): {},
+    ("tied", False): {"activation_checkpointing": True},
+    ("critic", True): {},
+    ("critic", False): {},
+    ("few key heads", True): {},
+    ("sliding window", False): {},
+}
+"""(model, token-local loss) -> training options of the runs with context parallelism 2."""
 
 
 class Curved:
@@ -74,6 +88,8 @@ class Curved:
         else:
             assert outputs.logprobs_S is not None and outputs.entropy_S is not None
             term_S = outputs.logprobs_S.square() - 0.1 * outputs.entropy_S
+        if not self.token_local:
+            term_S = term_S * term_S.mean()
         return (weights_S * term_S).sum(), {"mean": (shares_S * term_S.detach()).sum()}
 
 
@@ -104,7 +120,7 @@ def part(rank: int, ranks: int, step: int = 0) -> list[MicroBatch]:
         last = ranks - 1 if step == 1 else ranks
         cuts = [0, *range(ROWS - last + 1, ROWS + 1)]
         rows = rows[cuts[rank] : cuts[rank + 1]] if rank < last else []
-    return micro_batches(batch(), rows, 20)
+    return micro_batches(batch(), rows, 40)
 
 
 def write_models(directory: Path) -> None:
@@ -164,6 +180,22 @@ def trained(directory: Path, case: str, rank: int, ranks: int) -> dict[str, Any]
     return {"steps": found, "weights": weights(model), "said": said}
 
 
+def contextual(directory: Path, case: str, token_local: bool, rank: int, ranks: int) -> dict[str, Any]:
+    """Three steps with context parallelism 2 (one rank: without); a group of ranks gets the same rows."""
+    groups, group = (ranks // 2, rank // 2) if ranks > 1 else (1, 0)
+    how = {"context_parallel": 2} if ranks > 1 else {}
+    model = engine(directory, case, **how, **CONTEXT[case, token_local])
+    steps: list[dict[str, float]] = []
+    said: list[dict[int, list[float]]] = []
+    for step in range(3):
+        own = part(group, groups, step)
+        said.append(columns(model.forward(own), own))
+        result = model.forward_backward(own, Curved(token_local))
+        assert columns(result.outputs, own).keys() == said[-1].keys()
+        steps.append({"loss": result.loss, **result.metrics, **model.optimizer_step()})
+    return {"steps": steps, "weights": weights(model), "said": said}
+
+
 def saved(directory: Path, rank: int, ranks: int) -> None:
     """Two steps, then a checkpoint; critics too."""
     for case in ("tied", "critic"):
@@ -214,6 +246,8 @@ def not_finite(directory: Path, rank: int, ranks: int) -> str:
 
 def world(rank: int, ranks: int, directory: Path) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # GPT-2's; nothing writes into it
     rendezvous = f"file://{directory}/rendezvous{ranks}"
     dist.init_process_group("gloo", rendezvous, timedelta(seconds=30), world_size=ranks, rank=rank)
     findings: dict[str, Any] = {}
@@ -222,6 +256,9 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     if ranks in (2, 4):
         saved(directory, rank, ranks)
     findings["resumed"] = {at: resumed(directory, at, rank, ranks) for at in {2: (1, 4), 3: (2,), 4: ()}[ranks]}
+    if ranks in (2, 4):
+        contexts = list(CONTEXT) if ranks == 2 else [("tied", True), ("few key heads", True)]
+        findings["context"] = {case: contextual(directory, *case, rank, ranks) for case in contexts}
     if ranks == 2:
         findings["bfloat16"] = bfloat16(directory, rank, ranks)
         findings["frozen"] = frozen(directory, rank, ranks)

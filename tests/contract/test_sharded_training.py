@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandem.config.tree import FsdpTrainingConfig, ModelConfig
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.training.fsdp import make_engine
 from tests.conftest import ROOT, load_file
@@ -112,6 +113,26 @@ def test_the_model_directory_of_several_ranks_loads_with_transformers(
     resumed = sharded.engine(directory, "tied")
     resumed.load(directory / "saved at 2" / "tied")
     assert_weights(dict(model.named_parameters()), sharded.weights(resumed), atol=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [*((2, case) for case in sharded.CONTEXT), (4, ("tied", True)), (4, ("few key heads", True))]
+)
+def test_context_parallel_equals_one_rank(
+    ranks: int, case: tuple[str, bool], directory: Path, worlds: dict[int, Findings]
+) -> None:
+    """Rank 0's answers are those of all scored tokens of its group's micro-batches."""
+    found, wanted = worlds[ranks]["context"][case], sharded.contextual(directory, *case, 0, 1)
+    assert_steps(found["steps"], wanted["steps"])
+    assert_weights(found["weights"], wanted["weights"])
+    for ours, theirs in zip(found["said"], wanted["said"], strict=True):
+        assert len(ours) > 0 and (ranks == 4 or len(ours) == len(theirs))
+        assert all(values == pytest.approx(theirs[place], abs=1e-5) for place, values in ours.items())
+
+
+def test_context_parallel_needs_ranks_and_heads_to_share(directory: Path) -> None:
+    with pytest.raises(UserError, match=r"training\.context_parallel: groups of 2 cannot share 1 ranks"):
+        sharded.engine(directory, "tied", context_parallel=2)
 
 
 def test_bfloat16_stays_close_to_one_rank(directory: Path, worlds: dict[int, Findings]) -> None:

@@ -11,7 +11,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from tandem.batching.packing import micro_batches
-from tandem.config.tree import FsdpTrainingConfig, OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention import ATTENTION
 from tandem.training.base import TrainEngine

@@ -1,0 +1,182 @@
+"""vLLM as the engine of a replica, through `LLMEngine` in the replica's own process: steps and updates alternate.
+
+The only file that imports vLLM; its tensor-parallel workers import it too, for what they do with weights.
+"""
+
+# pyright: reportMissingImports=false, reportCallIssue=false
+# vLLM has an environment of its own, where the types are not checked
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import EngineArgs, SamplingParams
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from tandem.config.generation import VllmGenerationConfig
+from tandem.config.tree import ModelConfig
+from tandem.types import Completion, Request, Status
+from tandem.weights.base import Bucket, Commit, Directory, Part
+from tandem.weights.shared_memory import attach
+
+_BACKEND = "tandem"
+
+
+class VllmEngine:
+    """A SteppedEngine."""
+
+    def __init__(self, model: ModelConfig, config: VllmGenerationConfig) -> None:
+        options: dict[str, Any] = {
+            "model": str(model.path),
+            "dtype": model.dtype,
+            "trust_remote_code": model.trust_remote_code,
+            "tensor_parallel_size": config.tensor_parallel,
+            "enable_sleep_mode": torch.cuda.is_available() and config.sleep != "never",
+            "logprobs_mode": "processed_logprobs",
+            "weight_transfer_config": {"backend": _BACKEND},
+            "worker_extension_cls": f"{__name__}.WorkerExtension",
+            "async_scheduling": False,  # a step that is under way would be counted to the next version
+            "enforce_eager": not torch.cuda.is_available(),
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            **config.engine_args,
+        }
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**options))
+        self._engine.collective_rpc("prepare")
+        self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
+        self._updating = False
+        self._internal: dict[int, str] = {}
+        """vLLM's own names of the samples."""
+        self.max_tokens = int(self._engine.model_config.max_model_len)
+        self.vocabulary = int(self._engine.model_config.get_vocab_size())
+
+    def add(self, number: int, request: Request, sample: int) -> None:
+        asked = request.sampling
+        params = SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            max_tokens=asked.max_tokens,
+            stop_token_ids=list(asked.stop_token_ids),
+            stop=list(asked.stop_strings),
+            include_stop_str_in_output=True,
+            detokenize=bool(asked.stop_strings),
+            ignore_eos=True,
+            seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt: Any = {"prompt_token_ids": request.token_ids.tolist()}
+        self._internal[number] = self._engine.add_request(f"{number}:{sample}", prompt, params)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        return [self._ended(output) for output in self._engine.step() if output.finished]
+
+    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
+        ended: list[tuple[int, Completion]] = []
+        for number in numbers:
+            name = self._internal.get(number, "")
+            state = self._engine.output_processor.request_states.get(name)
+            if state is not None:  # else it ended before the wish came
+                output = state.make_request_output([], None, FinishReason.ABORT, None, None, None)
+                self._engine.abort_request([name], internal=True)
+                ended.append(self._ended(output))
+        return ended
+
+    def load(self, part: Part) -> None:
+        if isinstance(part, Commit):
+            if self._updating:
+                self._engine.collective_rpc("finish_weight_update")
+                self._updating = False
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+            self._engine.set_weight_version(str(part.version))
+        elif isinstance(part, Directory):
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(part.path)})
+        else:
+            if not self._updating:
+                self._engine.collective_rpc("start_weight_update")
+                self._updating = True
+            self._engine.collective_rpc("update_weights", args=({"bucket": part},))
+
+    def sleep(self, weights: bool) -> None:
+        if self._engine.vllm_config.model_config.enable_sleep_mode:
+            self._engine.sleep(level=2 if weights else 1)
+
+    def wake(self) -> None:
+        if self._engine.is_sleeping():
+            self._engine.wake_up()
+
+    def _ended(self, output: Any) -> tuple[int, Completion]:
+        number, sample = map(int, output.request_id.split(":"))
+        del self._internal[number]
+        made = output.outputs[0]
+        versions = np.empty(len(made.token_ids), dtype=np.int32)
+        for span in made.weight_versions or ():
+            versions[span.start : span.end] = int(span.version)
+        statuses = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+        token_ids = np.array(made.token_ids, dtype=np.int32)
+        logprobs = np.array(made.logprobs.logprobs[: len(token_ids)], dtype=np.float32)
+        return number, Completion(sample, token_ids, logprobs, versions, statuses[made.finish_reason])
+
+
+class WorkerExtension:
+    """What each of vLLM's workers does for Tandem; a mixin of their class."""
+
+    model_runner: Any
+
+    def prepare(self) -> None:
+        """Log-probs after temperature, but before top-k and top-p, whose own come renormalised."""
+        sampler = self.model_runner.sampler
+        sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler)
+
+
+class _WholeVocabulary(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def forward(self, logits: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        return self._inner(logits, *others)[0], logprobs
+
+
+@dataclass
+class _Init(WeightTransferInitInfo):
+    """Nothing to agree on."""
+
+
+@dataclass
+class _Update(WeightTransferUpdateInfo):
+    bucket: Bucket
+
+
+class _Receiver(WeightTransferEngine[_Init, _Update]):
+    """vLLM's interface for weights in Hugging Face names: it cuts, fuses and packs them as its layers want."""
+
+    init_info_cls = _Init
+    update_info_cls = _Update
+
+    def init_transfer_engine(self, init_info: _Init) -> None: ...
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: _Update) -> None:
+        # vLLM keeps what it is given until a layer is complete, longer than the bucket lives
+        self.model.load_weights((name, tensor.clone()) for name, tensor in attach(update_info.bucket))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None: ...
+
+
+WeightTransferEngineFactory.register_engine(_BACKEND, _Receiver)
