@@ -2,12 +2,20 @@
 
 from collections.abc import Mapping
 
+_GSM8K, _MATH = "tandem.reward.rules.gsm8k:strict", "tandem.reward.rules.math:boxed"
+_LETTER, _CODE = "tandem.reward.rules.choice:letter", "tandem.reward.rules.code:unit_tests"
 BUILT_IN: Mapping[str, str] = {
-    "gsm8k": "tandem.reward.rules.gsm8k:strict",
-    "openai/gsm8k": "tandem.reward.rules.gsm8k:strict",
-    "openai_humaneval": "tandem.reward.rules.code:unit_tests",
-    "mbpp": "tandem.reward.rules.code:unit_tests",
+    **dict.fromkeys(("gsm8k", "openai/gsm8k"), _GSM8K),
+    **dict.fromkeys(("math", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), _MATH),
+    "math_dapo": "tandem.reward.rules.math:dapo",
+    **dict.fromkeys(("aqua_rat", "hellaswag"), _LETTER),
+    **dict.fromkeys(("mbpp", "openai_humaneval"), _CODE),
+    **dict.fromkeys(("squad", "hotpotqa", "musique"), "tandem.reward.rules.qa:exact_match"),
 }
 """`data_source` -> reference of its reward function, for runs that leave `reward.functions` empty."""
-CHECKS: Mapping[str, str] = {"tandem.reward.rules.code:unit_tests": "tandem.reward.rules.code:check"}
+CHECKS: Mapping[str, str] = {
+    _MATH: "tandem.reward.rules.math:check",
+    "tandem.reward.rules.math:dapo": "tandem.reward.rules.math:check",
+    _CODE: "tandem.reward.rules.code:check",
+}
 """Reward function -> what is called once before the run with its arguments; raises UserError."""

@@ -126,7 +126,7 @@ class LocalSandbox:
         return None
 
     def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
-        """Kill what is left, and wait. The program, first process of its container, dies with bubblewrap, last of all."""
+        """Kill what is left, and wait for the program: as the first process of its container it dies last."""
         if not self._contained:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,49 @@
+"""Question answering by short texts, as SQuAD is scored (Rajpurkar et al. 2016, arXiv:1606.05250, section 6.1)."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(completion: str, ground_truth: Any) -> dict[str, Any]:
+    """1 when the answer is one of the `ground_truth` texts but for case, punctuation and articles."""
+    answer, truths = _words(_answer(completion)), [_words(truth) for truth in _truths(ground_truth)]
+    right = float(answer in truths)
+    return {"score": right, "acc": right, "pred": " ".join(answer)}
+
+
+def f1(completion: str, ground_truth: Any) -> dict[str, Any]:
+    """The best F1 over words that the answer has with one of the `ground_truth` texts; `acc` is exact match."""
+    answer = _words(_answer(completion))
+    best = max(_overlap(answer, _words(truth)) for truth in _truths(ground_truth))
+    return {**exact_match(completion, ground_truth), "score": best}
+
+
+def _answer(completion: str) -> str:
+    """What stands in the last <answer> tags after the reasoning; without any, everything after the reasoning."""
+    text = completion.rpartition("</think>")[2]
+    tagged = _TAGGED.findall(text)
+    return tagged[-1] if tagged else text
+
+
+def _truths(ground_truth: Any) -> list[str]:
+    several = isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str)
+    truths = [str(truth) for truth in (ground_truth if several else [ground_truth]) if truth is not None]
+    if not truths:
+        raise ValueError(f"the ground truth {ground_truth!r} holds no answer")
+    return truths
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.lower().translate(_PUNCTUATION).split() if word not in ("a", "an", "the")]
+
+
+def _overlap(answer: list[str], truth: list[str]) -> float:
+    if not answer or not truth:
+        return float(answer == truth)
+    return 2 * (Counter(answer) & Counter(truth)).total() / (len(answer) + len(truth))

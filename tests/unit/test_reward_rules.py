@@ -1,0 +1,79 @@
+"""Multiple choice, question answering, and terms on form."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tandem.reward.rules.choice import letter
+from tandem.reward.rules.qa import exact_match, f1
+from tandem.reward.rules.text import format, length
+
+SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad_search" / "questions.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("The answer is (B).", "B"),
+        ("So the answer is B", "B"),
+        ("Answer: **B**", "B"),
+        (r"The final answer is \boxed{\text{B}}.", "B"),
+        ("(B)", "B"),
+        (" B.\n", "B"),
+        ("Option A is wrong. The answer is (C).", "C"),
+        ("The answer is (A). No: the answer is (D).", "D"),
+        ("<think>The answer is (A)</think>The answer is (B)", "B"),
+        ("<think>The answer is (A)</think>", None),
+        ("The answer is A's brother.", None),
+        ("The answer is Because", None),
+        ("I say b", None),
+        ("", None),
+    ],
+)
+def test_the_letter_of_an_answer(text: str, choice: str | None) -> None:
+    assert letter("aqua_rat", text, "B")["pred"] == choice
+    assert letter("aqua_rat", text, "(B)")["score"] == float(choice == "B")
+
+
+def test_a_truth_that_is_no_letter_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a letter from A to J"):
+        letter("aqua_rat", "The answer is (B).", "2")
+
+
+def test_short_answers() -> None:
+    truths = ["The Denver Broncos", "Broncos"]
+    assert exact_match("<think>hm</think> denver broncos!", truths) == {
+        "score": 1.0,
+        "acc": 1.0,
+        "pred": "denver broncos",
+    }
+    assert exact_match("So <answer>The Broncos.</answer> indeed", truths)["score"] == 1.0
+    assert exact_match("the Denver team", truths)["score"] == 0.0
+    # 2 of 3 words right, 2 of 2 found: 2 * 2 / (3 + 2)
+    assert f1("big Denver Broncos", truths) == {"score": 0.8, "acc": 0.0, "pred": "big denver broncos"}
+    assert f1("Denver Denver", "Denver Broncos")["score"] == 0.5
+    assert f1("", "Denver")["score"] == 0.0
+    assert exact_match("1,000", 1000)["score"] == 1.0
+    with pytest.raises(ValueError, match="holds no answer"):
+        exact_match("x", [])
+
+
+@pytest.mark.skipif(not SQUAD.is_file(), reason=f"the SQuAD questions are not at {SQUAD}")
+def test_every_squad_answer_is_right_and_another_questions_is_not() -> None:
+    with gzip.open(SQUAD, "rt") as file:
+        answers = [json.loads(line)["answers"] for line in file]
+    assert len(answers) == 10570
+    for truths in answers:
+        assert all(exact_match(f"<answer>{truth}</answer>", truths)["score"] == 1.0 for truth in truths)
+        assert f1("qzx", truths)["score"] == 0.0
+
+
+def test_form() -> None:
+    assert format("<think>so</think><answer>4</answer>") == 1.0
+    assert format("<think>so</think>4") == 0.0
+    assert format("4!", r"\d!") == 1.0 and format("4!!", r"\d!") == 0.0
+    assert [length("x" * n, 10, 20) for n in (0, 10, 15, 20, 99)] == [0.0, 0.0, -0.5, -1.0, -1.0]
+    with pytest.raises(ValueError, match="must be less"):
+        length("x", 20, 10)
