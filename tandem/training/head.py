@@ -66,6 +66,7 @@ class VocabularyHead:
         parts: list[tuple[Tensor, dict[str, Tensor]]] = []
         if not loss.token_local and len(chunks) > 1:
             outputs = self.forward(hidden_S, targets_S)
+            outputs.squared_probs_S = None  # no loss reads it
             value, metrics, slopes = _differentiate(loss, outputs, columns)
             parts.append((value, metrics))
         grad_hidden_S = torch.empty_like(hidden_S)
