@@ -3,7 +3,8 @@
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from tandem.config.tree import FsdpTrainingConfig, OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.training.fsdp import FsdpEngine
 
 

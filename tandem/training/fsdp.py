@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from tandem.config.tree import FsdpTrainingConfig, ModelConfig, OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import PackedRows
 from tandem.models.loading import fill, load_critic, load_empty, load_policy

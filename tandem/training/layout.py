@@ -20,7 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, empty
 from transformers import PreTrainedModel
 
-from tandem.config.tree import FsdpTrainingConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.storage import write_safetensors
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tandem.config.tree import OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.storage import read_shards, write_shards
 

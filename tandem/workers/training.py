@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from tandem.batching.packing import micro_batches
-from tandem.config.tree import ModelConfig, OptimizerConfig, TrainingConfig
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import TrainingConfig
+from tandem.config.tree import ModelConfig
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch, FloatArray, MicroBatch, Outputs, StepMetrics, TokenLoss
 from tandem.weights.bridge import Bridge

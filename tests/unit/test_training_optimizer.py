@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.config.tree import OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError
 from tandem.training.optimizer import MasterAdamW, learning_rate
 
