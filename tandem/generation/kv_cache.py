@@ -12,6 +12,12 @@ from torch import Tensor
 from tandem.models.attention import PackedRows
 from tandem.types import IntArray
 
+_LENGTHS = 16
+"""Rows are attended to over a multiple of this many tokens: shorter vectors of a CPU's kernels take 2 to 9 times as
+long (MKL's products up to 12 columns, PyTorch's softmax up to 15)."""
+_CACHED = 2**21
+"""Keys of a layer, in numbers, that stay in a CPU's cache, where reading them across is the faster product."""
+
 
 class KVCache:
     """Per layer, keys and values `[slots, kv_heads, head_dim, length]`: separate tensors, each made at its first use.
@@ -28,7 +34,7 @@ class KVCache:
 
     def reserve(self, slots: int, length: int) -> None:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
-        self._slots, self._length = max(slots, self._slots), max(length, self._length)
+        self._slots, self._length = max(slots, self._slots), max(_rounded(length), self._length)
 
     def layer(self, index: int, *new: Tensor) -> list[Tensor]:
         """The keys and values of a layer whose new ones are `new`, each `[1, kv_heads, N, head_dim]`."""
@@ -80,6 +86,7 @@ class Decode:
         self.position_N = torch.from_numpy(position_N).to(device)
         self._slot_B = torch.arange(len(position_N), device=device)
         self._shortest, self._longest = int(position_N.min()) + 1, int(position_N.max()) + 1
+        self._end = _rounded(self._longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     def attend(
@@ -93,20 +100,27 @@ class Decode:
         if (window, kv_heads) not in self._masks:
             self._masks[window, kv_heads] = self._mask(window, kv_heads, query.dtype)
         start, mask = self._masks[window, kv_heads]
-        keys, values = (cache[:rows, ..., start : self._longest].flatten(0, 1) for cache in caches)
+        keys, values = (cache[:rows, ..., start : self._end].flatten(0, 1) for cache in caches)
         # The query heads of a key head attend like queries of one sequence: keys are read once and never repeated.
         queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
         scores = torch.baddbmm(mask, queries, keys, alpha=scaling)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        output = torch.bmm(values, weights.transpose(1, 2))
-        return output.transpose(1, 2).reshape(1, rows, heads, -1)
+        if keys.numel() <= _CACHED:
+            output = torch.bmm(weights, values.transpose(1, 2))
+        else:
+            output = torch.bmm(values, weights.transpose(1, 2)).transpose(1, 2)
+        return output.reshape(1, rows, heads, -1)
 
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
-        start = max(0, self._shortest - window) if window else 0
-        if self._shortest == self._longest:
-            return start, self.position_N.new_zeros(1, 1, 1, dtype=dtype)
-        behind = self.position_N[:, None] - torch.arange(start, self._longest, device=self.position_N.device)
+        start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
+        alike = self._shortest == self._longest
+        position_N = self.position_N[:1] if alike else self.position_N
+        behind = position_N[:, None] - torch.arange(start, self._end, device=position_N.device)
         seen = (behind >= 0) & (behind < (window or self._longest))
         mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
-        return start, mask.repeat_interleave(kv_heads, 0)[:, None]
+        return start, (mask if alike else mask.repeat_interleave(kv_heads, 0))[:, None]
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _LENGTHS) * _LENGTHS
