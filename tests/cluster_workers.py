@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -137,6 +138,16 @@ class Probe(Worker):
         if self.place.rank == 0:
             time.sleep(3600)
         torch.distributed.barrier()
+
+    @register(Dispatch.ALL)
+    def say(self, text: str, error: str) -> None:
+        print(text)
+        print(error, file=sys.stderr)
+
+    @register(Dispatch.ALL)
+    def settings(self, name: str) -> tuple[str | None, int]:
+        """Of the environment; threads of torch."""
+        return os.environ.get(name), torch.get_num_threads()
 
     @register(Dispatch.ALL)
     def process(self) -> int:

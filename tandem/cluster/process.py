@@ -139,7 +139,7 @@ def _prepare(start: Start) -> None:
     faulthandler.register(TELL_STACKS, start.stacks.descriptor)
 
     def stop_here() -> None:
-        TerminalPdb(start.terminal, start.turn, f"{start.name} rank {start.rank}").set_trace(sys._getframe(1))
+        TerminalPdb(start.terminal, start.turn, start.name).set_trace(sys._getframe(1))
 
     sys.breakpointhook = stop_here
 

@@ -1,0 +1,38 @@
+"""A controller of two local processes, as a script of its own: its worker class lives in `__main__`."""
+
+import sys
+
+from tandem.cluster.local import LocalCluster
+from tandem.controller.groups import WorkerGroup
+from tandem.controller.pools import ResourcePool
+from tandem.workers.dispatch import Dispatch, register
+from tests.cluster_workers import Probe
+
+
+class Script(Probe):
+    @register(Dispatch.ALL)
+    def stop_at(self, number: int) -> int:
+        mine = number + self.place.rank
+        breakpoint()
+        return mine
+
+
+def main(timeout_s: float, breaks: bool) -> None:
+    cluster = LocalCluster(timeout_s)
+    group = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "script", Script)
+    print("processes", *group.process().get(), flush=True)
+    if breaks:
+        print("answers", group.stop_at(10).get(), flush=True)
+        return
+    call = group.hang()
+    for number in ("first", "second"):
+        print("waiting", flush=True)
+        try:
+            call.get()
+        except KeyboardInterrupt:
+            print(number, "interrupt", flush=True)
+    raise ValueError("the controller fails with a call under way")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), breaks=sys.argv[2] == "breaks")
