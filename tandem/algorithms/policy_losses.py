@@ -135,8 +135,8 @@ class SAPOLoss(PolicyLoss[SAPOLossConfig]):
     """
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        positive, negative = self.config.temperature_positive, self.config.temperature_negative
-        temperature_S = torch.where(tokens.advantages_S > 0, positive, negative)
+        temperature_S = torch.full_like(tokens.advantages_S, self.config.temperature_negative)
+        temperature_S[tokens.advantages_S > 0] = self.config.temperature_positive
         gate_S = 4 / temperature_S * torch.sigmoid(temperature_S * (tokens.ratio_S - 1))
         return -tokens.advantages_S * gate_S, torch.zeros_like(gate_S)
 
