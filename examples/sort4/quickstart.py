@@ -1,6 +1,6 @@
 """From nothing to a model that learned: make sort4, warm a tiny model, improve it by reinforcement learning.
 
-    python examples/sort4/quickstart.py [--seed N] [--algorithm grpo|ppo] [--run-dir DIR]
+    python examples/sort4/quickstart.py [--seed N] [--algorithm grpo|ppo] [--engine native|vllm] [--run-dir DIR]
 
 `DIR` becomes the run (metrics, trajectories, checkpoints, report.html) with `summary.json` beside them;
 `DIR-warmup` holds the task and the supervised run. A former quickstart's two directories are replaced.
@@ -48,6 +48,8 @@ class Quickstart:
     algorithm: str
     seed: int
     run_dir: Path
+    engine: str = "native"
+    """Of generation in the reinforcement-learning part."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -118,6 +120,7 @@ class Quickstart:
             f"data.train_files=[{task / 'train.jsonl'}]",
             f"data.val_files=[{task / 'val.jsonl'}]",
             f"trainer.seed={self.seed}",
+            f"generation.type={self.engine}",
         ]
 
     def _report(self, before: Accuracies, after: Accuracies, prompts: int) -> None:
@@ -162,13 +165,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make sort4, warm a tiny model, improve it by reinforcement learning.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo")
+    parser.add_argument("--engine", choices=("native", "vllm"), default="native", help="vllm: see scripts/vllm-env")
     parser.add_argument("--run-dir", type=Path, help="default: runs/quickstart, with ppo runs/quickstart-ppo")
     arguments = parser.parse_args()
     name = "quickstart" if arguments.algorithm == "grpo" else f"quickstart-{arguments.algorithm}"
     run_dir = arguments.run_dir.resolve() if arguments.run_dir else Path("runs", name)
     os.chdir(ROOT)  # recipes name their files from here
     try:
-        Quickstart(arguments.algorithm, arguments.seed, run_dir).run()
+        Quickstart(arguments.algorithm, arguments.seed, run_dir, arguments.engine).run()
     except UserError as error:
         print(f"quickstart: {error}", file=sys.stderr)
         return 2

@@ -41,9 +41,13 @@ def load_critic(config: ModelConfig) -> PreTrainedModel:
     return _load(config, critic=True)
 
 
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config and the tokenizer's end of sequence."""
-    named: Any = model.generation_config.eos_token_id if model.generation_config else None
+    try:
+        described = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
+    except OSError:  # there is none
+        described = transformers.AutoConfig.from_pretrained(config.path, **_options(config))
+    named: Any = getattr(described, "eos_token_id", None)
     own: Any = tokenizer.eos_token_id
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
 
