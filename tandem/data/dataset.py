@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.chat import encode, messages_of, render
-from tandem.data.rows import BadRow, Row, cell, read_rows
+from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
 from tandem.types import Prompt
 
@@ -90,11 +90,4 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         verl = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if verl else "default"
         tokens = np.array(token_ids, dtype=np.int32)
-        return "verl" if verl else "TRL", Prompt(len(self), tokens, text, data_source, _ground_truth(row), row)
-
-
-def _ground_truth(row: Row) -> Any:
-    """`reward_model.ground_truth`, else the column `ground_truth`, else `answer`, else None."""
-    reward_model = cell(row, "reward_model", dict) if row.get("reward_model") else {}
-    values = (reward_model.get("ground_truth"), row.get("ground_truth"), row.get("answer"))
-    return next((value for value in values if value is not None), None)
+        return "verl" if verl else "TRL", Prompt(len(self), tokens, text, data_source, ground_truth_of(row), row)

@@ -79,3 +79,10 @@ def cell(row: Row, column: str, kind: type[Value]) -> Value:
     if not (value.strip() if isinstance(value, str) else value):
         raise BadRow(f"column `{column}` is empty")
     return value
+
+
+def ground_truth_of(row: Row) -> Any:
+    """`reward_model.ground_truth`, else the column `ground_truth`, else `answer`, else None. Raises BadRow."""
+    reward_model = cell(row, "reward_model", dict) if row.get("reward_model") else {}
+    values = (reward_model.get("ground_truth"), row.get("ground_truth"), row.get("answer"))
+    return next((value for value in values if value is not None), None)

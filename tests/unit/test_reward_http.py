@@ -13,7 +13,7 @@ import pytest
 from tandem.errors import TandemError
 from tandem.reward.http import post_json
 from tandem.reward.rules.code import unit_tests
-from tandem.reward.rules.judge import score
+from tandem.reward.rules.judge import judge
 from tandem.reward.sandbox.base import Limits
 from tandem.reward.sandbox.local import LocalSandbox
 from tandem.reward.sandbox.remote import SandboxFusion
@@ -90,7 +90,7 @@ def test_requests_are_tried_again_while_it_may_help(server: Server) -> None:
 def ask(server: Server, *answers: str, **arguments: Any) -> list[float]:
     prompts = [[{"role": "user", "content": "2+2?"}]] * len(answers)
     chat = [[{"role": "assistant", "content": answer}] for answer in answers]
-    return score(prompts, chat, ["4"] * len(answers), url=f"{server.url}/v1", model="m", **arguments)
+    return judge(prompts, chat, ["4"] * len(answers), url=f"{server.url}/v1", model="m", **arguments)
 
 
 def test_the_judge_is_asked_about_each_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

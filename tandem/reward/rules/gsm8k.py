@@ -39,6 +39,6 @@ def last(number: re.Pattern[str], text: str) -> str | None:
 def _verdict(number: re.Pattern[str], text: str, ground_truth: Any) -> dict[str, Any]:
     if not MARKED.fullmatch(f"#### {str(ground_truth).strip()}"):
         raise ValueError(f"the ground truth {ground_truth!r} is not a number")
-    answer = last(number, text)
+    answer = last(number, text.rpartition("</think>")[2])
     right = float(answer == last(MARKED, f"#### {ground_truth}"))
     return {"score": right, "acc": right, "pred": answer}

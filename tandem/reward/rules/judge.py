@@ -28,7 +28,7 @@ Judge whether it is correct, complete and helpful. Give your reasons in a few se
 _SCORE = re.compile(r"score[^\w-]*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
-def score(
+def judge(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     ground_truth: Sequence[Any],

@@ -45,7 +45,7 @@ def check() -> None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{…} of a text, braces in it paired; None without one, or where it is not closed."""
+    """The content of the last \\boxed{…} of a text, braces in it paired; None without one, or one not closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     opened = text.find("{", start)
     if start < 0 or opened < 0:

@@ -1,0 +1,129 @@
+"""`tandem reward test`: what it makes of good and of bad reward functions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.cli import main
+from tandem.config.tree import RewardConfig
+from tandem.reward.bench import answers, examine, mutated
+from tandem.types import Prompt
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+FUNCTIONS = """
+import time
+def naive(completion, ground_truth):
+    return float(ground_truth in completion)
+def touchy(completion, ground_truth):
+    return float(completion.split()[-1] == ground_truth)
+def slow(completion, ground_truth):
+    if len(completion) > 1000000:
+        time.sleep(60)
+    return completion.strip().endswith(ground_truth)
+def generous(completion, bonus):
+    return bonus
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "rewards.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(file: Path) -> Path:
+    path = file.with_name("rows.jsonl")
+    given = [{"prompt": f"{i}+{i}?", "ground_truth": str(2 * i), "completion": f"It is {2 * i}"} for i in (600, 700)]
+    path.write_text("\n".join(map(json.dumps, given)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("golden", "changed"),
+    [
+        ("<<1+1=2>>2\n#### 1,234", "<<1+1=2>>2\n#### 2,234"),
+        ("The answer is (A).", "The answer is (B)."),
+        ("The answer is (D).", "The answer is (A)."),
+        ("```python\ndef f(): return 1\n```", "```python\ndef f(): return None and 1\n```"),
+        (r"\boxed{\frac{9}{2}}", r"\boxed{\frac{9}{3}}"),
+        ("no number", None),
+    ],
+)
+def test_a_changed_answer_has_another_outcome(golden: str, changed: str | None) -> None:
+    assert mutated(golden) == changed
+
+
+def test_kinds_of_answers() -> None:
+    kinds = {kind: (right, text) for kind, right, text in answers("so 1200", "so 7")}
+    assert kinds["thousands separators"] == (True, "so 1,200")
+    assert kinds["right answer, then another"][0] is False and kinds["right answer, then another"][1].endswith("so 7")
+    assert len(kinds["two megabytes of noise"][1]) >= 2_000_000
+    assert "answer to another row" not in {kind for kind, _, _ in answers("so 1200", None)}
+    latex = {kind: text for kind, _, text in answers(r"\boxed{(\frac{1}{2},3)}", None)}
+    assert latex["LaTeX spelled otherwise"] == r"\boxed{\left(\dfrac{1}{2},3\right)}"
+
+
+def test_mistakes_are_counted_by_kind(file: Path) -> None:
+    prompts = [Prompt(i, np.zeros(0, np.int32), "", "default", str(i), {}) for i in (1200, 1400)]
+    config = RewardConfig(functions=[f"{file}:naive"], workers=1)
+    lines = {line.kind: line for line in examine(config, prompts, ["It is 1200", "It is 1400"], pass_above=0.5)}
+    wrong = {kind: line.mistakes for kind, line in lines.items() if line.mistakes}
+    assert wrong == {"thousands separators": 2, "right answer, then another": 2, "only in the reasoning": 2}
+    assert (
+        "row 1200" in lines["only in the reasoning"].examples[0]
+        and "reward 1" in lines["only in the reasoning"].examples[0]
+    )
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """Lines of the report by what stands before the colon; of the table, by the first column."""
+    assert main(["reward", "test", *arguments]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    sums = dict(line.split(": ", 1) for line in printed if ": " in line)
+    return {**{line[:32].strip(): line[32:] for line in printed if line[32:36] in ("pass", "fail")}, **sums}
+
+
+def test_the_command_reports(file: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = report(capsys, f"{file}:touchy", "--data", str(rows))
+    assert (said["exceptions"], said["time-outs"]) == ("4", "0")  # nothing to split in the empty one and in spaces
+    assert said["empty"].startswith("row 1: ") and "IndexError" in said["empty"]
+    said = report(capsys, f"{file}:slow", "--data", str(rows), "--timeout-s", "0.5")
+    assert (said["time-outs"], said["false positives"], said["false negatives"]) == ("2", "0", "2")
+    said = report(capsys, f"{file}:generous", "--data", str(rows), "--argument", "bonus=0.4", "--pass-above", "0.3")
+    assert int(said["false positives"]) >= 14 and said["false negatives"] == "0"
+
+
+def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reward", "test", f"{file}:nothing", "--data", str(rows)]) == 2
+    assert main(["reward", "test", "built-in", "--data", str(rows)]) == 2
+    (tmp_path / "bare.jsonl").write_text('{"prompt": "x", "ground_truth": "1"}')
+    assert main(["reward", "test", f"{file}:naive", "--data", str(tmp_path / "bare.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "has no function 'nothing'" in said and "no built-in reward for data_source ['default']" in said
+    assert "bare.jsonl, row 1: it has no right answer in full" in said
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"the published files are not in {DATA}")
+@pytest.mark.parametrize(("name", "file_name"), [("gsm8k", "gsm8k/test.jsonl"), ("aqua", "aqua_rat/dev.jsonl")])
+def test_built_in_rewards_make_no_mistake(
+    name: str, file_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", name, "--in", str(DATA / file_name), "--out", str(tmp_path)]) == 0
+    (parquet,) = tmp_path.glob("*.parquet")
+    said = report(capsys, "built-in", "--data", str(parquet), "--rows", "20")
+    sums = [said[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
+    assert sums == ["0", "0", "0", "0"]
+
+
+def test_the_math_reward_makes_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boxed = [r"\frac{3}{4}", "12", r"(1,\frac{5}{2})", r"x^2+3", "1500", r"[0,9)", r"\sqrt{7}"]
+    problems = [{"problem": f"p{i}", "solution": f"Then $\\boxed{{{box}}}$."} for i, box in enumerate(boxed)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    assert main(["data", "math", "--in", str(tmp_path / "train.jsonl"), "--out", str(tmp_path)]) == 0
+    said = report(capsys, "built-in", "--data", str(tmp_path / "train.parquet"))
+    sums = [said[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
+    assert sums == ["0", "0", "0", "0"]
