@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +26,22 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[Cluster]:
+    """Two nodes on this machine, which this process has joined: RayCluster() uses them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    settings = {"health_check_period_ms": 1000}  # a dead node is noticed in 5 s, not in 15
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": settings}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes.add_node(num_cpus=1)
+    nodes.connect()
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
 
 
 @pytest.fixture(scope="session")

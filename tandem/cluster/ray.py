@@ -35,7 +35,7 @@ CPUS = 0.01
 """That a process reserves: how many share a machine is said by the pool, not by Ray."""
 COLLECTIVE_S = 7 * 86_400.0
 """Of torch.distributed: the cluster's own time-out ends a call that hangs, and tells the stacks."""
-FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
+FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
 """Environment variables whose names start so are the controller's in its processes, too."""
 LOOPBACK = "127.0.0.1"
 OUT_OF_BAND_BYTES = 1 << 14
@@ -123,7 +123,7 @@ class RayRanks:
         self._nodes = len(pool.processes_on_nodes)
         self._group = group
         self._cluster = cluster
-        environment = {"TQDM_DISABLE": "1"}  # progress bars would bury what the controller prints
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TQDM_DISABLE": "1"}
         if ray.util.get_node_ip_address() == LOOPBACK:
             environment["GLOO_SOCKET_IFNAME"] = "lo"
         environment |= {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
@@ -174,8 +174,14 @@ class RayRanks:
         return [getattr(actor, method).remote(*arguments) for actor in self._actors]
 
     def _wait(self, asked: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
+        try:
+            return self._collect(asked, limit_s or self._cluster.timeout_s)
+        except TandemError:
+            self._cluster.end(patience_s=0.0)
+            raise
+
+    def _collect(self, asked: list[ObjectRef], limit_s: float) -> list[Any]:
         """The answers. Meanwhile every process of the cluster is seen to be alive."""
-        limit_s = limit_s or self._cluster.timeout_s
         deadline = time.monotonic() + limit_s
         answers: dict[ObjectRef, Any] = {}
         while pending := [reference for reference in asked if reference not in answers]:
@@ -213,24 +219,27 @@ class RayRanks:
                 raise WorkerLost(f"{rank}: the process died\n{error}") from None
         return told
 
-    def close(self) -> None:
-        self._cluster.spawned.pop(self, None)
-        ray.wait(self._ask("close"), num_returns=self.size, timeout=PATIENCE_S)
-        for actor in self._actors:
-            ray.kill(actor)
-        remove_placement_group(self._group)
+    def close(self, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: for workers to free what they hold elsewhere."""
+        if self in self._cluster.spawned:
+            self._cluster.spawned.remove(self)
+            ray.wait(self._ask("close"), num_returns=self.size, timeout=patience_s)
+            for actor in self._actors:
+                ray.kill(actor)
+            remove_placement_group(self._group)
 
 
 class RayCluster:
     """Pools on the Ray cluster at `address`, else at RAY_ADDRESS, else on one that is started on this machine.
 
-    A program that has called `ray.init` itself stays connected as it is.
+    A failure in one pool ends them all; `spawn` may then start anew. A program that has called `ray.init` itself stays
+    connected as it is.
     """
 
     def __init__(self, address: str | None = None, timeout_s: float = 1800.0, start_timeout_s: float = 600.0) -> None:
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s
-        self.spawned: dict[RayRanks, None] = {}
+        self.spawned: list[RayRanks] = []
         self._connected = not ray.is_initialized()
         if self._connected:
             address = address or os.environ.get("RAY_ADDRESS")
@@ -242,12 +251,8 @@ class RayCluster:
         """Waits up to `start_timeout_s` for nodes that hold the pool, such as one that replaces a lost one."""
         gpus = int(ray.cluster_resources().get("GPU", 0) > 0)
         ranks = RayRanks(pool, self._place(pool, gpus), gpus, self)
-        self.spawned[ranks] = None
-        try:
-            ranks.start()
-        except BaseException:
-            ranks.close()
-            raise
+        self.spawned.append(ranks)
+        ranks.start()
         return ranks
 
     def _place(self, pool: ResourcePool, gpus: int) -> PlacementGroup:
@@ -271,8 +276,11 @@ class RayCluster:
         """Of all processes; WorkerLost when one is dead."""
         return "".join([ranks.stacks() for ranks in self.spawned])
 
-    def close(self) -> None:
+    def end(self, patience_s: float = PATIENCE_S) -> None:
         for ranks in list(self.spawned):
-            ranks.close()
+            ranks.close(patience_s)
+
+    def close(self) -> None:
+        self.end()
         if self._connected:
             ray.shutdown()

@@ -1,0 +1,154 @@
+"""Pools on Ray's nodes: two real ones on this machine, and the cluster that Tandem starts itself."""
+
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+from tandem.cluster.ray import RayCluster
+from tandem.controller.groups import WorkerGroup
+from tandem.controller.pools import ResourcePool
+from tandem.errors import UserError, WorkerLost
+from tandem.workers.dispatch import Dispatch, register
+from tandem.workers.host import Worker
+
+OVER_BOTH = ResourcePool("main", (1, 1))
+
+
+class Probe(Worker):
+    """Tells where it is."""
+
+    @register(Dispatch.ALL)
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+    @register(Dispatch.ALL)
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @register(Dispatch.ALL)
+    def sum(self, value: float) -> float:
+        total = torch.tensor(value * (self.place.rank + 1))
+        torch.distributed.all_reduce(total)
+        return total.item()
+
+    @register(Dispatch.ALL)
+    def sum_for_ever(self) -> None:
+        while True:
+            self.sum(1.0)
+
+    @register(Dispatch.ALL)
+    def sum_without_rank_zero(self) -> None:
+        if self.place.rank == 0:
+            time.sleep(3600)
+        self.sum(1.0)
+
+
+def test_a_pool_over_two_nodes_is_one_world(ray_nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST", "forwarded")
+    cluster = RayCluster()
+    probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)
+    assert sorted(probes.node().get()) == sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    assert probes.sum(10.0).get() == [30.0, 30.0]
+    assert probes.environment("TANDEM_TEST").get() == ["forwarded", "forwarded"]
+    cluster.close()
+
+
+def test_a_pool_without_room_tells_what_there_is(ray_nodes: Cluster) -> None:
+    cluster = RayCluster(start_timeout_s=0.5)
+    with pytest.raises(
+        UserError, match=r"pool wide: no room for .*, each on a node of its own; Ray's nodes are \S+ \("
+    ):
+        cluster.spawn(ResourcePool("wide", (1, 1, 1)))
+    cluster.close()
+
+
+def test_a_call_that_hangs_ends_with_the_stacks_of_all_ranks(ray_nodes: Cluster) -> None:
+    cluster = RayCluster(timeout_s=2.0)
+    probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)
+    with pytest.raises(WorkerLost) as error:
+        probes.sum_without_rank_zero().get()
+    for part in (
+        "pool main: no answer in 2 s",
+        "rank 0 of 2 on ",
+        "time.sleep(3600)",
+        "rank 1 of 2 on ",
+        "all_reduce(",
+    ):
+        assert part in str(error.value)
+    cluster.close()
+
+
+def test_the_pool_of_a_dead_node_starts_again_when_another_node_comes(ray_nodes: Cluster) -> None:
+    cluster = RayCluster(timeout_s=60.0)
+    probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)
+    call = probes.sum_for_ever()
+    ray_nodes.remove_node(next(iter(ray_nodes.worker_nodes)), allow_graceful=False)
+    with pytest.raises(WorkerLost, match=r"pool main, rank \d of 2 on \S+ \(process \d+\): the process died"):
+        call.get()
+    with ThreadPoolExecutor() as threads:
+        spawned = threads.submit(cluster.spawn, OVER_BOTH)
+        ray_nodes.add_node(num_cpus=1)
+        probes = WorkerGroup(spawned.result(), "probe", Probe)
+    assert probes.sum(1.0).get() == [3.0, 3.0]
+    cluster.close()
+
+
+OWN_CLUSTER = """
+from tandem.cluster.ray import RayCluster
+from tandem.controller.groups import WorkerGroup
+from tandem.controller.pools import ResourcePool
+from tandem.workers.dispatch import Dispatch, register
+from tandem.workers.host import Worker
+import ray, torch
+
+class Answer:
+    value = 3
+
+class Mine(Worker):
+    @register(Dispatch.ALL)
+    def answer(self):
+        torch.distributed.barrier()
+        print("spoken")
+        return Answer()
+
+cluster = RayCluster()
+mine = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "mine", Mine)
+answers = mine.answer().get()
+assert all(type(answer) is Answer for answer in answers)
+print("told", ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN, flush=True)
+input()
+cluster.close()
+"""
+
+
+def test_the_cluster_that_tandem_starts_stays_on_loopback(tmp_path: Path) -> None:
+    """It asks for a token, too; takes worker classes of `__main__`, and forwards what they print."""
+    script = tmp_path / "script.py"
+    script.write_text(OWN_CLUSTER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with Popen([sys.executable, str(script)], stdin=PIPE, stdout=PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        printed = [next(line for line in process.stdout if "spoken" in line or "told" in line) for _ in range(2)]
+        addresses = listening(process.pid)
+        process.communicate("\n", timeout=60)
+    assert any("(main rank " in line for line in printed)  # of lines that ranks have in common, Ray shows one
+    assert "told True\n" in printed
+    assert len(addresses) >= 5
+    assert set(addresses) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def listening(root: int) -> list[str]:
+    """Addresses at which a process and its descendants listen."""
+    import psutil  # which Ray brings
+
+    processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    connections = [connection for process in processes for connection in process.net_connections("tcp")]
+    return [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]
