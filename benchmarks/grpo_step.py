@@ -192,6 +192,7 @@ class Window:
         self._job = job
         self._inner = inner
         self.total_steps: int = inner.total_steps
+        self.placement = inner.placement
         self.evaluate, self.save, self.load, self.close = inner.evaluate, inner.save, inner.load, inner.close
         self.cpu_s: list[float] = []
 

@@ -73,7 +73,7 @@ class WorkerGroup:
         self._ranks = ranks
         self._role = role
         self._kind = kind
-        self._meshes = ranks.create(role, kind, Arguments(args, kwargs))
+        self._meshes = {"ranks": Mesh({"data": ranks.size}), **ranks.create(role, kind, Arguments(args, kwargs))}
 
     def __getattr__(self, method: str) -> Callable[..., Future[Any]]:
         registration(self._kind, method)

@@ -12,6 +12,7 @@ from tandem.config.tree import RunConfig, TrainConfig
 from tandem.controller.groups import Cluster, Ranks, WorkerGroup
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.reward.manager import RewardManager
+from tandem.types import StepMetrics
 from tandem.workers.host import Worker
 from tandem.workers.rollout import RolloutWorker
 from tandem.workers.training import TrainWorker
@@ -28,13 +29,18 @@ class Placement:
         self._pools = pools
         self._kinds = kinds or {}
         self._running: dict[str, Ranks] = {}
+        self._first: list[WorkerGroup] = []
+        """Of each pool."""
 
     def group(self, role: Role, kind: type[Worker], *args: Any, **kwargs: Any) -> WorkerGroup:
         """A worker of `role` on every rank of its pool; a role that lives off another's worker is made after it."""
         pool = self._pools.get_resource_pool(role)
-        if pool.name not in self._running:
+        first = pool.name not in self._running
+        if first:
             self._running[pool.name] = self._cluster.spawn(pool)
-        return WorkerGroup(self._running[pool.name], role, self._kinds.get(role, kind), *args, **kwargs)
+        group = WorkerGroup(self._running[pool.name], role, self._kinds.get(role, kind), *args, **kwargs)
+        self._first += [group] if first else []
+        return group
 
     def size(self, role: Role) -> int:
         return self._pools.get_resource_pool(role).size
@@ -42,6 +48,16 @@ class Placement:
     def together(self, *roles: Role) -> bool:
         """The roles share their processes."""
         return len({self._pools.get_resource_pool(role).name for role in roles}) == 1
+
+    def costs(self, tokens: float, seconds: float) -> StepMetrics:
+        """Of a step: its time, throughput, and the highest peak memory of any process so far."""
+        peaks = [peak for group in self._first for peak in group.peak_memory_gib().get()]
+        return {
+            "time/step_s": seconds,
+            "perf/tokens_per_s": tokens / seconds,
+            "perf/tokens_per_s_per_gpu": tokens / seconds / len(peaks),
+            "perf/peak_memory_gib": max(peaks),
+        }
 
     def close(self) -> None:
         for ranks in self._running.values():

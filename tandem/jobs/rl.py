@@ -40,7 +40,7 @@ class RlJob:
         self._sampler = Sampler(len(inputs.train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
-        self._placement = placement
+        self.placement = placement
         try:
             self._roles = make_roles(config, inputs.tokenizer, self._algorithm, self.total_steps, placement, reward)
         except BaseException:
@@ -85,7 +85,7 @@ class RlJob:
         self._roles.publish(version)
 
     def close(self) -> None:
-        self._placement.close()
+        self.placement.close()
 
 
 def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:

@@ -1,7 +1,6 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, Ctrl-C."""
 
 import json
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.load import dump_config
 from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
+from tandem.controller.roles import Placement
 from tandem.errors import WorkerLost
 from tandem.files import write_text
 from tandem.tracking.base import Tracker
@@ -30,6 +28,8 @@ class Job(Protocol):
     """One kind of training. Steps count from 1, their metrics name `perf/tokens`; what they depend on is saved."""
 
     total_steps: int
+    placement: Placement
+    """Of its workers; closed with the job."""
 
     def step(self, step: int) -> StepMetrics: ...
 
@@ -121,7 +121,7 @@ def _one_step(
 
     start = time.perf_counter()
     metrics = job.step(step)
-    metrics |= _costs(metrics["perf/tokens"], time.perf_counter() - start)
+    metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start)
     if due(trainer.eval_every):
         metrics |= job.evaluate(step)
     progress.step = step
@@ -136,18 +136,6 @@ def _one_step(
                 (directory / part).mkdir()
             job.save(directory)
             write_text(directory / "state" / "run.json", json.dumps({"step": step, "best": progress.best}))
-
-
-def _costs(tokens: float, seconds: float) -> StepMetrics:
-    """Throughput over the whole step; peak memory so far, of the GPU, else of the process."""
-    on_gpu = torch.cuda.is_available()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "time/step_s": seconds,
-        "perf/tokens_per_s": tokens / seconds,
-        "perf/tokens_per_s_per_gpu": tokens / seconds / max(torch.cuda.device_count(), 1),
-        "perf/peak_memory_gib": peak / 2**30,
-    }
 
 
 def _restore(job: Job, store: CheckpointStore) -> _Progress:

@@ -33,7 +33,7 @@ class SftJob:
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
-        self._placement = placement
+        self.placement = placement
         self._actor = placement.group(
             Role.Actor, TrainWorker, config.model, config.training, config.training.optimizer, self.total_steps
         )
@@ -65,7 +65,7 @@ class SftJob:
         self._sampler.load_state(state["sampler"])
 
     def close(self) -> None:
-        self._placement.close()
+        self.placement.close()
 
 
 def train(config: SftConfig, inputs: Inputs[SftDataset]) -> bool:

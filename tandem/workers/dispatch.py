@@ -100,7 +100,10 @@ class Registration:
 
 
 def register(dispatch: Dispatch, mesh: str = "training") -> Callable[[Function], Function]:
-    """Mark a method of a worker that the controller may call; `mesh` names the one of the worker's meshes it means."""
+    """Mark a method of a worker that the controller may call.
+
+    `mesh` names the one of the worker's meshes that it means; `ranks` is there always, every rank for itself.
+    """
 
     def mark(method: Function) -> Function:
         method.__dict__["registration"] = Registration(dispatch, mesh)

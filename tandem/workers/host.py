@@ -1,6 +1,7 @@
 """A process of a pool, and the workers of all roles that live in it. The same in one process, on a machine, on Ray."""
 
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tandem.workers.dispatch import Arguments, Mesh
+from tandem.workers.dispatch import Arguments, Dispatch, Mesh, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,13 @@ class Worker:
     def meshes(self) -> dict[str, Mesh]:
         """The grids of ranks that registered methods name; the same on every rank."""
         return {"training": Mesh({"data": self.place.size})}
+
+    @register(Dispatch.ALL, mesh="ranks")
+    def peak_memory_gib(self) -> float:
+        """Of its GPU so far, or of its process where there is none."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() / 2**30
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def close(self) -> None:
         """Free what the worker holds outside its own memory."""
