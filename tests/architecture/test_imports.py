@@ -105,4 +105,4 @@ def test_exported_names_exist_and_are_sorted() -> None:
 
 def test_the_package_stays_small() -> None:
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in FILES)
-    assert lines < 12_000, f"{lines} lines in tandem/"
+    assert lines < 14_000, f"{lines} lines in tandem/"
