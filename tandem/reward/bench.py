@@ -56,8 +56,8 @@ def examine(config: RewardConfig, prompts: Sequence[Prompt], golden: Sequence[st
         passed = score.value is not None and score.parts.get("acc", score.value) > pass_above
         if score.value is None or passed is not line.right:
             line.mistakes += score.value is not None
-            said = score.error or f"reward {score.value:g}"
-            line.examples.append(f"row {trajectory.prompt.index}: …{trajectory.text[-100:]!r}: {said.splitlines()[-1][-200:]}")
+            said = (score.error or f"reward {score.value:g}").splitlines()[-1]
+            line.examples.append(f"row {trajectory.prompt.index}: …{trajectory.text[-100:]!r}: {said[-200:]}")
     return list(lines.values())
 
 
@@ -68,11 +68,8 @@ def answers(golden: str, other: str | None) -> Iterator[tuple[str, bool, str]]:
     yield "Windows line ends", True, golden.replace("\n", "\r\n")
     yield "after reasoning", True, f"<think>\nIt might be 0. No.\n</think>\n\n{golden}"
     if "\\frac" in golden:
-        yield (
-            "LaTeX spelled otherwise",
-            True,
-            golden.replace("\\frac", "\\dfrac").replace("(", "\\left(").replace(")", "\\right)"),
-        )
+        spelled = golden.replace("\\frac", "\\dfrac").replace("(", "\\left(").replace(")", "\\right)")
+        yield "LaTeX spelled otherwise", True, spelled
     if (number := _last_number(golden)) and len(number[0].partition(".")[0]) > 3 and "," not in number[0]:
         grouped = f"{int(number[0].partition('.')[0]):,}{''.join(number[0].partition('.')[1:])}"
         yield "thousands separators", True, golden[: number.start()] + grouped + golden[number.end() :]

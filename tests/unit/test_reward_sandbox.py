@@ -167,6 +167,9 @@ def test_a_run_without_a_sandbox_is_refused_before_it_starts(monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"reward\.functions: .*bubblewrap"):
         check_functions(RewardConfig(), ["mbpp"])
+    typo = {"function": "tandem.reward.rules.code:unit_tests", "arguments": {"memory_mb": 9}}
+    with pytest.raises(UserError, match=r"the sandbox has no \['memory_mb'\]; its limits are timeout_s, memory_mib"):
+        check_functions(RewardConfig(functions=[typo]), ["mbpp"])
     risky = {
         "function": "tandem.reward.rules.code:unit_tests",
         "arguments": {"run_untrusted_code_without_sandbox": True},

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from functools import cache
 
+from tandem.errors import UserError
 from tandem.reward.sandbox import harness
 from tandem.reward.sandbox.base import Limits, Sandbox
 from tandem.reward.sandbox.local import LocalSandbox
@@ -20,6 +21,8 @@ def make_sandbox(
     sandbox_fusion_url: str | None = None, run_untrusted_code_without_sandbox: bool = False, **limits: float
 ) -> Sandbox:
     """The server if one is named, else bubblewrap; `limits` are fields of Limits. Raises UserError without either."""
+    if unknown := limits.keys() - Limits.__annotations__.keys():
+        raise UserError(f"the sandbox has no {sorted(unknown)}; its limits are {', '.join(Limits.__annotations__)}")
     if sandbox_fusion_url:
         return SandboxFusion(sandbox_fusion_url, Limits(**limits))  # type: ignore[arg-type]
     return LocalSandbox(Limits(**limits), contained=not run_untrusted_code_without_sandbox)  # type: ignore[arg-type]
