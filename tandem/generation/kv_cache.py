@@ -51,7 +51,8 @@ class KVCache:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""
         for caches in self._layers.values():
             for cache in caches:
-                cache[target, ..., :length] = cache[source, ..., :length]
+                for old, new in zip(source, target, strict=True):  # on a CPU faster than by index
+                    cache[new, ..., :length] = cache[old, ..., :length]
 
 
 class Prefill:

@@ -28,7 +28,7 @@ from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.sampling import CHOICE, sample, streams
 from tandem.models.attention import ATTENTION
-from tandem.types import Completion, IntArray, Request, Status
+from tandem.types import Completion, FloatArray, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
@@ -49,9 +49,7 @@ class Sample:
     index: int
     results: asyncio.Queue[Completion | Exception]
 
-    def deliver(self, made: np.ndarray[Any, Any], status: Status) -> None:
-        """`made` `[T]` of _MADE."""
-        token_ids, logprobs, versions = (made[name].copy() for name in ("token", "logprob", "version"))
+    def deliver(self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, status: Status) -> None:
         self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
 
     def ends_in_stop_string(self, token_ids: IntArray, tokenizer: Any) -> bool:
@@ -75,6 +73,8 @@ class NativeEngine:
         if model.config._attn_implementation != ATTENTION:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
         self._model = model
+        self._weight = next(model.parameters())
+        """Any one: it knows the device, which transformers looks up at some cost."""
         self._tokenizer = tokenizer
         self._max_tokens: float = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
         self._waiting: deque[list[Sample]] = deque()
@@ -132,10 +132,11 @@ class NativeEngine:
         self._asleep = False
 
     def abort(self) -> None:
-        made = [self._made[slot, : self._state["made"][slot]] for slot in range(len(self._rows))]
-        made += [np.zeros(0, dtype=_MADE)] * sum(map(len, self._waiting))
-        for entry, tokens in zip(self._clear(), made, strict=True):
-            entry.deliver(tokens, Status.ABORTED)
+        self._deliver(np.arange(len(self._rows)), [Status.ABORTED] * len(self._rows))
+        self._rows.clear()
+        nothing = np.zeros(0, dtype=_MADE)
+        for entry in self._clear():
+            entry.deliver(nothing["token"], nothing["logprob"], nothing["version"], Status.ABORTED)
 
     def close(self) -> None:
         self.abort()
@@ -157,7 +158,7 @@ class NativeEngine:
             self._prefill(groups)
         if self._rows:
             state = self._state[: len(self._rows)]
-            plan = Decode(self._cache, state["position"], self._model.device)
+            plan = Decode(self._cache, state["position"], self._weight.device)
             self._advance(0, self._forward(state["last"], plan, None))
 
     def _admit(self) -> list[list[Sample]]:
@@ -197,13 +198,13 @@ class NativeEngine:
         requests = [group[0].request for group in (*groups, *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
         self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
-        plan = Prefill(self._cache, offsets, first, prompt_B, self._model.device)
+        plan = Prefill(self._cache, offsets, first, prompt_B, self._weight.device)
         logits = self._forward(np.concatenate(prompts), plan, offsets[1:] - 1)
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
 
     def _forward(self, token_N: IntArray, plan: Prefill | Decode, wanted: IntArray | None) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is None."""
-        token_1N = torch.as_tensor(token_N, dtype=torch.int64, device=self._model.device)[None]
+        token_1N = torch.as_tensor(token_N, dtype=torch.int64, device=self._weight.device)[None]
         keep = 0 if wanted is None else torch.from_numpy(wanted).to(token_1N.device)
         return self._model(
             token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=keep
@@ -227,10 +228,17 @@ class NativeEngine:
             text_ids = self._made["token"][first + i, : state["made"][i]]
             stopped_B[i] |= self._rows[first + i].ends_in_stop_string(text_ids, self._tokenizer)
         ended = np.flatnonzero(stopped_B | (state["made"] >= state["max_tokens"]))
-        for i in ended:
-            status = Status.COMPLETED if stopped_B[i] else Status.TRUNCATED
-            self._rows[first + i].deliver(self._made[first + i, : state["made"][i]], status)
-        self._release((first + ended).tolist())
+        if len(ended):
+            self._deliver(first + ended, [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
+            self._release((first + ended).tolist())
+
+    def _deliver(self, slots: IntArray, statuses: list[Status]) -> None:
+        """Give rows what they have made: views of arrays that those of one step share."""
+        lengths = self._state["made"][slots].tolist()
+        columns = [self._made[name][slots, : max(lengths, default=0)] for name in ("token", "logprob", "version")]
+        for slot, length, status, *made in zip(slots, lengths, statuses, *columns, strict=True):
+            token_ids, logprobs, versions = (values[:length] for values in made)
+            self._rows[slot].deliver(token_ids, logprobs, versions, status)
 
     def _release(self, slots: list[int]) -> None:
         """Drop rows and move the last live ones into the holes: live rows stay the first slots."""
