@@ -17,7 +17,7 @@ from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tests.cluster_workers import Probe, ragged_batch
 
-RANKS = {"inline": 1, "local": 4}
+RANKS = {"inline": 1, "local": 4, "ray": 4}
 
 
 @pytest.fixture(scope="module", params=list(RANKS))
@@ -26,8 +26,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(kind: str) -> Iterator[Cluster]:
-    made = InlineCluster() if kind == "inline" else LocalCluster(timeout_s=60)
+def cluster(kind: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if kind == "ray":
+        from tandem.cluster.ray import RayCluster
+
+        request.getfixturevalue("ray_nodes")
+        made = RayCluster(timeout_s=60)
+    else:
+        made = InlineCluster() if kind == "inline" else LocalCluster(timeout_s=60)
     yield made
     made.close()
 
