@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.data.rows import BadRow, Row, ground_truth_of, read_rows
+from tandem.data.rows import BadRow, ground_truth_of, read_rows
 from tandem.errors import UserError
 from tandem.types import Prompt
 
@@ -18,17 +18,12 @@ def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
         try:
             if isinstance(row, BadRow):
                 raise row
-            answers.append(_answer_of(row))
+            known = ((row.get("extra_info") or {}).get("answer"), *map(row.get, ("completion", "solution", "answer")))
+            answers += [text for text in known if isinstance(text, str) and text.strip()][:1]
+            if len(answers) == len(prompts):
+                raise BadRow("it has no right answer in full: extra_info.answer, or completion, solution or answer")
             source, truth = row.get("data_source") or "default", ground_truth_of(row)
         except BadRow as error:
             raise UserError(f"{path}, row {number}: {error}") from error
         prompts.append(Prompt(number, np.zeros(0, np.int32), str(row.get("prompt")), source, truth, row))
     return prompts, answers
-
-
-def _answer_of(row: Row) -> str:
-    extra = row.get("extra_info") or {}
-    for text in (extra.get("answer"), row.get("completion"), row.get("solution"), row.get("answer")):
-        if isinstance(text, str) and text.strip():
-            return text
-    raise BadRow("it has no right answer in full: extra_info.answer, or a column completion, solution or answer")

@@ -79,9 +79,9 @@ class RewardManager:
                 judged = [(t, arguments) for t in alive]
                 if function.judge_together:
                     together[function.reference, _column(group[0].prompt, function.judge_together)] += judged
-                else:
-                    for part in [judged] if function.kind is Kind.TRL else [[one] for one in judged]:
-                        yield self._call(function, part, step)
+                    continue
+                for part in [judged] if function.kind is Kind.TRL else [[one] for one in judged]:
+                    yield self._call(function, part, step)
         for (reference, _), judged in together.items():
             yield self._call(self._functions[reference], judged, step)
 

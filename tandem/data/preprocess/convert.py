@@ -1,5 +1,6 @@
 """Files of rows -> parquet files of other rows, streaming: no more than a chunk of rows is in memory."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -99,20 +100,16 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
 
 def _splits(source: Path, out: Path) -> Iterator[tuple[Path, str]]:
     """The data files in a folder and below, but for our own, or the one file; each with its split."""
-    names = [path for path in sorted(source.rglob("*")) if path.name.lower().endswith(ENDINGS)]
-    names = [path for path in names if not path.resolve().is_relative_to(out.resolve())]
-    paths = [path for path in names if path.suffix != ".gz" or path.with_suffix("") not in names]
-    if source.is_file():
-        paths = [source]
-    if not paths:
+    found = {path for path in source.rglob("*") if path.name.lower().endswith(ENDINGS)}
+    copies = {path for path in found if path.suffix == ".gz" and path.with_suffix("") in found}
+    paths = [path for path in sorted(found - copies) if not path.resolve().is_relative_to(out.resolve())]
+    if not paths and not source.is_file():
         raise UserError(f"{source}: holds no data files ({', '.join(ENDINGS)}); give their folder, or one file")
-    for path in paths:
-        words = path.name.lower().replace("-", "_").replace(".", "_").split("_")
-        words += [] if path == source else map(str.lower, reversed(path.relative_to(source).parts[:-1]))
-        yield (
-            path,
-            next((split for word in words for start, split in SPLITS.items() if word.startswith(start)), "train"),
-        )
+    for path in paths or [source]:
+        parts = (path.name, *reversed(path.relative_to(source).parts[:-1]))
+        words = [word for part in parts for word in re.split(r"[-_.]", part.lower())]
+        splits = [split for word in words for start, split in SPLITS.items() if word.startswith(start)]
+        yield path, splits[0] if splits else "train"
 
 
 @contextmanager

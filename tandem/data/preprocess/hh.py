@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tandem.data.preprocess.convert import Place
+from tandem.data.preprocess.convert import Place, verl_row
 from tandem.data.rows import BadRow, Row, cell
 
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
@@ -18,16 +18,14 @@ def hh(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
     """
     before = row.get("prompt") or ""
     chosen, rejected = (_messages(before + cell(row, column, str)) for column in ("chosen", "rejected"))
-    prompt = chosen[:-1]
-    replies = chosen[-1], rejected[-1]
-    if rejected[:-1] != prompt or replies[0] == replies[1] or not all(reply["content"] for reply in replies):
+    prompt, good, bad = chosen[:-1], chosen[-1:], rejected[-1:]
+    if rejected[:-1] != prompt or good == bad or not (good[0]["content"] and bad[0]["content"]):
         return
-    yield f"preference/{place.split}", {"prompt": prompt, "chosen": chosen[-1:], "rejected": rejected[-1:]}
-    yield f"sft/{place.split}", {"prompt": prompt, "completion": chosen[-1:]}
-    model = {"style": "model", "ground_truth": replies[0]["content"]}
-    extra = {"split": place.split, "index": place.index}
-    row = {"data_source": "hh", "prompt": prompt, "ability": "alignment", "reward_model": model, "extra_info": extra}
-    yield f"rl/{place.split}", row
+    yield f"preference/{place.split}", {"prompt": prompt, "chosen": good, "rejected": bad}
+    yield f"sft/{place.split}", {"prompt": prompt, "completion": good}
+    row = verl_row(place, "hh", "alignment", "", good[0]["content"], {})
+    model = {**row["reward_model"], "style": "model"}
+    yield f"rl/{place.split}", {**row, "prompt": prompt, "reward_model": model}
 
 
 def _messages(transcript: str) -> list[dict[str, str]]:

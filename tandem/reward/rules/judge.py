@@ -80,9 +80,7 @@ def _reply(url: str, body: dict[str, Any], api_key_env: str, attempts: int, cach
 
 
 def _text(prompt: Any) -> str:
-    """A prompt or completion as text: messages with their roles, the last one alone without."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1:
-        return prompt[0]["content"]
+    """A prompt or completion as text: a lone message without its role, several with theirs."""
+    if isinstance(prompt, str) or len(prompt) == 1:
+        return prompt if isinstance(prompt, str) else prompt[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)

@@ -3,7 +3,6 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -32,11 +31,9 @@ def _answer(completion: str) -> str:
 
 
 def _truths(ground_truth: Any) -> list[str]:
-    several = isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str)
-    truths = [str(truth) for truth in (ground_truth if several else [ground_truth]) if truth is not None]
-    if not truths:
+    if ground_truth is None or ground_truth == []:
         raise ValueError(f"the ground truth {ground_truth!r} holds no answer")
-    return truths
+    return list(map(str, ground_truth)) if isinstance(ground_truth, (list, tuple)) else [str(ground_truth)]
 
 
 def _words(text: str) -> list[str]:

@@ -8,7 +8,7 @@ namespace. Resource limits hold each process, the watcher holds them all.
 import json
 import math
 import os
-import random
+import secrets
 import select
 import shutil
 import signal
@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from glob import glob
 from pathlib import Path
 from typing import IO
@@ -31,8 +30,13 @@ LOOK_S = 0.02
 """Between looks at the memory of all processes."""
 READ_BYTES = 1 << 20
 """Of each output stream."""
-_USER_IDS = range(1 << 30, 1 << 31)
+MAX_FILES = 256
+_FIRST_USER = 1 << 30
+"""From here to twice that nobody has a user id."""
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+_REFUSAL = """model-written code runs in a sandbox, and bubblewrap (`bwrap`) is not installed: run scripts/sandbox, or \
+name a SandboxFusion server (sandbox_fusion_url), or accept the risk on a machine that has nothing to lose: \
+run_untrusted_code_without_sandbox: true"""
 _BOOT = """
 import os, resource, sys
 descriptor, user, *limits = map(int, sys.argv[1:])
@@ -58,17 +62,13 @@ class LocalSandbox:
         self.limits = limits
         self._contained = contained
         if contained and not shutil.which("bwrap"):
-            raise UserError(
-                "model-written code runs in a sandbox, and bubblewrap (`bwrap`) is not installed: run scripts/sandbox, "
-                "or name a SandboxFusion server (sandbox_fusion_url), or accept the risk on a machine that has nothing "
-                "to lose: run_untrusted_code_without_sandbox: true"
-            )
+            raise UserError(_REFUSAL)
         if contained and (trial := self.run("print(6 * 7)")).stdout != "42\n":
             raise UserError(f"bubblewrap cannot make a container on this machine: {trial.stderr.strip() or trial}")
 
     def run(self, program: str, stdin: str = "") -> Run:
+        contents = (program.encode(), stdin.encode(), denying_filter() if self._contained else b"", b"", b"", b"")
         with ExitStack() as opened:
-            contents = (program.encode(), stdin.encode(), self._filter, b"", b"", b"")
             source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
             start = time.monotonic()
             process = subprocess.Popen(
@@ -82,20 +82,16 @@ class LocalSandbox:
                 self._end(process, facts)
             return Run(process.returncode, _content(out), _content(err), time.monotonic() - start, stopped)
 
-    @cached_property
-    def _filter(self) -> bytes:
-        return denying_filter() if self._contained else b""
-
     def _container(self, filter_descriptor: int, facts_descriptor: int) -> list[str]:
         """The command up to Python, which sees its own files as /python."""
         if not self._contained:
             return [sys.executable]
         libraries = [place for place in ("/lib", "/lib64", "/usr/lib", "/usr/lib64") if os.path.isdir(place)]
         read_only = [(place, place) for place in libraries] + [(sys.base_prefix, "/python")]
-        user = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if _is_root() else ()
+        root = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
         return [
-            "bwrap", *_NAMESPACES, *(user or ("--unshare-user",)), "--as-pid-1", "--die-with-parent", "--new-session",
-            *("--clearenv", "--hostname", "sandbox"),
+            *("bwrap", *_NAMESPACES, *(("--unshare-user",) if os.geteuid() else root), "--as-pid-1", "--new-session"),
+            *("--die-with-parent", "--clearenv"),
             *("--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
             *(word for source, place in read_only for word in ("--ro-bind", source, place)),
             *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
@@ -106,11 +102,9 @@ class LocalSandbox:
         ]  # fmt: skip
 
     def _limits(self, source: IO[bytes]) -> Iterator[str]:
-        limits = self.limits
-        user = random.SystemRandom().choice(_USER_IDS) if self._contained and _is_root() else 0
-        cpu_s = math.ceil(limits.timeout_s)
-        numbers = (source.fileno(), user, cpu_s, limits.memory_mib << 20, limits.processes, limits.file_mib << 20, 256)
-        return map(str, numbers)
+        user = 0 if os.geteuid() or not self._contained else _FIRST_USER + secrets.randbelow(_FIRST_USER)
+        kernel = (math.ceil(self.limits.timeout_s), self.limits.memory_mib << 20, self.limits.processes)
+        return map(str, (source.fileno(), user, *kernel, self.limits.file_mib << 20, MAX_FILES))
 
     def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> str | None:
         """Wait for the end; returns the limit that was passed before it came."""
@@ -127,22 +121,15 @@ class LocalSandbox:
 
     def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
         """Kill what is left, and wait for the program: as the first process of its container it dies last."""
-        if not self._contained:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if told := _content(facts):
-            with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError), ExitStack() as opened:
+            if told := _content(facts):
                 first = os.pidfd_open(json.loads(told)["child-pid"])
-                ended = select.select([first], [], [], 10)[0]
-                os.close(first)
-                if not ended:
+                opened.callback(os.close, first)
+                if not select.select([first], [], [], 10)[0]:
                     raise TandemError("a sandbox did not end within 10 s of being killed")
-
-
-def _is_root() -> bool:
-    return os.geteuid() == 0
 
 
 def _file(content: bytes) -> IO[bytes]:

@@ -13,25 +13,13 @@ class SandboxFusion:
         self._url = f"{url.rstrip('/')}/run_code"
 
     def run(self, program: str, stdin: str = "") -> Run:
-        answer = post_json(
-            self._url,
-            {
-                "language": "python",
-                "code": program,
-                "stdin": stdin,
-                "run_timeout": self.limits.timeout_s,
-                "memory_limit_MB": self.limits.memory_mib,
-            },
-            timeout_s=self.limits.timeout_s + 30,
-        )
+        limits = {"run_timeout": self.limits.timeout_s, "memory_limit_MB": self.limits.memory_mib}
+        body = {"language": "python", "code": program, "stdin": stdin, **limits}
+        answer = post_json(self._url, body, timeout_s=self.limits.timeout_s + 30)
         result = answer.get("run_result")
         if answer.get("status") == "SandboxError" or not isinstance(result, dict):
             raise TandemError(f"{self._url} could not run a program: {answer.get('message') or answer}")
         late = result["status"] == "TimeLimitExceeded"
-        return Run(
-            exit_code=result.get("return_code") or 0,
-            stdout=result.get("stdout") or "",
-            stderr=result.get("stderr") or "",
-            seconds=result.get("execution_time") or 0.0,
-            stopped=f"took longer than {self.limits.timeout_s:g} s" if late else None,
-        )
+        stopped = f"took longer than {self.limits.timeout_s:g} s" if late else None
+        code, seconds = result.get("return_code") or 0, result.get("execution_time") or 0.0
+        return Run(code, result.get("stdout") or "", result.get("stderr") or "", seconds, stopped)

@@ -6,6 +6,7 @@ counts (memfd, System V), tracing, keys, and the parts of the kernel where most 
 
 import platform
 import struct
+from functools import cache
 
 from tandem.errors import UserError
 
@@ -31,6 +32,7 @@ _X32 = 0x40000000
 """Numbers from here on are another ABI of the same calls."""
 
 
+@cache
 def denying_filter(machine: str = platform.machine()) -> bytes:
     """The filter for this machine, as bubblewrap reads it. Raises UserError for other machines."""
     if machine not in _MACHINES:
