@@ -62,16 +62,22 @@ class _Host:
 
     def run(self) -> None:
         while True:
-            busy = bool(self._open) and not self._loading
-            for verb, *arguments in self._channel.receive(0.0 if busy else None):
+            for verb, *arguments in self._channel.receive(0.0 if self._busy else None):
                 getattr(self, verb)(*arguments)
-            if busy:
+            if self._busy:
                 self._finish(self._engine.step())
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._open) and not self._loading
 
     def ask(self, numbers: Sequence[int], request: Request, samples: Sequence[int]) -> None:
         for number, sample in zip(numbers, samples, strict=True):
-            self._engine.add(number, request, sample)
-            self._open.add(number)
+            try:
+                self._engine.add(number, request, sample)
+                self._open.add(number)
+            except Exception:  # noqa: BLE001 - the caller raises it
+                self._channel.send(("refused", number, traceback.format_exc()))
 
     def drop(self, numbers: Sequence[int]) -> None:
         self._open.difference_update(number for number, _ in self._engine.abort(numbers))

@@ -312,6 +312,10 @@ class ReplicatedEngine:
             self._done(replica, *arguments)
         elif verb == "answer":
             replica.answers_due.discard(*arguments)
+        elif verb == "refused":
+            number, reason = arguments
+            if sample := replica.samples.pop(number, None):
+                sample.results.put_nowait(EngineError(f"the engine refused a request:\n{reason}"))
         elif verb == "ready":
             self._max_tokens, replica.vocabulary = arguments
             replica.state = State.STALE

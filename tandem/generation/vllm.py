@@ -15,7 +15,9 @@ import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -96,6 +98,7 @@ class VllmEngine:
             if self._updating:
                 self._engine.collective_rpc("finish_weight_update")
                 self._updating = False
+            self._engine.collective_rpc("pack_output_layer")
             self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(part.version))
         elif isinstance(part, Directory):
@@ -136,6 +139,13 @@ class WorkerExtension:
         """Log-probs after temperature, but before top-k and top-p, whose own come renormalised."""
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler)
+
+    def pack_output_layer(self) -> None:
+        """On a CPU it multiplies with a packed copy, which a reload leaves old where its weight is the embedding's."""
+        if current_platform.is_cpu():
+            for layer in self.model_runner.get_model().modules():
+                if isinstance(layer, ParallelLMHead):
+                    layer.quant_method.process_weights_after_loading(layer)
 
 
 class _WholeVocabulary(torch.nn.Module):

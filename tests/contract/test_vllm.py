@@ -1,0 +1,100 @@
+"""What vLLM has to do besides the contract of engines: take weights, keep versions apart, agree with the trainer.
+
+Every test gives the shared engine the weights that it found.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from letters import VOCABULARY, served_model
+from test_generation import MIXED, ask, collect, reference_logprobs, request
+from transformers import PreTrainedModel
+
+from tandem.errors import EngineError
+from tandem.generation.replicas import ReplicatedEngine
+from tandem.types import Completion
+
+BOUND = 2e-5
+
+
+@pytest.fixture
+def engine(vllm_engine: ReplicatedEngine) -> Iterator[ReplicatedEngine]:
+    vllm_engine.wake()
+    yield vllm_engine
+    vllm_engine.load_weights(0, served_model().named_parameters())
+
+
+def changed(version: int) -> PreTrainedModel:
+    """The weights of a version: each a little different, all of them."""
+    model = served_model()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.02 * ((version + number) % 5 + 1))
+    return model
+
+
+def check_against(model: PreTrainedModel, engine: ReplicatedEngine) -> None:
+    for asked, completions in zip(MIXED, ask(engine, *MIXED), strict=True):
+        for completion in completions:
+            expected = reference_logprobs(model, asked, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=BOUND, rtol=0)
+            assert (completion.versions == engine.version).all()
+
+
+def test_after_each_publish_logprobs_are_those_of_the_published_weights(engine: ReplicatedEngine) -> None:
+    for version in (1, 2, 3):
+        model = changed(version)
+        engine.load_weights(version, model.named_parameters())
+        check_against(model, engine)
+
+
+def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_behind(engine: ReplicatedEngine) -> None:
+    """Each token's log-prob is that of the version it claims, in a context that is all the tokens before it."""
+    models = [changed(version) for version in range(6)]
+    asked = [request(place, seeds=range(2), max_tokens=60) for place in range(12)]
+
+    engine.load_weights(0, models[0].named_parameters())
+
+    async def publish_under_load() -> list[list[Completion]]:
+        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+        for version in range(1, 201):
+            await asyncio.sleep(0.01)
+            engine.load_weights(version, models[version % 6].named_parameters())
+            if all(answer.done() for answer in answers):
+                answers += [asyncio.create_task(collect(engine, one)) for one in asked]
+        return await asyncio.gather(*answers)
+
+    completions = asyncio.run(publish_under_load())
+    assert all(len(answer) == 2 for answer in completions)
+    used: set[int] = set()
+    for number, answer in enumerate(completions):
+        for completion in answer:
+            assert len(completion.token_ids) == 60
+            expected = [reference_logprobs(model, asked[number % 12], completion) for model in models]
+            own = np.array([expected[version % 6][place] for place, version in enumerate(completion.versions)])
+            np.testing.assert_allclose(completion.logprobs, own, atol=BOUND, rtol=0)
+            used |= set(completion.versions.tolist())
+    assert len(used) > 50
+
+
+def test_a_draw_from_a_part_of_the_vocabulary_keeps_the_logprob_of_the_whole(engine: ReplicatedEngine) -> None:
+    asked = request(1, 2, seeds=range(20), top_k=2, temperature=1.5)
+    engine.load_weights(1, served_model().named_parameters())
+    for completion in ask(engine, asked)[0]:
+        np.testing.assert_allclose(
+            completion.logprobs, reference_logprobs(served_model(), asked, completion), atol=BOUND, rtol=0
+        )
+
+
+def test_tokens_beyond_the_vocabulary_are_never_drawn(engine: ReplicatedEngine) -> None:
+    (completions,) = ask(engine, request(1, seeds=range(50), temperature=2.0))
+    assert max(int(completion.token_ids.max()) for completion in completions) < VOCABULARY
+
+
+def test_what_vllm_refuses_is_an_error_of_that_request_alone(engine: ReplicatedEngine) -> None:
+    with pytest.raises(EngineError, match="temperature must be in"):
+        ask(engine, request(1, temperature=5.0))
+    assert len(ask(engine, request(1))[0]) == 1
