@@ -26,8 +26,8 @@ def main(timeout_s: float, breaks: bool) -> None:
         return
     call = group.hang()
     for number in ("first", "second"):
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             call.get()
         except KeyboardInterrupt:
             print(number, "interrupt", flush=True)

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import pdb
-from types import FrameType, TracebackType
+from typing import Any
 
 from tandem.cluster.shared_memory import SharedFile
 from tandem.errors import UserError
@@ -12,33 +12,25 @@ from tandem.errors import UserError
 class TerminalPdb(pdb.Pdb):
     """Holds `turn`, and so the terminal, from its first prompt to `continue` or `quit`; other ranks wait for theirs."""
 
-    def __init__(self, terminal: str | None, turn: SharedFile, name: str) -> None:
+    def __init__(self, name: str, terminal: str | None, turn: SharedFile) -> None:
         if terminal is None:
             raise UserError("breakpoint() in a worker: the controller's standard input is no terminal")
-        reading, writing = (open(terminal, mode, opener=_open) for mode in "rw")  # noqa: SIM115
-        super().__init__(stdin=reading, stdout=writing, nosigint=True)
+        descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+        super().__init__(stdin=os.fdopen(descriptor), stdout=os.fdopen(os.dup(descriptor), "w"), nosigint=True)
         self.prompt = f"({name}) "
         self._turn = turn.descriptor
 
-    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
+    def interaction(self, *args: Any) -> None:
         fcntl.lockf(self._turn, fcntl.LOCK_EX)
-        super().interaction(frame, traceback)
+        super().interaction(*args)
 
     def set_continue(self) -> None:
         super().set_continue()
         fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
-    def set_quit(self) -> None:
-        super().set_quit()
-        fcntl.lockf(self._turn, fcntl.LOCK_UN)
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOCTTY)
-
 
 def is_open(turn: SharedFile) -> bool:
-    """Somebody is at a prompt."""
+    """Some rank is at a prompt."""
     try:
         fcntl.lockf(turn.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,6 +1,6 @@
 """One process: every worker is an object of the driver. A breakpoint is a breakpoint, a traceback is a traceback."""
 
-from typing import Any
+from typing import Any, Self
 
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
@@ -9,38 +9,25 @@ from tandem.workers.dispatch import Arguments, Calls, Mesh
 from tandem.workers.host import Host, Worker
 
 
-class InlineRanks:
-    """One rank; calls are made when they are submitted, nothing is copied, exceptions come as they are."""
+class InlineCluster:
+    """Also the one rank of its pools. Calls are made when they are submitted, exceptions come as they are."""
 
     size = 1
 
     def __init__(self) -> None:
-        self.host = Host()
+        self._host = Host()
+
+    def spawn(self, pool: ResourcePool) -> Self:
+        if pool.size != 1:
+            raise UserError(f"pool {pool.name}: {pool.size} ranks do not fit one process")
+        return self
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self.host.create(role, kind, arguments)
+        return self._host.create(role, kind, arguments)
 
     def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        answers = [None if call is None else self.host.call(role, method, call) for call in calls]
+        answers = [None if call is None else self._host.call(role, method, call) for call in calls]
         return Future(lambda: answers)
 
     def close(self) -> None:
-        self.host.close()
-
-
-class InlineCluster:
-    """Pools of one process, all in this one."""
-
-    def __init__(self) -> None:
-        self.spawned: list[InlineRanks] = []
-
-    def spawn(self, pool: ResourcePool) -> InlineRanks:
-        if pool.size != 1:
-            raise UserError(f"pool {pool.name}: {pool.size} ranks do not fit one process")
-        self.spawned.append(InlineRanks())
-        return self.spawned[-1]
-
-    def close(self) -> None:
-        for ranks in self.spawned:
-            ranks.close()
-        self.spawned.clear()
+        self._host.close()

@@ -1,22 +1,20 @@
 """This machine: the processes of a pool come from a fork server that has torch loaded.
 
     consumes       calls of the controller, each written once to memory that all ranks of its pool map
-    produces       answers, from memory of each rank
-    waits for      all processes of all pools, in `LocalCluster.watch`
+    produces       answers, in memory of the rank that answers
+    waits for      the pipes of all processes of all pools, in `LocalCluster.watch`
     unblocked by   answers, the end of a process, a call that is overdue
 
-Meanwhile a thread a pool forwards what its processes print.
+A thread for each process forwards what it prints.
 """
 
 import atexit
 import multiprocessing
 import os
-import selectors
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,21 +25,21 @@ from typing import Any, NoReturn
 import torch
 
 from tandem.cluster.debugger import is_open
-from tandem.cluster.output import Output, forward
-from tandem.cluster.process import TELL_STACKS, Answer, Request, Start, Task, serve
-from tandem.cluster.shared_memory import Arena, Place, SharedFile, View
+from tandem.cluster.process import TELL_STACKS, Start, serve
+from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.workers.dispatch import Arguments, Calls, Mesh
 from tandem.workers.host import Worker
 
-_LOOK_S = 1.0
-"""Between looks at the clock while workers are silent; also how long after a rank's error we look for a dead one,
-whose end broke a collective and so is the cause."""
-_GRACE_S = 3.0
-"""For a process to end by itself, to write its stacks, to have its last lines forwarded."""
 _FORK = multiprocessing.get_context("forkserver")
+_LOOK_S = 1.0
+"""Between looks at the clock; for stacks to be written; for a death to show that broke another rank's collective."""
+_GRACE_S = 3.0
+"""For a process to end by itself, or for what it has printed to come through."""
+_LAST_LINES, _STACK_LINES = 20, 500
+"""Of what a process has printed: told when it dies, and kept."""
 
 
 @dataclass(slots=True)
@@ -51,86 +49,84 @@ class _Call:
 
 
 class _Process:
-    """The controller's side of one process."""
+    """The controller's side of a process."""
 
-    def __init__(self, pool: ResourcePool, rank: int, shared: dict[str, Any]) -> None:
-        self.name = f"{pool.name} rank {rank}"
-        self.rank = rank
-        pipe: tuple[Any, Any] = _FORK.Pipe()
-        self.connection, theirs = pipe
-        readers, writers = zip(*(_FORK.Pipe(duplex=False) for _ in range(2)), strict=True)
-        self.output = Output(self.name, *readers)
-        self.stacks, answers = SharedFile(), SharedFile()
-        self.answers = View(answers, writable=True)
-        start = Start(self.name, rank, pool.size, theirs, writers, answers=answers, stacks=self.stacks, **shared)
+    def __init__(self, pool: ResourcePool, rank: int, gpu: str, up: _Call, *given: Any) -> None:
+        self.name, self.rank, self.gpu = f"{pool.name} rank {rank}", rank, gpu
+        pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
+        (self.connection, theirs), (self._output, output) = pipes
+        self.answers = View(answers := SharedFile(), writable=True)
+        environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+        start = Start(self.name, rank, pool.size, theirs, output, environment, answers, *given)
         self.process = _FORK.Process(target=serve, args=(start,), name=self.name)
         self.process.start()
-        for ended in (theirs, *writers):
-            ended.close()
-        self.pending: deque[_Call] = deque()
+        theirs.close()
+        output.close()
+        self.pending = deque([up])
         self.since = time.monotonic()
-        """When it began what is first in `pending`."""
+        """When it began the first of `pending`."""
+        self.printed: deque[str] = deque(maxlen=_STACK_LINES)
+        self.printer = Thread(target=self._forward, daemon=True)
+        self.printer.start()
 
-    def expect(self, call: _Call) -> None:
+    def _forward(self) -> None:
+        with self._output, os.fdopen(self._output.fileno(), errors="replace", closefd=False) as lines:
+            for line in lines:
+                self.printed.append(line.rstrip("\n"))
+                print(f"({self.name}) {self.printed[-1]}\n", end="", flush=True)
+
+    def ask(self, call: _Call, *what: Any) -> None:
         self.since = self.since if self.pending else time.monotonic()
         self.pending.append(call)
+        self.send((*what, self.answers.released()))
 
-    def send(self, role: str = "", place: Place | None = None) -> None:
-        """Without a place: end."""
+    def send(self, request: tuple[Any, ...] | None) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its sentinel tells
-            self.connection.send(Request(role, place, self.answers.released()))
+            self.connection.send(request)
 
     def receive(self, requests: Arena) -> None:
-        """Take an answer. Raises what the worker raised, EOFError or ConnectionResetError when the process is dead."""
-        answer: Answer = self.connection.recv()
-        requests.free(answer.free)
-        call = self.pending.popleft()
-        self.since = time.monotonic()
-        value = self.answers.read(answer.place)
-        if answer.failed:
-            raise value
-        call.answers[self.rank] = value
+        """Take an answer. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
+        place, failed, free = self.connection.recv()
+        requests.free(free)
+        call, self.since = self.pending.popleft(), time.monotonic()
+        call.answers[self.rank] = self.answers.read(place)
         call.missing -= 1
+        if failed:
+            raise call.answers[self.rank]
 
     def obituary(self) -> str:
-        code = self.process.exitcode
-        assert code is not None
+        code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         hint = " (as the system does when memory runs out)" if code == -signal.SIGKILL else ""
-        self.output.ended.wait(_GRACE_S)
-        last = "\n".join(self.output.last) or "nothing"
+        self.printer.join(_GRACE_S)
+        last = "\n".join([*self.printed][-_LAST_LINES:]) or "nothing"
         return f"{self.name} (process {self.process.pid}) {how}{hint}; the last that it printed:\n{last}"
 
-    def kill(self) -> None:
-        """With everything that it has started."""
-        self.process.kill()
+    def signal(self, number: signal.Signals) -> None:
+        """To all that it has started, too."""
+        assert self.process.pid is not None
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid or 0, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
 
 
 class LocalRanks:
     """The processes of one pool."""
 
-    def __init__(self, pool: ResourcePool, cluster: "LocalCluster", environments: Sequence[dict[str, str]]) -> None:
+    def __init__(self, pool: ResourcePool, cluster: "LocalCluster") -> None:
         self.size = pool.size
-        self.requests = Arena(file := SharedFile())
         self.processes: list[_Process] = []
-        self._name = pool.name
+        self._pool = pool
         self._cluster = cluster
-        shared = {"requests": file, "rendezvous": SharedFile(), "turn": cluster.turn, "terminal": _terminal()}
-        try:
-            for rank, environment in enumerate(environments):
-                self.processes.append(_Process(pool, rank, shared | {"environment": environment}))
-        finally:
-            self._printer = Thread(target=forward, args=([p.output for p in self.processes],), daemon=True)
-            self._printer.start()
+        self._file = SharedFile()
+        self.requests = Arena(self._file)
 
-    def start(self) -> None:
-        """Wait until all processes are up, in one torch.distributed world."""
-        call = _Call([None] * self.size, self.size)
-        for process in self.processes:
-            process.expect(call)
-        self._wait(call)
+    def start(self, gpus: list[str]) -> None:
+        """Wait until a process for each is up, all in one torch.distributed world."""
+        up = _Call([None] * self.size, self.size)
+        shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
+        for rank, gpu in enumerate(gpus):
+            self.processes.append(_Process(self._pool, rank, gpu, up, *shared))
+        self._wait(up)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
         return self._ask("create", (role, kind), [arguments] * self.size).get()[0]
@@ -141,18 +137,16 @@ class LocalRanks:
     def _ask(self, verb: str, subject: tuple[str, Any], calls: Calls) -> Future[list[Any]]:
         self._check_open()
         sharing: dict[tuple[int, int], dict[int, Arguments]] = {}
-        for rank, call in enumerate(calls):
-            if call is not None:
-                sharing.setdefault((id(call.args), id(call.kwargs)), {})[rank] = call
-        asked = _Call([None] * self.size, sum(map(len, sharing.values())))
+        for rank, arguments in enumerate(calls):
+            if arguments is not None:
+                sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
+        call = _Call([None] * self.size, sum(map(len, sharing.values())))
         for ranks in sharing.values():
-            first = next(iter(ranks.values()))
-            rows = {rank: call.rows for rank, call in ranks.items()}
-            place = self.requests.write(Task(verb, subject, first.args, first.kwargs, rows), len(ranks))
+            one, rows = next(iter(ranks.values())), {rank: arguments.rows for rank, arguments in ranks.items()}
+            place = self.requests.write((verb, subject, one.args, one.kwargs, rows), len(ranks))
             for rank in ranks:
-                self.processes[rank].expect(asked)
-                self.processes[rank].send(subject[0], place)
-        return Future(partial(self._wait, asked))
+                self.processes[rank].ask(call, subject[0], place)
+        return Future(partial(self._wait, call))
 
     def _wait(self, call: _Call) -> list[Any]:
         while call.missing:
@@ -162,23 +156,23 @@ class LocalRanks:
 
     def _check_open(self) -> None:
         if not self.processes:
-            raise WorkerLost(f"pool {self._name}: its processes have ended")
+            raise WorkerLost(f"pool {self._pool.name}: its processes have ended")
 
     def close(self) -> None:
-        """At once when a call is under way; else processes get a moment to free what they hold elsewhere."""
-        self._cluster.forget(self)
+        """At once when a call is under way; else the processes get a moment to free what they hold elsewhere."""
         if not any(process.pending for process in self.processes):
             for process in self.processes:
-                process.send()
+                process.send(None)
             deadline = time.monotonic() + _GRACE_S
             for process in self.processes:
                 process.process.join(max(0.0, deadline - time.monotonic()))
         for process in self.processes:
-            process.kill()
+            process.process.kill()
+            process.signal(signal.SIGKILL)
         for process in self.processes:
             process.process.join()
             process.connection.close()
-        self._printer.join(_GRACE_S)
+            process.printer.join(_GRACE_S)
         self.processes = []
 
 
@@ -186,102 +180,77 @@ class LocalCluster:
     """Pools on this machine. A failure in one ends them all; `spawn` may then start anew."""
 
     def __init__(self, timeout_s: float = 1800.0) -> None:
-        """A call that takes longer, and is not being debugged, ends everything with the stacks of all ranks."""
+        """A call that takes longer ends everything with the stacks of all ranks, unless a rank is being debugged."""
         self.turn = SharedFile()
+        """Locked by the rank that is at a prompt."""
         self._timeout_s = timeout_s
         self._pools: list[LocalRanks] = []
-        self._selector = selectors.DefaultSelector()
-        known = [name for name in ("tandem.workers.rollout", "tandem.workers.training") if name in sys.modules]
-        _FORK.set_forkserver_preload(["tandem.cluster.process", "tandem.cli", *known])
+        loaded = [name for name in ("tandem.workers.rollout", "tandem.workers.training") if name in sys.modules]
+        _FORK.set_forkserver_preload(["tandem.cluster.process", "tandem.cli", *loaded])
         atexit.register(self.close)
 
     def spawn(self, pool: ResourcePool) -> LocalRanks:
-        if len(pool.processes_on_nodes) > 1:
-            nodes = list(pool.processes_on_nodes)
-            raise UserError(
-                f"pool {pool.name}: {nodes} are several nodes, a local cluster is one; use cluster.type: ray"
-            )
-        ranks = LocalRanks(pool, self, self._environments(pool))
-        self._pools.append(ranks)
-        for process in ranks.processes:
-            self._selector.register(process.connection, selectors.EVENT_READ, (ranks, process))
-            self._selector.register(process.process.sentinel, selectors.EVENT_READ, (ranks, process))
-        ranks.start()
+        gpus = self._free_gpus(pool)
+        ranks = LocalRanks(pool, self)
+        self._pools = [*(other for other in self._pools if other.processes), ranks]
+        ranks.start(gpus)
         return ranks
 
-    def _environments(self, pool: ResourcePool) -> list[dict[str, str]]:
-        """Of each rank: ours, and where there are GPUs one that no other process has."""
-        ours = dict(os.environ)
+    def _free_gpus(self, pool: ResourcePool) -> list[str]:
+        """One for each rank of the pool, "" where there are none at all."""
         count = torch.cuda.device_count()
-        if not count:
-            return [ours] * pool.size
-        taken = sum(ranks.size for ranks in self._pools)
-        if taken + pool.size > count:
-            raise UserError(
-                f"pool {pool.name}: {pool.size} processes need a GPU each, {count - taken} of {count} are free"
-            )
-        named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        return [{**ours, "CUDA_VISIBLE_DEVICES": gpu} for gpu in named.split(",")[taken : taken + pool.size]]
+        names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")[:count]
+        free = [name for name in names if name not in {process.gpu for process in self._processes}]
+        if count and len(free) < pool.size:
+            raise UserError(f"pool {pool.name}: {pool.size} processes need a GPU each; free are {len(free)} of {count}")
+        return (free or [""] * pool.size)[: pool.size]
 
     def watch(self) -> None:
-        """Wait a moment for answers and take them; raise when anything is wrong with any process."""
-        for key, _ in self._selector.select(min(_LOOK_S, self._timeout_s)):
-            ranks, process = key.data
-            if key.fileobj is not process.connection:
+        """Wait a moment for answers and take them. Raises when anything is wrong with any process."""
+        waiting = {process.connection: (process, ranks) for ranks in self._pools for process in ranks.processes}
+        sentinels = [process.process.sentinel for process, _ in waiting.values()]
+        for end in wait([*waiting, *sentinels], min(_LOOK_S, self._timeout_s)):
+            if end in sentinels:
                 self._lost()
+            process, ranks = waiting[end]
             try:
                 process.receive(ranks.requests)
             except (EOFError, ConnectionResetError):
                 self._lost()
             except TandemError as error:
                 self._failed(error)
-        now, processes = time.monotonic(), self._processes()
+        now, processes = time.monotonic(), self._processes
         if is_open(self.turn):
             for process in processes:
                 process.since = now
         elif any(process.pending and now - process.since > self._timeout_s for process in processes):
             self._hung()
 
-    def forget(self, ranks: LocalRanks) -> None:
-        """The pool is not watched any more."""
-        if ranks in self._pools:
-            self._pools.remove(ranks)
-            for process in ranks.processes:
-                self._selector.unregister(process.connection)
-                self._selector.unregister(process.process.sentinel)
-
     def close(self) -> None:
-        while self._pools:
-            self._pools[-1].close()
+        for ranks in self._pools:
+            ranks.close()
 
+    @property
     def _processes(self) -> list[_Process]:
         return [process for ranks in self._pools for process in ranks.processes]
 
     def _failed(self, error: TandemError) -> NoReturn:
-        sentinels = [process.process.sentinel for process in self._processes()]
-        if wait(sentinels, _LOOK_S):
+        if wait([process.process.sentinel for process in self._processes], _LOOK_S):
             self._lost()
         self.close()
         raise error
 
     def _lost(self) -> NoReturn:
-        processes = self._processes()
-        wait([process.process.sentinel for process in processes], _GRACE_S)
-        dead = [process.obituary() for process in processes if process.process.exitcode is not None]
+        wait([process.process.sentinel for process in self._processes], _GRACE_S)
+        dead = [process.obituary() for process in self._processes if process.process.exitcode is not None]
         self.close()
-        raise WorkerLost("\n".join(dead))
+        raise WorkerLost("\n".join(dead)) from None
 
     def _hung(self) -> NoReturn:
-        processes = self._processes()
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.process.pid or 0, TELL_STACKS)
+        for process in self._processes:
+            process.printed.clear()
+            process.signal(TELL_STACKS)
         time.sleep(_LOOK_S)
-        stacks = [os.pread(process.stacks.descriptor, 1 << 20, 0).decode() for process in processes]
-        told = "\n".join(f"{process.name}:\n{stack}" for process, stack in zip(processes, stacks, strict=True))
+        told = "\n".join(line for process in self._processes for line in (f"{process.name}:", *process.printed))
         self.close()
         raise WorkerLost(f"a call takes longer than cluster.timeout_s: {self._timeout_s:g}; all ranks are at\n{told}")
-
-
-def _terminal() -> str | None:
-    return os.ttyname(0) if os.isatty(0) else None

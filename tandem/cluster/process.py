@@ -1,8 +1,10 @@
-"""What a worker process of the local cluster runs: a Host that answers what comes over a pipe, until that ends.
+"""What a process of the local cluster runs: a Host that does what comes over a pipe.
 
-consumes       Requests from the controller, in order
-produces       one Answer each
-unblocked by   a request; the end of the controller, at which the kernel kills us and whatever we started
+    (role, place, free) --> serve --> (place, failed, free)
+
+At the places, in shared memory, are the call and what it answered or raised; `free` are places of the other side that
+this one needs no more. The first answer is to no call: the process is up. None ends it, and so does the end of the
+controller, at which the kernel kills us and whatever we started.
 """
 
 import faulthandler
@@ -12,53 +14,25 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tandem.cluster.debugger import TerminalPdb
 from tandem.cluster.shared_memory import Arena, Place, SharedFile, View
 from tandem.errors import TandemError, WorkerError
-from tandem.types import IntArray
 from tandem.workers.dispatch import Arguments
 from tandem.workers.host import Host
 
 TELL_STACKS = signal.SIGUSR1
-"""Makes a process write the Python stacks of its threads to `Start.stacks`, whatever it is doing."""
+"""Makes a process print the Python stacks of its threads, whatever it is doing."""
 _FOR_EVER_S = 7 * 86_400.0
 """Of a collective: the controller's time-out ends it, unless somebody is debugging."""
-
-
-class Request(NamedTuple):
-    role: str
-    place: Place | None
-    """Of a Task; None: end."""
-    free: list[int]
-    """Regions of earlier answers that nobody needs any more."""
-
-
-class Task(NamedTuple):
-    """`Host.<verb>(*subject, arguments)`, written once for the ranks that share `args`."""
-
-    verb: str
-    subject: tuple[Any, ...]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    rows: Mapping[int, IntArray | None]
-    """`Arguments.rows`, by rank."""
-
-
-class Answer(NamedTuple):
-    place: Place
-    """Of what was answered, or of the error that was raised."""
-    failed: bool
-    free: list[int]
-    """Regions of requests that this rank needs no more."""
 
 
 @dataclass(frozen=True)
@@ -69,83 +43,64 @@ class Start:
     rank: int
     size: int
     connection: Connection
-    outputs: tuple[Connection, Connection]
-    """For its standard output and error."""
-    requests: SharedFile
+    output: Connection
+    environment: dict[str, str]
     answers: SharedFile
-    stacks: SharedFile
+    requests: SharedFile
     rendezvous: SharedFile
     turn: SharedFile
-    """To debug."""
     terminal: str | None
-    environment: dict[str, str]
 
 
 def serve(start: Start) -> None:
-    """The process's main function. Its first answer, to no request, tells that it is up."""
+    """The process's main function."""
     _prepare(start)
-    _Server(start).run()
+    host = Host(start.rank, start.size)
+    requests, answers = View(start.requests), Arena(start.answers)
 
+    def join() -> None:
+        if start.size > 1:
+            host.join(f"file:///proc/self/fd/{start.rendezvous.descriptor}", start.rank, _FOR_EVER_S)
 
-class _Server:
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._host = Host(start.rank, start.size)
-        self._requests, self._answers = View(start.requests), Arena(start.answers)
+    def perform(place: Place) -> Any:
+        verb, subject, args, kwargs, rows = requests.read(place)
+        return getattr(host, verb)(*subject, Arguments(args, kwargs, rows[start.rank]))
 
-    def run(self) -> None:
-        self._answer(self._start.name, self._join)
-        with suppress(EOFError):
-            while (place := (request := self._start.connection.recv()).place) is not None:
-                self._answers.free(request.free)
-                self._answer(request.role, partial(self._perform, place))
-        self._host.close()
-
-    def _join(self) -> str:
-        if self._start.size > 1:
-            rendezvous = f"file:///proc/self/fd/{self._start.rendezvous.descriptor}"
-            self._host.join(rendezvous, self._start.rank, _FOR_EVER_S)
-        return str(self._host)
-
-    def _perform(self, place: Place) -> Any:
-        task: Task = self._requests.read(place)
-        arguments = Arguments(task.args, task.kwargs, task.rows[self._start.rank])
-        return getattr(self._host, task.verb)(*task.subject, arguments)
-
-    def _answer(self, role: str, work: Callable[[], Any]) -> None:
-        place, failed = self._write(role, work)
-        self._start.connection.send(Answer(place, failed, self._requests.released()))
-
-    def _write(self, role: str, work: Callable[[], Any]) -> tuple[Place, bool]:
+    def answer(role: str, work: Callable[[], Any]) -> None:
         try:
-            return self._answers.write(work()), False
+            place, failed = answers.write(work()), False
         except TandemError as error:
-            return self._answers.write(error), True
+            place, failed = answers.write(error), True
         except Exception:  # noqa: BLE001 - whatever it is, the controller raises it
-            return self._answers.write(WorkerError(f"{role}, {self._host}:\n{traceback.format_exc()}")), True
+            place, failed = answers.write(WorkerError(f"{role}, {host}:\n{traceback.format_exc()}")), True
+        start.connection.send((place, failed, requests.released()))
+
+    answer(start.name, join)
+    with suppress(EOFError):
+        while request := start.connection.recv():
+            role, place, free = request
+            answers.free(free)
+            answer(role, partial(perform, place))
+    host.close()
 
 
 def _prepare(start: Start) -> None:
     os.setsid()  # Ctrl-C on the terminal is for the controller
     _die_with_controller()
-    for number, output in enumerate(start.outputs, 1):
-        os.dup2(output.fileno(), number)
-        output.close()
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    for number in (1, 2):
+        os.dup2(start.output.fileno(), number)
+    start.output.close()
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     os.environ |= start.environment
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     faulthandler.enable()
-    faulthandler.register(TELL_STACKS, start.stacks.descriptor)
-
-    def stop_here() -> None:
-        TerminalPdb(start.terminal, start.turn, start.name).set_trace(sys._getframe(1))
-
-    sys.breakpointhook = stop_here
+    faulthandler.register(TELL_STACKS)
+    sys.breakpointhook = lambda: TerminalPdb(start.name, start.terminal, start.turn).set_trace(sys._getframe(1))
 
 
 def _die_with_controller() -> None:
-    """The kernel kills this session when the controller's end of the pipe closes: however it ends, whatever we do."""
+    """The kernel kills our session when the controller's end of this pipe closes, whatever either is doing."""
     controller = multiprocessing.parent_process()
     assert controller is not None
     pipe = controller.sentinel

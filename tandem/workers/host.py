@@ -28,7 +28,10 @@ class Place:
 
 
 class Worker:
-    """Base of what runs on a rank: `kind(place, *args)` makes one; registered methods are the controller's to call."""
+    """Base of what runs on a rank: `kind(place, *args)` makes one; registered methods are the controller's to call.
+
+    Their arguments may be kept, but not changed: other ranks may see the same memory.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -83,8 +86,8 @@ class Host:
         return getattr(self.workers[role], method)(*arguments.take(), **arguments.kwargs)
 
     def close(self) -> None:
-        for worker in self.workers.values():
-            worker.close()
+        while self.workers:
+            self.workers.popitem()[1].close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
