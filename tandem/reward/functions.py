@@ -37,6 +37,7 @@ SIGNATURES = """
 _VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NUMERIC = (int, float, SupportsFloat)
 """numpy's numbers and one-element tensors too; the slow check comes last."""
+_UNCHANGEABLE = (str, int, float, type(None))
 
 
 class Kind(StrEnum):
@@ -191,13 +192,17 @@ def lost(count: int, error: str, failure: Status, seconds: float) -> list[Score]
 
 
 def _rewards(function: RewardFunction, call: Call) -> Sequence[Any]:
-    """What it returns, one entry a completion. Raises TypeError for TRL answers of another length."""
+    """What it returns, one entry a completion. Raises TypeError for TRL answers of another length, and for changes."""
     told = zip(call.arguments, call.completions, strict=True)
     rows = [{**pickle.loads(arguments), function.kind: completion} for arguments, completion in told]
     together = function.kind is Kind.TRL
     columns = {name: [row.get(name) for row in rows] for name in rows[0]} if together else rows[0]
+    changeable = [value for row in rows for value in row.values() if not isinstance(value, _UNCHANGEABLE)]
+    before = pickle.dumps(changeable) if changeable else None
     result = function.function(**columns, **function.given)
     result = asyncio.run(result) if inspect.iscoroutine(result) else result
+    if changeable and pickle.dumps(changeable) != before:
+        raise TypeError("changed its arguments; copy what it changes")
     if not together:
         return [result]
     if not isinstance(result, Sequence) or len(result) != len(rows):

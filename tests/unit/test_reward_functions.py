@@ -147,16 +147,29 @@ def test_whatever_is_raised_is_that_trajectorys_error(write: Any, error: str) ->
     assert score.failure is Status.REWARD_ERROR and f"raise {error}" in str(score.error)
 
 
-def test_mutated_inputs_harm_nobody(write: Any) -> None:
-    reference = write("def f(completion, extra_info): extra_info['n'] += 1; return extra_info['n']")
-    shared = {"n": 0}
-    siblings = [trajectory(sample=s, extra_info=shared) for s in range(2)]
-    assert [judge(reference, t)[0].value for t in siblings] == [1.0, 1.0]
-    together = write(
-        "def f(completions, extra_info):\n    extra_info[0]['n'] = 9\n    return [e['n'] for e in extra_info]"
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(completion, extra_info): extra_info['n'] += 1; return 1.0",
+        "def f(completions, extra_info): extra_info[1]['n'] = 9; return [1.0, 1.0]",
+        "def f(completions, prompt): prompt[0][0]['content'] = ''; return [1.0, 1.0]",
+        "def f(completion, extra_info): extra_info['list'].sort(); return 1.0",
+    ],
+)
+def test_mutated_inputs_are_errors_and_harm_nobody(write: Any, source: str) -> None:
+    shared = {"n": 0, "list": [2, 1]}
+    siblings = [trajectory(sample=s, extra_info=shared, prompt=MESSAGES) for s in range(2)]
+    together = "completions" in source
+    for score in judge(write(source), *(siblings if together else siblings[:1])):
+        assert score.failure is Status.REWARD_ERROR and "changed its arguments" in str(score.error)
+    assert shared == {"n": 0, "list": [2, 1]} and MESSAGES[0]["content"] == "2 + 2?"
+
+
+def test_reading_and_copying_inputs_is_fine(write: Any) -> None:
+    source = (
+        "def f(completion, extra_info): own = dict(extra_info); own['n'] = 5; return own.pop('n') + extra_info['n']"
     )
-    assert [v.value for v in judge(together, *siblings)] == [9.0, 0.0]
-    assert shared == {"n": 0}
+    assert judge(write(source), trajectory(extra_info={"n": 1}))[0].value == 6.0
 
 
 def test_random_rewards_repeat(write: Any) -> None:
