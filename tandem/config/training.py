@@ -19,6 +19,10 @@ class TrainingSection(Section):
     skip_zero_advantage: bool = True
     """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
 
+    def mesh(self, ranks: int) -> dict[str, int]:
+        """How `ranks` are laid out: sizes by dimension, outermost first."""
+        return {"data": ranks}
+
 
 class FsdpTrainingConfig(TrainingSection):
     """The PyTorch engine: plain torch on one rank, FSDP2 on several."""
@@ -51,12 +55,17 @@ class MegatronTrainingConfig(TrainingSection):
     """Ranks that share the tokens of every row: for long rows."""
     expert_parallel: PositiveInt = 1
     """Ranks that share the experts; they hold rows or tokens of their own elsewhere."""
-    expert_tensor_parallel: PositiveInt = 1
-    """Ranks that share the matrices of each expert."""
+    expert_tensor_parallel: PositiveInt | None = None
+    """Ranks that share the matrices of each expert. Default: 1, or `tensor_parallel` if all ranks hold all experts."""
     load_balancing_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps experts equally busy (Fedus et al. 2021), 0: none."""
     router_z_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
+
+    def mesh(self, ranks: int) -> dict[str, int]:
+        inner = {"context": self.context_parallel, "tensor": self.tensor_parallel}
+        replica = self.pipeline_parallel * self.context_parallel * self.tensor_parallel
+        return {"pipeline": self.pipeline_parallel, "data": ranks // replica, **inner}
 
 
 TrainingConfig = Annotated[

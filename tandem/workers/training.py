@@ -11,7 +11,7 @@ from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import TrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.training.fsdp import make_engine
+from tandem.training.base import TrainEngine
 from tandem.types import Batch, FloatArray, MicroBatch, Outputs, StepMetrics, TokenLoss
 from tandem.weights.bridge import Bridge
 from tandem.workers.dispatch import Dispatch, Mesh, register
@@ -37,14 +37,21 @@ class TrainWorker(Worker):
         """
         super().__init__(place)
         self._training = training
-        self.engine = make_engine(
-            model, training, optimizer, total_steps=total_steps, temperature=temperature, critic=critic
-        )
+        how = {"total_steps": total_steps, "temperature": temperature, "critic": critic}
+        self.engine: TrainEngine
+        if training.type == "megatron":
+            from tandem.training.megatron.engine import MegatronEngine
+
+            self.engine = MegatronEngine(model, training, optimizer, **how)
+        else:
+            from tandem.training.fsdp import make_engine
+
+            self.engine = make_engine(model, training, optimizer, **how)
         self._bridge: Bridge | None = None
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        return {"training": Mesh({"data": self.place.size})}
+        return {"training": Mesh(self._training.mesh(self.place.size))}
 
     @register(Dispatch.DATA_PARALLEL)
     def logprobs(self, batch: Batch) -> FloatArray:

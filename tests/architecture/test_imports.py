@@ -30,7 +30,8 @@ OWNERS = {
     "tensorboard": "tracking/tensorboard.py",
     "vllm": "generation/vllm.py",
     "sglang": None,
-    "megatron": None,
+    "megatron": "training/megatron/",
+    "mbridge": "training/megatron/model.py",
     "ray": "cluster/ray.py",
 }
 
@@ -76,7 +77,8 @@ def test_each_heavy_package_has_one_owner() -> None:
         for name in imports_of(path):
             package = name.split(".")[0]
             if package in OWNERS:
-                assert str(path.relative_to(PACKAGE)) == OWNERS[package], f"{path} imports {package}"
+                owner = OWNERS[package]
+                assert owner and str(path.relative_to(PACKAGE)).startswith(owner), f"{path} imports {package}"
 
 
 LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.workers"]

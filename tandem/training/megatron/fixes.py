@@ -1,0 +1,56 @@
+"""Mends of Megatron-Core 0.16.1 without TransformerEngine and Apex; any other installation stays as it is."""
+
+# pyright: reportMissingImports=false
+
+from functools import cache, wraps
+from importlib.util import find_spec
+from typing import Any
+
+import megatron.core
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.transformer.moe import moe_utils
+
+NEEDED = megatron.core.__version__ == "0.16.1" and not any(map(find_spec, ("transformer_engine", "apex")))
+
+
+@cache
+def mend() -> None:
+    """Call it before a model is built."""
+    if NEEDED:
+        name_the_missing_gemm()
+        keep_the_steps_of_adam()
+        part_the_steps_of_adam()
+
+
+def name_the_missing_gemm() -> None:
+    """The router asks whether TransformerEngine's GEMM is None, by a name that exists only where there is one."""
+    vars(moe_utils).setdefault("te_general_gemm", None)
+
+
+def keep_the_steps_of_adam() -> None:
+    """Loading a reshardable state looks for `step`, which only torch's AdamW has, among what was saved of a weight."""
+    optimizer: Any = DistributedOptimizer
+    original = optimizer._set_main_param_and_optimizer_states
+
+    @wraps(original)
+    def set_states(self: Any, weight: Any, tensors: dict[str, torch.Tensor]) -> None:
+        group, place = self.model_param_group_index_map[weight]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        original(self, weight, {"step": state["step"], **tensors} if "step" in state else tensors)
+
+    optimizer._set_main_param_and_optimizer_states = set_states
+
+
+def part_the_steps_of_adam() -> None:
+    """Loading gives all weights one `step` tensor, which torch's AdamW then advances once for each of them."""
+    optimizer: Any = DistributedOptimizer
+    original = optimizer.load_state_dict
+
+    @wraps(original)
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        original(self, state_dict)
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].clone()
+
+    optimizer.load_state_dict = load_state_dict

@@ -1,0 +1,198 @@
+"""Hugging Face directory -> this rank's part of the model -> Hugging Face names and tensors, through the bridge."""
+
+# pyright: reportMissingImports=false
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from mbridge import AutoBridge
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor, nn
+
+from tandem.config.training import MegatronTrainingConfig
+from tandem.config.tree import ModelConfig
+from tandem.errors import UserError
+from tandem.models.storage import read_safetensors
+from tandem.training.megatron.layers import FUSED, LOCAL, layer_specs
+
+VALUE_HEAD = {"score.weight": "value_head.weight", "score.bias": "value_head.bias"}
+
+
+class Stage(GPTModel):
+    """A pipeline stage; the last one ends with hidden states of all tokens, `[tokens, 1, hidden]`."""
+
+    def __init__(self, *args: Any, values: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not self.post_process:
+            return
+        if values:
+            del self.output_layer
+            self.value_head = nn.Linear(
+                self.config.hidden_size, 1, device=torch.cuda.current_device(), dtype=self.config.params_dtype
+            )
+        else:
+            self.output_layer.sequence_parallel = False  # it sees the scored tokens only, on every rank
+            self.output_layer.allreduce_dgrad = self.pg_collection.tp.size() > 1
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        if self.post_process and self.config.sequence_parallel:
+            return gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        return hidden_states
+
+    def logits(self, hidden_C: Tensor, vocabulary: int) -> tuple[Tensor, int]:
+        """This rank's part of the logits, without padding, and the token id that it begins with."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits_CV = self.output_layer(hidden_C[:, None], weight=weight)[0][:, 0]
+        first = self.pg_collection.tp.rank() * logits_CV.shape[1]
+        return logits_CV[:, : max(vocabulary - first, 0)], first
+
+
+class Bridged:
+    """A model directory's family, and its parameters by Hugging Face names; every rank of the model calls along."""
+
+    def __init__(self, model: ModelConfig, training: MegatronTrainingConfig, critic: bool) -> None:
+        self.path = model.critic_path or model.path if critic else model.path
+        self.critic = critic
+        self.hf_config = transformers.AutoConfig.from_pretrained(
+            self.path, local_files_only=True, trust_remote_code=model.trust_remote_code
+        )
+        self._tied = self.hf_config.tie_word_embeddings and not critic
+        self._bridge: Any = AutoBridge.from_config(
+            _with_rope_theta(self.hf_config),
+            dtype=getattr(torch, model.dtype),
+            make_vocab_size_divisible_by=training.tensor_parallel,
+        )
+        embedding, output = "model.embed_tokens.weight", "lm_head.weight"
+        # the bridge marks tied embeddings in a table that all models of its class share
+        self._bridge._DIRECT_MAPPING = {
+            **self._bridge._DIRECT_MAPPING,
+            "output_layer.weight": embedding if self._tied else output,
+        }
+        self._bridge.set_extra_args(**_options(training))
+
+    @property
+    def config(self) -> Any:
+        """Megatron-Core's TransformerConfig."""
+        return self._bridge.config
+
+    def build(self, virtual_stages: int) -> list[Stage]:
+        """This rank's stages, with random weights."""
+        stages: list[int | None] = [None] if virtual_stages == 1 else list(range(virtual_stages))
+        return [self._stage(stage) for stage in stages]
+
+    def _stage(self, stage: int | None) -> Stage:
+        where = {"ignore_virtual": stage is None, "vp_stage": stage}
+        bridge, shape = self._bridge, self._bridge._get_gptmodel_args()
+        bridge.vocab_size, parts = shape["vocab_size"], bridge.make_vocab_size_divisible_by
+        bridge.padded_vocab_size = shape["vocab_size"] = -(-bridge.vocab_size // parts) * parts
+        return Stage(
+            config=self.config,
+            transformer_layer_spec=layer_specs(self.config, stage),
+            pre_process=parallel_state.is_pipeline_first_stage(**where),
+            post_process=parallel_state.is_pipeline_last_stage(**where),
+            share_embeddings_and_output_weights=self._tied,
+            vp_stage=stage,
+            values=self.critic,
+            **shape,
+        )
+
+    @torch.no_grad()
+    def load(self, stages: Sequence[Stage], directory: Path) -> None:
+        """Fill the stages from a model directory; a critic's head that it lacks becomes zero."""
+        self._bridge.load_weights([_View(stage) for stage in stages], str(directory))
+        if self.critic and stages[-1].post_process:
+            head = stages[-1].value_head
+            tensors = {name: head.get_parameter(ours.partition(".")[2]) for name, ours in VALUE_HEAD.items()}
+            for name in read_safetensors({name: tensor.data for name, tensor in tensors.items()}, directory, ""):
+                tensors[name].zero_()
+
+    @torch.no_grad()
+    def export(self, stages: Sequence[Stage]) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter once, whole; one is gathered at a time."""
+        seen: set[str] = set()
+        for name, tensor in self._bridge.export_weights([_View(stage) for stage in stages]):
+            if name not in seen:  # of tied embeddings the last stage has a copy
+                seen.add(name)
+                yield name, tensor
+        if self.critic:
+            yield from self._value_head(stages[-1])
+
+    def save_config(self, directory: Path) -> None:
+        """`config.json` of the Hugging Face directory."""
+        config = transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
+        config.save_pretrained(directory)
+
+    def _value_head(self, stage: Stage) -> Iterator[tuple[str, Tensor]]:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        shapes = {"score.weight": (1, self.config.hidden_size), "score.bias": (1,)}
+        for name, ours in VALUE_HEAD.items():
+            tensor = torch.empty(shapes[name], dtype=self.config.params_dtype, device=torch.cuda.current_device())
+            if stage.post_process:
+                tensor.copy_(stage.get_parameter(ours))
+            dist.broadcast(tensor, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+            yield name, tensor
+
+
+class _View:
+    """A stage as the bridge expects it: with the parameter names of TransformerEngine's modules."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.decoder = stage.decoder
+        tensors = stage.state_dict(keep_vars=True)
+        experts = {".".join(name.split(".")[:3]) for name in tensors if ".mlp.router." in name}
+        self._tensors = {
+            _fused_name(name, experts): tensor
+            for name, tensor in tensors.items()
+            if "_extra_state" not in name and not name.startswith("value_head.")
+        }
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._tensors
+
+
+def _fused_name(name: str, experts: set[str]) -> str:
+    """What TransformerEngine's modules call the parameter that local ones call `name`."""
+    if FUSED:
+        return name
+    layer = ".".join(name.split(".")[:3])
+    name = name.replace(".input_layernorm.weight", ".self_attention.linear_qkv.layer_norm_weight")
+    if layer not in experts:
+        name = name.replace(".pre_mlp_layernorm.weight", ".mlp.linear_fc1.layer_norm_weight")
+    return re.sub(r"\.local_experts\.(\d+)\.(\w+)\.weight", r".\2.weight\1", name)
+
+
+def _with_rope_theta(hf_config: Any) -> Any:
+    """The configuration with the rotary base where transformers 4 had it, and where the bridge looks for it."""
+    rope: dict[str, Any] = hf_config.rope_parameters or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(
+            f"model.path: rotary embedding of type {rope['rope_type']} has no counterpart in Megatron's bridge; "
+            "use training.type: fsdp"
+        )
+    hf_config.rope_theta, hf_config.rope_scaling = rope["rope_theta"], None
+    return hf_config
+
+
+def _options(training: MegatronTrainingConfig) -> dict[str, Any]:
+    """Of TransformerConfig, beyond what the family says."""
+    options: dict[str, Any] = {} if FUSED else {**LOCAL}
+    options |= {
+        "sequence_parallel": training.sequence_parallel,
+        "variable_seq_lengths": True,
+        "calculate_per_token_loss": True,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    if training.activation_checkpointing:
+        options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return options

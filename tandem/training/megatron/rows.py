@@ -1,0 +1,132 @@
+"""A micro-batch as Megatron-Core takes it: whole rows head to tail, and of them what this rank holds.
+
+Megatron-Core knows no shared prefixes: each row gets its prompt back. With context parallelism every row is padded and
+cut into 2 * ranks chunks, of which rank r holds the r-th from either end, so that all have as much to attend to.
+"""
+
+# pyright: reportMissingImports=false
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from tandem.models.attention import PackedRows
+from tandem.types import BoolArray, IntArray, MicroBatch
+
+
+@dataclass
+class Plan(PackedSeqParams):
+    """The rows of a pass, for TransformerEngine's attention and for the local one."""
+
+    rows: PackedRows | None = None
+    """Of all context-parallel ranks together."""
+    held: Tensor | None = None
+    """Which of their tokens this rank holds."""
+    gathered: Tensor | None = None
+    """Where each of their tokens is when the ranks' own are put one after another."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """What one rank computes on in one pass."""
+
+    token_ids: Tensor
+    """int64 `[1, tokens of this rank]`."""
+    plan: Plan
+    padding: Tensor
+    """bool, as `token_ids`: tokens that stand for nothing."""
+    scored: Tensor
+    """Which of the rank's tokens predict the targets that it scores."""
+    order: Tensor
+    """Which of the micro-batch's targets these are."""
+    targets: Tensor
+    """int64 `[S]`: all of the micro-batch."""
+
+
+def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, device: torch.device) -> Rows:
+    """`group`: the context-parallel one; `multiple`: what a rank's tokens must be. None: one row of padding."""
+    ranks, rank = group.size(), group.rank()
+    chunks = 2 * ranks if ranks > 1 else 1
+    if micro_batch is None:
+        lengths, whole, scored = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    else:
+        lengths, whole, scored = whole_rows(micro_batch)
+    padded = -(-lengths // chunks) * chunks
+    gap = -int(padded.sum()) % (chunks * multiple) or (0 if len(lengths) else chunks * multiple)
+    padded = np.append(padded, gap) if gap else padded
+    lengths = np.append(lengths, 0) if gap else lengths
+    offsets = np.r_[0, padded.cumsum()]
+    place = np.concatenate([offsets[row] + np.arange(length) for row, length in enumerate(lengths)])
+    token_ids = np.zeros(offsets[-1], np.int64)
+    token_ids[place] = whole
+    padding = np.ones(offsets[-1], np.bool_)
+    padding[place] = False
+    held = [_held(offsets, chunks, one) for one in range(ranks)]
+    here = np.full(offsets[-1], -1)
+    here[held[rank]] = np.arange(len(held[rank]))
+    mine = here[place[scored]]
+    order = np.flatnonzero(mine >= 0)
+
+    def tensor(array: IntArray | BoolArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Rows(
+        token_ids=tensor(token_ids[held[rank]])[None],
+        plan=_plan(offsets, held[rank], np.argsort(np.concatenate(held)), device),
+        padding=tensor(padding[held[rank]])[None],
+        scored=tensor(mine[order]),
+        order=tensor(order),
+        targets=tensor(np.zeros(0, np.int64) if micro_batch is None else micro_batch.targets.astype(np.int64)),
+    )
+
+
+def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
+    """Lengths and tokens of rows that each begin with their prefix, and the scored places in these tokens."""
+    offsets, prefixes = micro_batch.offsets, micro_batch.prefixes
+    lengths = np.diff(offsets)
+    ends = np.setdiff1d(np.arange(len(lengths)), prefixes)  # segments that nothing continues: one a row
+    before = np.where(prefixes < 0, 0, lengths[prefixes])
+    row_lengths = (before + lengths)[ends]
+    starts = row_lengths.cumsum() - row_lengths
+    begins = np.zeros(len(lengths), np.int64)
+    for segment, start in zip(ends[::-1], starts[::-1], strict=True):  # a prefix is scored in its first row
+        begins[segment] = start + before[segment]
+        if prefixes[segment] >= 0:
+            begins[prefixes[segment]] = start
+    parts = [
+        micro_batch.token_ids[offsets[segment] : offsets[segment + 1]]
+        for end in ends
+        for segment in ([prefixes[end], end] if prefixes[end] >= 0 else [end])
+    ]
+    home = np.searchsorted(offsets, micro_batch.scored, side="right") - 1
+    return row_lengths, np.concatenate(parts), begins[home] + micro_batch.scored - offsets[home]
+
+
+def _held(offsets: IntArray, chunks: int, rank: int) -> IntArray:
+    """The tokens of one context-parallel rank, in their order."""
+    if chunks == 1:
+        return np.arange(offsets[-1])
+    cuts = [np.arange(start, stop).reshape(chunks, -1) for start, stop in pairwise(offsets)]
+    return np.concatenate([cut[[rank, chunks - 1 - rank]].ravel() for cut in cuts])
+
+
+def _plan(offsets: IntArray, held: IntArray, gathered: IntArray, device: torch.device) -> Plan:
+    cumulated = torch.from_numpy(offsets.astype(np.int32)).to(device)
+    longest = int(np.diff(offsets).max())
+    return Plan(
+        qkv_format="thd",
+        cu_seqlens_q=cumulated,
+        cu_seqlens_kv=cumulated,
+        cu_seqlens_q_padded=cumulated,
+        cu_seqlens_kv_padded=cumulated,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+        rows=PackedRows(offsets, device),
+        held=torch.from_numpy(held).to(device),
+        gathered=torch.from_numpy(gathered).to(device),
+    )

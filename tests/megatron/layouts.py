@@ -1,0 +1,259 @@
+"""What test_layouts.py runs, by `python layouts.py DIRECTORY` in .venv-megatron: many layouts in one launch.
+
+Worlds of 1, 2 and 4 forked processes, one after another; each trains the same models in several layouts. The world of
+one trains them with FSDP's engine, too. Rank 0 leaves a world's findings in DIRECTORY/<ranks>.pt.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from tandem.batching.packing import micro_batches
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
+from tandem.config.tree import ModelConfig
+from tandem.training.base import TrainEngine
+from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+from tandem.workers.dispatch import Mesh
+
+VOCABULARY, GROUPS, GROUP_SIZE = 23, 4, 3
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,  # which two ranks do not share evenly
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "initializer_range": 0.2,
+}
+MODELS: dict[str, PreTrainedConfig] = {
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=False),
+    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True
+    ),
+}
+CRITIC = "critic"
+OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
+"""A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
+TP2 = {"tensor_parallel": 2}
+SP2 = {**TP2, "sequence_parallel": True}
+PP2 = {"pipeline_parallel": 2}
+VPP2 = {**PP2, "virtual_pipeline": 2}
+CP2 = {"context_parallel": 2}
+EP2 = {"expert_parallel": 2}
+DENSE, MOE = ("qwen2", CRITIC), ("qwen3_moe",)
+RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
+    1: [({}, (*MODELS, CRITIC)), ({"activation_checkpointing": True}, ("qwen2",))],
+    2: [
+        ({}, (*DENSE, *MOE)),
+        (TP2, (*DENSE, "qwen3", "llama")),
+        (SP2, (*DENSE, "qwen3", *MOE)),
+        (PP2, (*DENSE, "llama", *MOE)),
+        (VPP2, DENSE),
+        (CP2, (*DENSE, *MOE)),
+        (EP2, MOE),
+        ({**SP2, **EP2}, MOE),
+        ({**SP2, "activation_checkpointing": True}, ("qwen2", *MOE)),
+    ],
+    4: [({**TP2, **PP2}, DENSE), ({**SP2, **PP2, **EP2}, MOE), ({**SP2, **CP2}, DENSE), ({**PP2, **EP2}, MOE)],
+}
+"""By the number of ranks: layouts, and the models that train in each."""
+
+
+def name_of(layout: dict[str, int]) -> str:
+    short = "".join(f"{''.join(word[0] for word in key.split('_'))}{value}" for key, value in layout.items())
+    return short.replace("True", "") or "plain"
+
+
+class Curved:
+    """A loss that is not linear in what the model says, with an entropy bonus."""
+
+    token_local = False
+
+    def __call__(
+        self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        weights_S, shares_S = columns.weights, columns.shares
+        assert weights_S is not None and shares_S is not None
+        if outputs.values_S is not None:
+            term_S = (outputs.values_S - 1).square()
+        else:
+            assert outputs.logprobs_S is not None and outputs.entropy_S is not None
+            term_S = outputs.logprobs_S.square() - 0.1 * outputs.entropy_S
+        return (weights_S * term_S).sum(), {"mean": (shares_S * term_S.detach()).sum()}
+
+
+def batch() -> Batch:
+    """Siblings, of uneven lengths."""
+    random = np.random.default_rng(0)
+    rows = GROUPS * GROUP_SIZE
+    prompts = [random.integers(0, VOCABULARY, size) for size in (5, 2, 7, 1) for _ in range(GROUP_SIZE)]
+    prompts = [prompts[row - row % GROUP_SIZE] for row in range(rows)]
+    responses = random.integers(1, 12, rows)
+    tokens = int(responses.sum())
+    mask = random.random(tokens) < 0.8
+    share = (mask / mask.sum()).astype(np.float32)
+    return Batch(
+        prompt_ids=np.concatenate(prompts).astype(np.int32),
+        prompt_offsets=np.cumsum([0, *map(len, prompts)]),
+        response_ids=random.integers(0, VOCABULARY, tokens).astype(np.int32),
+        response_offsets=np.concatenate(([0], responses.cumsum())),
+        loss_mask=mask,
+        versions=np.zeros(tokens, dtype=np.int32),
+        groups=np.repeat(np.arange(GROUPS, dtype=np.int32), GROUP_SIZE),
+        rewards=np.zeros(rows, dtype=np.float32),
+        scored=np.ones(rows, dtype=np.bool_),
+        tokens=TokenColumns(weights=share, shares=share),
+    )
+
+
+def part(place: int, places: int, step: int) -> list[MicroBatch]:
+    """The rows of one of the data-parallel places: uneven, and none for the last one in step 1."""
+    rows = list(range(GROUPS * GROUP_SIZE))
+    if places > 1:
+        last = places - 1 if step == 1 else places
+        cut = len(rows) - last + 1
+        mine = [rows[:cut], *[[row] for row in rows[cut:]], []]
+        rows = mine[place] if place < last else []
+    return micro_batches(batch(), rows, 24)
+
+
+def write_models(directory: Path) -> None:
+    for name, config in MODELS.items():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name or parameter_name.endswith("bias"):
+                torch.nn.init.normal_(parameter, float("norm" in parameter_name), 0.1)
+        model.save_pretrained(directory / name)
+    torch.manual_seed(1)
+    critic = transformers.AutoModelForTokenClassification.from_config(Qwen2Config(**SHAPE, num_labels=1))
+    torch.nn.init.normal_(critic.score.weight, std=0.1)
+    critic.save_pretrained(directory / CRITIC)
+
+
+def described(directory: Path, name: str) -> dict[str, Any]:
+    """Arguments of either engine."""
+    critic = name == CRITIC
+    model = ModelConfig(
+        path=directory / ("qwen2" if critic else name), critic_path=directory / name if critic else None
+    )
+    return {"model": model, "optimizer": OPTIMIZER, "total_steps": 6, "temperature": 0.8, "critic": critic}
+
+
+def megatron(directory: Path, name: str, layout: dict[str, int]) -> TrainEngine:
+    from tandem.training.megatron.engine import MegatronEngine
+
+    return MegatronEngine(training=MegatronTrainingConfig(type="megatron", **layout), **described(directory, name))
+
+
+def fsdp(directory: Path, name: str) -> TrainEngine:
+    from tandem.training.fsdp import make_engine
+
+    return make_engine(training=FsdpTrainingConfig(), **described(directory, name))
+
+
+def leave() -> None:
+    """Megatron-Core's groups, so that the next engine may have another layout."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+
+
+def train(engine: TrainEngine, steps: range, place: int, places: int) -> list[dict[str, float]]:
+    """Loss, metrics, gradient norm and learning rate of each step."""
+    found: list[dict[str, float]] = []
+    for step in steps:
+        result = engine.forward_backward(part(place, places, step), Curved())
+        found.append({"loss": result.loss, **result.metrics, **engine.optimizer_step()})
+    return found
+
+
+def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in engine.named_weights()}
+
+
+def said(engine: TrainEngine, place: int, places: int) -> dict[int, list[float]]:
+    """What the model says of each response token, by its place in the batch; on every rank."""
+    own = part(place, places, 0)
+    found: dict[int, list[float]] = {}
+    for outputs, micro_batch in zip(engine.forward(own), own, strict=True):
+        kinds = [x for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S, outputs.squared_probs_S)]
+        for i, where in enumerate(micro_batch.source):
+            found[int(where)] = [float(x[i]) for x in kinds if x is not None]
+    everyone: list[Any] = [found]
+    if places > 1:
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, found)
+    return {where: values for one in everyone for where, values in one.items()}
+
+
+def place_of(layout: dict[str, int]) -> tuple[int, int]:
+    """This rank's data-parallel group, and how many there are, as dispatch counts them."""
+    mesh = Mesh(MegatronTrainingConfig(type="megatron", **layout).mesh(dist.get_world_size()))
+    groups = mesh.data_groups()
+    return next(place for place, ranks in enumerate(groups) if dist.get_rank() in ranks), len(groups)
+
+
+def trained(engine: TrainEngine, place: int, places: int) -> dict[str, Any]:
+    loaded, before = weights(engine), said(engine, place, places)
+    steps = train(engine, range(3), place, places)
+    return {"loaded": loaded, "said": before, "steps": steps, "weights": weights(engine)}
+
+
+def world(rank: int, ranks: int, directory: Path, only: str) -> None:
+    torch.set_num_threads(1)
+    rendezvous = f"file://{directory}/rendezvous{ranks}"
+    dist.init_process_group("gloo", rendezvous, timedelta(seconds=60), world_size=ranks, rank=rank)
+    findings: dict[Any, Any] = {}
+    if ranks == 1:
+        for name in (*MODELS, CRITIC):
+            findings["fsdp", name] = trained(fsdp(directory, name), 0, 1)
+    for layout, models in RUNS[ranks]:
+        for name in models:
+            if only in f"{ranks} {name_of(layout)} {name}":
+                place, places = place_of(layout)
+                findings[name_of(layout), name] = trained(megatron(directory, name, layout), place, places)
+        leave()
+    if rank == 0:
+        torch.save(findings, directory / f"{ranks}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(directory: Path, only: str = "") -> None:
+    import tandem.training.megatron.engine  # noqa: F401  once, before the forks
+
+    write_models(directory)
+    fork = multiprocessing.get_context("fork")
+    for ranks in RUNS:
+        processes = [fork.Process(target=world, args=(rank, ranks, directory, only)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            sys.exit(f"a world of {ranks} ranks failed")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # Megatron-Core's, of what this machine has not
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,72 @@
+"""Every layout of Megatron-Core against FSDP's engine at one rank: what the models say, and how they train."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("megatron") is None:
+    pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
+
+from tests.megatron.layouts import RUNS, name_of
+
+CASES = [(ranks, name_of(layout), model) for ranks, runs in RUNS.items() for layout, models in runs for model in models]
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    directory = tmp_path_factory.mktemp("layouts")
+    script = Path(__file__).with_name("layouts.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
+    subprocess.run([sys.executable, str(script), str(directory)], env=environment, check=True)
+    return {ranks: torch.load(directory / f"{ranks}.pt") for ranks in RUNS}
+
+
+def on_disk(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers holds all experts of a layer in two tensors; directories and other engines name each one."""
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if matched := re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj", name):
+            for number, expert in enumerate(tensor):
+                kinds = ("gate_proj", "up_proj") if matched[2] == "gate_up" else ("down_proj",)
+                for kind, part in zip(kinds, expert.chunk(len(kinds)), strict=True):
+                    named[f"{matched[1]}.{number}.{kind}.weight"] = part
+        else:
+            named[name] = tensor
+    return named
+
+
+@pytest.mark.parametrize(("ranks", "layout", "model"), CASES)
+def test_three_steps_equal_those_of_fsdp_at_one_rank(
+    findings: dict[int, Any], ranks: int, layout: str, model: str
+) -> None:
+    found, wanted = findings[ranks][layout, model], findings[1]["fsdp", model]
+    assert found["said"].keys() == wanted["said"].keys()
+    for place, values in wanted["said"].items():
+        assert found["said"][place] == pytest.approx(values, abs=1e-5), place
+    for ours, theirs in zip(found["steps"], wanted["steps"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    trained = on_disk(wanted["weights"])
+    assert found["weights"].keys() == trained.keys()
+    for name, tensor in found["weights"].items():
+        torch.testing.assert_close(
+            tensor, trained[name], rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name} {text}"
+        )
+
+
+@pytest.mark.parametrize(("ranks", "layout", "model"), CASES)
+def test_loaded_and_exported_weights_are_those_of_the_directory(
+    findings: dict[int, Any], ranks: int, layout: str, model: str
+) -> None:
+    found, wanted = findings[ranks][layout, model]["loaded"], on_disk(findings[1]["fsdp", model]["loaded"])
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name]), name
