@@ -172,6 +172,32 @@ RAW_REWARDS = {"maxrl": "divides by the mean reward", "gdpo": "reads the parts o
 """They bear no shaping of the rewards, because each …"""
 
 
+class RolloutCorrectionConfig(Section):
+    """For generation engines whose log-probs differ from the trainer's: each token's loss times an importance weight.
+
+    The published ones: TIS is `truncate`, MIS `mask`, each by token or sequence; IcePop is `mask` with `lower: 0.5` and
+    `upper: 5`; the geometric ones take the mean over a sequence.
+    """
+
+    type: Literal["none", "truncate", "mask"] = "none"
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What the ratio of trainer and engine is of: the token, its whole response, or that per token."""
+    upper: PositiveFloat = 2.0
+    """Larger ratios are cut to it (truncate) or leave the loss (mask)."""
+    lower: NonNegativeFloat = 0.0
+    """Of `mask`: smaller ratios leave the loss."""
+    skip_old_logprobs: bool = False
+    """Take the engine's log-probs for those of the old policy, which saves a pass; the loss's own ratio corrects."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.skip_old_logprobs and self.type != "none":
+            raise ValueError(f"skip_old_logprobs: type: {self.type} compares them; set one of the two")
+        if self.lower and self.type != "mask":
+            raise ValueError(f"lower: is of type: mask alone, not of {self.type}")
+        return self
+
+
 class PolicyGradientConfig(Section):
     """What every policy-gradient algorithm shares."""
 
@@ -186,6 +212,7 @@ class PolicyGradientConfig(Section):
     entropy_coefficient: float = 0.0
     """Times the mean token entropy, subtracted from the loss."""
     kl: KLConfig = KLConfig()
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     resample_rounds: NonNegativeInt = 0
     """Dynamic sampling (DAPO): so often are groups whose rewards are all equal replaced by those of further prompts."""
     overlong_buffer: Share = 0.0

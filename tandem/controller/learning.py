@@ -8,10 +8,14 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
+from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.batching.packing import select_rows, split_groups
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import WorkerGroup
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
+
+MISMATCH_BOUND = 0.01
+"""Log-probs of engine and trainer that differ by more are counted in `rollout/mismatch_share`."""
 
 
 def update(
@@ -23,26 +27,48 @@ def update(
     """
     seen = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
     learns_B, row_of_token = _learns(batch, algorithm, config), batch.row_of_token
+    correction, corrected = _correction(batch, config)
     done: list[StepMetrics] = []
     for epoch in range(config.algorithm.epochs):
         for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
             mask = batch.loss_mask & _members(rows, batch)[row_of_token]
             weights = algorithm.weights(torch.from_numpy(mask), torch.from_numpy(row_of_token)).numpy()
             kept = rows[learns_B[rows]]
-            acting = actor.learn(_part(batch, kept, weights), algorithm.loss)
+            acting = actor.learn(_part(batch, kept, weights * correction), algorithm.loss)
             if critic:
                 done.append(critic.learn(_part(batch, rows, weights), algorithm.value_loss).get()[0])
             metrics, logprobs = acting.get()
-            seen[_members(kept, batch)[row_of_token]] = logprobs
+            if epoch == 0:
+                seen[_members(kept, batch)[row_of_token]] = logprobs
             done.append(metrics)
-    if batch.tokens.old_logprobs is None:
+    if batch.tokens.old_logprobs is None or config.algorithm.rollout_correction.skip_old_logprobs:
         batch.tokens.old_logprobs = np.where(batch.loss_mask, seen, np.float32(0))
-    return {**mean_metrics(done), "actor/trained_share": float(learns_B.mean()), **_mismatch(batch)}
+    trained = {"actor/trained_share": float(learns_B.mean())}
+    return {**mean_metrics(done), **trained, **corrected, **_mismatch(batch)}
 
 
 def old_policy_changes(config: TrainConfig) -> bool:
-    """With one optimizer step on fresh trajectories the old policy is the one in hand; with more it is not."""
-    return config.algorithm.epochs * config.algorithm.minibatches > 1
+    """The old policy's log-probs need a pass of their own.
+
+    With one optimizer step on fresh trajectories it is the policy in hand; importance weights are due before that.
+    """
+    correction = config.algorithm.rollout_correction
+    several = config.algorithm.epochs * config.algorithm.minibatches > 1
+    return (several or correction.type != "none") and not correction.skip_old_logprobs
+
+
+def _correction(batch: Batch, config: TrainConfig) -> tuple[FloatArray, StepMetrics]:
+    """`[T]`: what each token's weight is multiplied with, for the engine drew it by other log-probs; metrics."""
+    settings, tokens = config.algorithm.rollout_correction, batch.tokens
+    assert tokens.rollout_logprobs is not None
+    if settings.skip_old_logprobs:
+        tokens.old_logprobs = tokens.rollout_logprobs
+    if settings.type == "none":
+        return np.ones(len(batch.response_ids), np.float32), {}
+    assert tokens.old_logprobs is not None
+    columns = (tokens.old_logprobs, tokens.rollout_logprobs, batch.loss_mask, batch.row_of_token)
+    weights, metrics = rollout_weights(settings, *map(torch.from_numpy, columns))
+    return weights.numpy(), metrics
 
 
 def token_shares(mask: BoolArray) -> FloatArray:
@@ -93,4 +119,5 @@ def _mismatch(batch: Batch) -> StepMetrics:
     return {
         "rollout/mismatch_kl": float(np.mean(np.expm1(difference) - difference)),
         "rollout/mismatch_max": float(np.abs(difference).max()),
+        "rollout/mismatch_share": float((np.abs(difference) > MISMATCH_BOUND).mean()),
     }

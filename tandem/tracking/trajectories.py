@@ -74,6 +74,7 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
     scores = [score for group in groups for score in group.scores]
     assert len(trajectories) == len(scores) == len(batch), (len(trajectories), len(scores), len(batch))
     tokens, offsets = batch.tokens, batch.response_offsets
+    mismatch_max, mismatch_at = _worst_mismatch(batch)
     return pa.table(
         {
             "step": pa.array(np.full(len(batch), step, np.int64)),
@@ -89,6 +90,8 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
             "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
             "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
             "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
+            "mismatch_max": pa.array(mismatch_max, pa.float32(), from_pandas=True),
+            "mismatch_at": pa.array(mismatch_at, pa.int32()),
             "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
             "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
             "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
@@ -126,3 +129,16 @@ def _mean_over_trained(batch: Batch) -> np.ndarray[Any, Any]:
         sums = np.bincount(rows, weights=batch.tokens.advantages[batch.loss_mask], minlength=len(batch))
         np.divide(sums, counts, out=means, where=counts > 0)
     return means
+
+
+def _worst_mismatch(batch: Batch) -> tuple[np.ndarray[Any, Any], IntArray]:
+    """`[B]` each: the largest |trainer - rollout| log-prob of each row, and at which response token; NaN, -1: none."""
+    largest, places = np.full(len(batch), np.nan, np.float32), np.full(len(batch), -1)
+    trainer, rollout = batch.tokens.old_logprobs, batch.tokens.rollout_logprobs
+    if trainer is not None and rollout is not None:
+        known = np.flatnonzero(batch.loss_mask & ~np.isnan(trainer))
+        difference, rows = np.abs(trainer - rollout)[known], batch.row_of_token[known]
+        order = np.argsort(difference, kind="stable")
+        largest[rows[order]] = difference[order]  # the last one to be written stays
+        places[rows[order]] = known[order] - batch.response_offsets[rows[order]]
+    return largest, places

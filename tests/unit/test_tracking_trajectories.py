@@ -83,6 +83,8 @@ def test_every_column_comes_back(tmp_path, step):
         "loss_mask": [[True, False, True], [], [True], [False, False]],
         "rollout_logprobs": [[-1, 0, -2], [], [-3], [0, 0]],
         "trainer_logprobs": [[-1.5, None, -2.5], [], [-3.5], [None, None]],
+        "mismatch_max": [0.5, None, 0.5, None],
+        "mismatch_at": [2, -1, 0, -1],
         "advantages": [[0.5, 0, 1.5], [], [-1], [0, 0]],
         "advantage": [1.0, None, -1.0, None],
         "policy_versions": [[3, 3, 3], [], [3], [3, 3]],
