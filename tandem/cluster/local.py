@@ -51,17 +51,18 @@ class _Call:
 class _Process:
     """The controller's side of a process."""
 
-    def __init__(self, pool: ResourcePool, rank: int, gpu: str, up: _Call, *given: Any) -> None:
+    def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: _Call, *shared: Any) -> None:
         self.name, self.rank, self.gpu = f"{pool.name} rank {rank}", rank, gpu
         pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
         (self.connection, theirs), (self._output, output) = pipes
         self.answers = View(answers := SharedFile(), writable=True)
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-        start = Start(self.name, rank, pool.size, theirs, output, environment, answers, *given)
+        start = Start(self.name, rank, pool.size, theirs, output, environment, answers, *shared)
         self.process = _FORK.Process(target=serve, args=(start,), name=self.name)
         self.process.start()
         theirs.close()
         output.close()
+        self._requests = requests
         self.pending = deque([up])
         self.since = time.monotonic()
         """When it began the first of `pending`."""
@@ -84,10 +85,10 @@ class _Process:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its sentinel tells
             self.connection.send(request)
 
-    def receive(self, requests: Arena) -> None:
+    def receive(self) -> None:
         """Take an answer. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
         place, failed, free = self.connection.recv()
-        requests.free(free)
+        self._requests.free(free)
         call, self.since = self.pending.popleft(), time.monotonic()
         call.answers[self.rank] = self.answers.read(place)
         call.missing -= 1
@@ -118,14 +119,14 @@ class LocalRanks:
         self._pool = pool
         self._cluster = cluster
         self._file = SharedFile()
-        self.requests = Arena(self._file)
+        self._requests = Arena(self._file)
 
     def start(self, gpus: list[str]) -> None:
         """Wait until a process for each is up, all in one torch.distributed world."""
         up = _Call([None] * self.size, self.size)
         shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
         for rank, gpu in enumerate(gpus):
-            self.processes.append(_Process(self._pool, rank, gpu, up, *shared))
+            self.processes.append(_Process(self._pool, rank, gpu, self._requests, up, *shared))
         self._wait(up)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
@@ -143,7 +144,7 @@ class LocalRanks:
         call = _Call([None] * self.size, sum(map(len, sharing.values())))
         for ranks in sharing.values():
             one, rows = next(iter(ranks.values())), {rank: arguments.rows for rank, arguments in ranks.items()}
-            place = self.requests.write((verb, subject, one.args, one.kwargs, rows), len(ranks))
+            place = self._requests.write((verb, subject, one.args, one.kwargs, rows), len(ranks))
             for rank in ranks:
                 self.processes[rank].ask(call, subject[0], place)
         return Future(partial(self._wait, call))
@@ -207,23 +208,21 @@ class LocalCluster:
 
     def watch(self) -> None:
         """Wait a moment for answers and take them. Raises when anything is wrong with any process."""
-        waiting = {process.connection: (process, ranks) for ranks in self._pools for process in ranks.processes}
-        sentinels = [process.process.sentinel for process, _ in waiting.values()]
-        for end in wait([*waiting, *sentinels], min(_LOOK_S, self._timeout_s)):
-            if end in sentinels:
+        waiting: dict[Any, _Process] = {process.connection: process for process in self._processes}
+        for end in wait([*waiting, *self._sentinels], min(_LOOK_S, self._timeout_s)):
+            if end not in waiting:
                 self._lost()
-            process, ranks = waiting[end]
             try:
-                process.receive(ranks.requests)
+                waiting[end].receive()
             except (EOFError, ConnectionResetError):
                 self._lost()
             except TandemError as error:
                 self._failed(error)
-        now, processes = time.monotonic(), self._processes
+        now = time.monotonic()
         if is_open(self.turn):
-            for process in processes:
+            for process in self._processes:
                 process.since = now
-        elif any(process.pending and now - process.since > self._timeout_s for process in processes):
+        elif any(process.pending and now - process.since > self._timeout_s for process in self._processes):
             self._hung()
 
     def close(self) -> None:
@@ -234,14 +233,18 @@ class LocalCluster:
     def _processes(self) -> list[_Process]:
         return [process for ranks in self._pools for process in ranks.processes]
 
+    @property
+    def _sentinels(self) -> list[int]:
+        return [process.process.sentinel for process in self._processes]
+
     def _failed(self, error: TandemError) -> NoReturn:
-        if wait([process.process.sentinel for process in self._processes], _LOOK_S):
+        if wait(self._sentinels, _LOOK_S):
             self._lost()
         self.close()
         raise error
 
     def _lost(self) -> NoReturn:
-        wait([process.process.sentinel for process in self._processes], _GRACE_S)
+        wait(self._sentinels, _GRACE_S)
         dead = [process.obituary() for process in self._processes if process.process.exitcode is not None]
         self.close()
         raise WorkerLost("\n".join(dead)) from None

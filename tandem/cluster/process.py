@@ -86,7 +86,12 @@ def serve(start: Start) -> None:
 
 def _prepare(start: Start) -> None:
     os.setsid()  # Ctrl-C on the terminal is for the controller
-    _die_with_controller()
+    controller = multiprocessing.parent_process()
+    assert controller is not None
+    pipe = controller.sentinel  # when its other end closes, the kernel kills this session, whatever it is doing
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     for number in (1, 2):
         os.dup2(start.output.fileno(), number)
     start.output.close()
@@ -97,13 +102,3 @@ def _prepare(start: Start) -> None:
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
     sys.breakpointhook = lambda: TerminalPdb(start.name, start.terminal, start.turn).set_trace(sys._getframe(1))
-
-
-def _die_with_controller() -> None:
-    """The kernel kills our session when the controller's end of this pipe closes, whatever either is doing."""
-    controller = multiprocessing.parent_process()
-    assert controller is not None
-    pipe = controller.sentinel
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)

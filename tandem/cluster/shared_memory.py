@@ -27,18 +27,14 @@ Place = tuple[tuple[int, int], ...]
 class SharedFile:
     """An anonymous file in memory, gone with its last user; as an argument of a new process the same file there."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = os.memfd_create("tandem") if descriptor is None else descriptor
+    def __init__(self, duplicate: Any = None) -> None:
+        self.descriptor: int = duplicate.detach() if duplicate else os.memfd_create("tandem")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (DupFd(self.descriptor),)
+        return SharedFile, (DupFd(self.descriptor),)
 
     def __del__(self) -> None:
         os.close(self.descriptor)
-
-
-def _received(duplicate: Any) -> SharedFile:
-    return SharedFile(duplicate.detach())
 
 
 class Arena:
