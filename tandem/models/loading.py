@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
+from tandem.models.lean import make_lean
 from tandem.models.storage import read_safetensors
 
 
@@ -56,12 +57,14 @@ def load_empty(config: ModelConfig, critic: bool) -> PreTrainedModel:
     """The model of `load_policy` or `load_critic` on the meta device, to be laid out and then filled."""
     path, auto_class, shape = _described(config, critic)
     with torch.device("meta"):
-        return auto_class.from_config(
+        model = auto_class.from_config(
             _model_config(config, path, shape),
             dtype=getattr(torch, config.dtype),
             attn_implementation=ATTENTION,
             trust_remote_code=config.trust_remote_code,
         )
+    make_lean(model)
+    return model
 
 
 @torch.no_grad()
@@ -101,6 +104,7 @@ def _load(config: ModelConfig, critic: bool) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(path, error) from None
     _zero_value_head(model, path, report["missing_keys"])
+    make_lean(model)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

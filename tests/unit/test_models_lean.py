@@ -1,0 +1,90 @@
+"""Lean layers compute what transformers' layers compute, forward and backward."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tandem.models.attention import ATTENTION, PackedRows
+from tandem.models.lean import make_lean
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 17,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,
+}
+ROPE = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FAMILIES = [
+    LlamaConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, rope_parameters={**ROPE, "original_max_position_embeddings": 16}
+    ),
+    Qwen2Config(**{**SHAPE, "head_dim": 6}, use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    Qwen3Config(**SHAPE, hidden_act="gelu"),
+]
+TOKENS, OFFSETS, PREFIXES = torch.arange(20)[None] % 17, np.array([0, 4, 9, 11, 20]), np.array([-1, 0, 0, -1])
+
+
+def make(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> tuple[Any, Any]:
+    """The same random model twice, the second one lean; norms and biases are not what they are made as."""
+    torch.manual_seed(0)
+    plain = auto.from_config(config, attn_implementation=ATTENTION).eval()
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, 0.3, 0.4)
+    lean = copy.deepcopy(plain)
+    make_lean(lean)
+    return plain, lean
+
+
+def run(model: Any) -> torch.Tensor:
+    plan = PackedRows(OFFSETS, prefixes=PREFIXES)
+    return model(TOKENS, position_ids=plan.positions[None], attention_plan=plan, use_cache=False).logits
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.model_type)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_logits_and_gradients_are_those_of_transformers(config: PreTrainedConfig, checkpointing: bool) -> None:
+    plain, lean = make(config)
+    assert lean.model.layers[0].forward.__func__ is not type(lean.model.layers[0]).forward
+    if checkpointing:
+        lean.gradient_checkpointing_enable({"use_reentrant": False})
+        lean.train()
+    for model in (plain, lean):
+        run(model).sin().sum().backward()
+    torch.testing.assert_close(run(lean), run(plain), rtol=1e-5, atol=1e-5)
+    for (name, wanted), found in zip(plain.named_parameters(), lean.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_a_value_head_stands_on_a_lean_body() -> None:
+    plain, lean = make(FAMILIES[1], AutoModelForTokenClassification)
+    torch.testing.assert_close(run(lean), run(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_computes_with_its_own_parameters() -> None:
+    _, lean = make(FAMILIES[0])
+    copied, before = copy.deepcopy(lean), run(lean)
+    for parameter in lean.parameters():
+        parameter.data.zero_()
+    assert torch.equal(run(copied), before) and not run(lean).any()
+
+
+def test_other_families_stay_as_they_are() -> None:
+    _, model = make(MistralConfig(**SHAPE))
+    assert "forward" not in vars(model.model) and "forward" not in vars(model.model.layers[0])
