@@ -133,6 +133,7 @@ def test_replies_are_kept(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 2
     ask(server, "a", cache_dir=str(tmp_path / "cache"), most=20)
     assert len(server.asked) == 3
+    assert ask(server, *["same"] * 20, cache_dir=str(tmp_path / "cache"), concurrency=20) == [0.5] * 20
 
 
 def fusion(body: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from tandem.files import write_text
 from tandem.reward.http import post_json
 
 INSTRUCTION = """You grade an answer. The question:
@@ -70,12 +70,13 @@ def _reply(url: str, body: dict[str, Any], api_key_env: str, attempts: int, cach
         return cached.read_text(encoding="utf-8")
     key = os.environ.get(api_key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    reply = str(
-        post_json(url, body, timeout_s=120, attempts=attempts, headers=headers)["choices"][0]["message"]["content"]
-    )
-    if cached:
+    answer = post_json(url, body, timeout_s=120, attempts=attempts, headers=headers)
+    reply = str(answer["choices"][0]["message"]["content"])
+    if cached:  # written aside under a name of its own: the same answer may be judged twice at once
         cached.parent.mkdir(parents=True, exist_ok=True)
-        write_text(cached, reply)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=cached.parent, delete=False) as file:
+            file.write(reply)
+        os.replace(file.name, cached)
     return reply
 
 

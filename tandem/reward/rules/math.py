@@ -10,6 +10,7 @@ from typing import Any
 
 from tandem.errors import UserError
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _SPACING = re.compile(r"(?<!\\)\\[!,;:> ]|\\q?quad\b|\\(?:left|right|displaystyle|limits)(?![a-zA-Z])|~|\\?\$|\s+")
 _UNIT = re.compile(r"(?<=[\w}]) ?\\(?:text|mathrm|mbox|textrm) ?\{[^{}]*\} ?(?:\^ ?\{? ?\d ?\}?)?\.?$")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|textit|mathbf) ?\{([^{}]*)\}")
@@ -23,8 +24,7 @@ TIMEOUT_S = 5
 
 def boxed(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
     """Right when the last \\boxed answer after the reasoning equals `ground_truth`; without one, wrong."""
-    truth = str(ground_truth).strip()
-    if not truth:
+    if not (truth := str(ground_truth).strip()):
         raise ValueError("the ground truth is empty")
     answer = last_boxed(solution_str.rpartition("</think>")[2])
     right = float(answer is not None and equal(last_boxed(truth) or truth, answer))
@@ -46,17 +46,14 @@ def check() -> None:
 
 def last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{…} of a text, braces in it paired; None without one, or one not closed."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    opened = text.find("{", start)
-    if start < 0 or opened < 0:
-        return None
-    if inner := text[start:opened].removeprefix("\\boxed").removeprefix("\\fbox").strip():
-        return inner.split("$")[0].split()[0]  # \boxed 5
+    inner = _BOX.split(text)[-1]
+    if inner == text or not inner.startswith("{"):
+        return None if inner == text else "".join(inner.split("$")[0].split()[:1])  # \boxed 5
     depth = 0
-    for at in range(opened, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
+    for brace in re.finditer("[{}]", inner):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return text[opened + 1 : at].strip()
+            return inner[1 : brace.start()].strip()
     return None
 
 

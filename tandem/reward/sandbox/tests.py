@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import logging
 import secrets
 from collections.abc import Sequence
 from functools import cache
@@ -12,8 +11,6 @@ from tandem.reward.sandbox import harness
 from tandem.reward.sandbox.base import Limits, Sandbox
 from tandem.reward.sandbox.local import LocalSandbox
 from tandem.reward.sandbox.remote import SandboxFusion
-
-_log = logging.getLogger("tandem.reward")
 
 
 @cache
