@@ -46,9 +46,12 @@ class Channel:
                 self._incoming += data
         except BlockingIOError:
             return self._messages()
-        except OSError as error:
-            raise ChannelClosed(f"the connection broke: {error}") from None
-        raise ChannelClosed("the connection was closed")
+        except ConnectionError:
+            pass
+        last_words = self._messages()
+        if not last_words:
+            raise ChannelClosed("the process ended")
+        return last_words
 
     def close(self) -> None:
         self._end.close()
@@ -77,5 +80,5 @@ class Channel:
                 del self._outgoing[: self._end.send(self._outgoing)]
         except BlockingIOError:
             return
-        except OSError as error:
-            raise ChannelClosed(f"the connection broke: {error}") from None
+        except ConnectionError:
+            self._outgoing.clear()  # `receive` tells

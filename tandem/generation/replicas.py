@@ -108,7 +108,8 @@ class ReplicatedEngine:
         self._version: int | None = None
         self._max_tokens = 0
         self._asleep = False
-        self._publishing: int | None = None
+        self._publishing = False
+        self._published: set[int] = set()
         self._numbers = itertools.count()
         self._waiting: dict[int, Sample] = {}
         """Samples that no replica has."""
@@ -191,7 +192,7 @@ class ReplicatedEngine:
     def _assign(self) -> None:
         """Give waiting samples to replicas, the siblings of a request to one."""
         serving = [replica for replica in self._replicas if replica.state is State.SERVING]
-        if not serving and self._publishing is None and all(r.state is State.STALE for r in self._replicas):
+        if not serving and not self._publishing and all(r.state is State.STALE for r in self._replicas):
             raise WorkerLost(f"generation: all engines were lost, and with them the weights of version {self.version}")
         if not serving:
             return
@@ -244,15 +245,16 @@ class ReplicatedEngine:
     def _check(self, completion: Completion, sample: Sample, replica: Replica) -> None:
         """Raises on what a sound replica cannot say of the sample."""
         tokens, versions = completion.token_ids, completion.versions
-        newest = self.version if self._publishing is None else self._publishing
         if not (
             completion.sample == sample.index
             and isinstance(completion.status, Status)
             and len(tokens) == len(completion.logprobs) == len(versions) <= sample.request.sampling.max_tokens
+            and (len(tokens) == sample.request.sampling.max_tokens or completion.status is not Status.TRUNCATED)
             and (len(tokens) > 0 or completion.status is Status.ABORTED)
             and ((tokens >= 0) & (tokens < replica.vocabulary)).all()
             and (completion.logprobs <= 1e-3).all()
-            and ((versions >= sample.version) & (versions <= newest)).all()
+            and self._published.issuperset(versions.tolist())
+            and (versions >= sample.version).all()
             and (np.diff(versions) >= 0).all()
         ):
             raise ChannelClosed(f"no sound answer to request {sample.request}: {completion}")
@@ -302,7 +304,7 @@ class ReplicatedEngine:
                 if isinstance(error, UserError):
                     raise
                 self._replace(replica, str(error))
-        if self._publishing is None and self._version is not None:
+        if not self._publishing and self._version is not None:
             repeat = partial(self._sync.repeat, self._version)
             for replica in [replica for replica in self._replicas if replica.state is State.STALE]:
                 self._publish(self._version, [replica], repeat)
@@ -369,11 +371,12 @@ class ReplicatedEngine:
         targets = [replica for replica in replicas if replica.state is not State.STARTING]
         for replica in targets:
             replica.state = State.STALE
-        self._publishing = version
+        self._publishing = True
+        self._published.add(version)
         try:
             published = publish(lambda part: self._call(targets, "load", part))
         finally:
-            self._publishing = None
+            self._publishing = False
         for replica in targets if published is not False else ():
             replica.state = State.SERVING
 
@@ -392,8 +395,7 @@ class ReplicatedEngine:
         return wait
 
     def _send(self, replica: Replica, *message: Any) -> None:
-        with suppress(ChannelClosed):  # the next look at its health tells
-            replica.channel.send(message)
+        replica.channel.send(message)
 
 
 def _nothing(sample: int) -> Completion:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor  # which a replica's process is free to do without
 
-Weights = Iterable[tuple[str, Tensor]]
+Weights = Iterable[tuple[str, "Tensor"]]
 """(Hugging Face name, full tensor), one at a time; each is to be used before the next one is asked for."""
 
 

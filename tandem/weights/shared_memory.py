@@ -129,7 +129,7 @@ class _Half:
 def attach(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     """The engine's end: (name, view of the shared memory). EngineError when a checksum differs."""
     first, second = bucket.memory
-    shared: Tensor
+    shared: Any
     shared = first(*second) if callable(first) else torch.from_file(first, shared=True, size=second, dtype=torch.uint8)
     for number, (name, tensor) in enumerate(_views(shared, bucket)):
         if bucket.checksums and fingerprint(tensor) != bucket.checksums[number]:

@@ -1,0 +1,177 @@
+"""Replicas as one engine: routing, and what becomes of requests when processes stop, die or talk nonsense."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stepped import expected_tokens
+from test_generation import ask, collect, request, run
+
+from tandem.config.generation import VllmGenerationConfig
+from tandem.errors import EngineError, WorkerLost
+from tandem.generation.replicas import ReplicatedEngine, Start
+from tandem.types import Completion, Request, Status
+from tandem.weights.base import Weights
+from tandem.weights.shared_memory import SharedMemorySync
+
+Make = Callable[..., ReplicatedEngine]
+
+
+def weights(version: int) -> Weights:
+    return [("w", torch.tensor([1.0 + version]))]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[ReplicatedEngine] = []
+
+    def make_one(replicas: int = 2, recover: bool = True, **settings: Any) -> ReplicatedEngine:
+        settings = {"health_timeout_s": 0.4, "max_restarts": 3, **settings}
+        config = VllmGenerationConfig(type="vllm", replicas=replicas, **settings)
+        start = Start("stepped", "SteppedEngine", (tmp_path / "fault",), {"PYTHONPATH": str(Path(__file__).parent)})
+        sync = SharedMemorySync(1024, source=(lambda: weights(made[0].version)) if recover else None)
+        made.append(ReplicatedEngine(start, config, sync))
+        made[0].load_weights(0, weights(0))
+        return made[0]
+
+    yield make_one
+    for engine in made:
+        engine.close()
+
+
+def check(asked: Request, completions: list[Completion]) -> None:
+    """Every sample came, whole, and each token by the weights that it claims."""
+    assert [completion.sample for completion in completions] == list(range(len(asked.seeds)))
+    for completion in completions:
+        assert completion.token_ids.tolist() == expected_tokens(asked, completion.sample)
+        np.testing.assert_array_equal(completion.logprobs, -1.0 - completion.versions)
+
+
+def test_requests_are_spread_and_siblings_stay_together(make: Make) -> None:
+    engine = make(replicas=3)
+    asked = [request(place, seeds=range(4), max_tokens=200) for place in range(6)]
+
+    async def loads() -> list[list[int]]:
+        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+        await asyncio.sleep(0.05)
+        found = [sorted(id(sample.request) for sample in replica.samples.values()) for replica in engine._replicas]
+        for one, answer in zip(asked, await asyncio.gather(*answers), strict=True):
+            check(one, answer)
+        return found
+
+    found = run(loads())
+    assert [len(requests) for requests in found] == [8, 8, 8]
+    assert all(len(set(requests)) == 2 for requests in found)
+
+
+def test_a_conversation_returns_to_the_replica_that_knows_it(make: Make) -> None:
+    engine = make(replicas=3)
+    first = request(*range(40), max_tokens=100)
+    longer = request(*range(40), *expected_tokens(first, 0), max_tokens=100)
+
+    async def places() -> list[int]:
+        found = []
+        for one in (first, longer, request(*range(1, 41), max_tokens=100)):
+            others = [asyncio.create_task(collect(engine, request(place, max_tokens=30))) for place in (1, 2)]
+            answer = asyncio.create_task(collect(engine, one))
+            await asyncio.sleep(0.05)
+            found += [
+                place
+                for place, replica in enumerate(engine._replicas)
+                if any(sample.request is one for sample in replica.samples.values())
+            ]
+            await asyncio.gather(answer, *others)
+        return found
+
+    known, again, _ = run(places())
+    assert known == again
+
+
+FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short")
+
+
+def strike(engine: ReplicatedEngine, fault: str, file: Path) -> None:
+    victim = max(engine._replicas, key=lambda replica: len(replica.samples))
+    if fault in ("stop", "kill"):
+        os.kill(victim.process.pid, signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    else:
+        file.write_text(fault)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_whatever_happens_to_processes_each_sample_completes_by_the_weights_it_claims(
+    make: Make, tmp_path: Path, replicas: int
+) -> None:
+    engine = make(replicas)
+
+    async def suffer() -> None:
+        for number, fault in enumerate(FAULTS):
+            asked = [request(place, number, seeds=range(3), max_tokens=60) for place in range(4)]
+            answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+            await asyncio.sleep(0.05)
+            strike(engine, fault, tmp_path / "fault")
+            if number % 2:
+                engine.load_weights(number, weights(number))
+            for one, answer in zip(asked, await asyncio.gather(*answers), strict=True):
+                check(one, answer)
+
+    before = [replica.process.pid for replica in engine._replicas]
+    run(suffer())
+    assert engine.version == 7
+    assert before != [replica.process.pid for replica in engine._replicas]
+
+
+def test_a_restarted_replica_serves_only_by_the_current_weights(make: Make) -> None:
+    engine = make(replicas=1)
+    engine.load_weights(4, weights(4))
+    os.kill(engine._replicas[0].process.pid, signal.SIGKILL)
+    (completions,) = ask(engine, request(1, seeds=(1, 2)))
+    assert [set(completion.versions) for completion in completions] == [{4}, {4}]
+    check(request(1, seeds=(1, 2)), completions)
+
+
+def test_without_a_copy_of_the_weights_the_next_publish_brings_a_lost_replica_back(make: Make) -> None:
+    engine = make(replicas=2, recover=False)
+    os.kill(engine._replicas[0].process.pid, signal.SIGKILL)
+    ask(engine, request(1))
+    engine.load_weights(1, weights(1))
+    asked = [request(place, seeds=(1, 2)) for place in range(4)]
+    for one, completions in zip(asked, ask(engine, *asked), strict=True):
+        check(one, completions)
+    for replica in engine._replicas:
+        os.kill(replica.process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="with them the weights of version 1"):
+        ask(engine, request(1))
+
+
+def test_an_engine_that_only_fails_ends_the_run(make: Make, tmp_path: Path) -> None:
+    engine = make(replicas=1, max_restarts=0)
+    (tmp_path / "fault").write_text("raise")
+    with pytest.raises(EngineError, match=r"lost 1 times in a row(.|\n)*RuntimeError: a fault"):
+        ask(engine, request(1))
+
+
+def test_abort_reaches_samples_that_no_replica_has(make: Make) -> None:
+    engine = make(replicas=1)
+
+    async def kill_and_abort() -> list[Completion]:
+        answer = asyncio.create_task(collect(engine, request(1, seeds=(1, 2), max_tokens=500)))
+        await asyncio.sleep(0.05)
+        os.kill(engine._replicas[0].process.pid, signal.SIGKILL)
+        engine.abort()
+        return await answer
+
+    assert {completion.status for completion in run(kill_and_abort())} == {Status.ABORTED}
+
+
+def test_the_processes_end_with_their_engine(make: Make) -> None:
+    engine = make(replicas=2)
+    processes = [replica.process for replica in engine._replicas]
+    engine.close()
+    assert all(process.returncode is not None for process in processes)
