@@ -2,11 +2,14 @@
 
 Run: python benchmarks/data_plane.py [--rounds N]
 
-1,024 trajectories: prompts of 40 to 512 tokens, responses lognormal with mean about 640, at most 2,048. A call is all of
-it: rows balanced over the ranks by tokens, written, read and selected by each rank, answers joined in the order of the
-batch. `local`: LocalCluster; `ray`: RayCluster; `padded`: int64 tensors padded to the longest prompt and response
+1,024 trajectories: prompts of 40 to 512 tokens, responses lognormal with mean about 640, at most 2,048. A call is all
+of it: rows balanced over the ranks by tokens, written, read and selected by each rank, answers joined in the order of
+the batch. `local`: LocalCluster; `ray`: RayCluster; `padded`: int64 tensors padded to the longest prompt and response
 (prompts, responses, input ids, attention mask, position ids), cut in four, as arguments of Ray actors that answer with
 float32 tensors. Medians of wall-clock time, the three in turn.
+
+Before that, 64 local workers are started, the fork server included, in one torch.distributed world;
+`worker_private_mib` is the largest memory that one of them shares with nobody, after a call.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import ray
@@ -29,7 +33,7 @@ from tandem.types import Batch, FloatArray, TokenColumns
 from tandem.workers.dispatch import Dispatch, register
 from tandem.workers.host import Worker
 
-ROWS, WORKERS = 1024, 4
+ROWS, WORKERS, MANY = 1024, 4, 64
 MAX_PROMPT, MAX_RESPONSE = 512, 2048
 WARM_UP = 5
 
@@ -59,6 +63,11 @@ class Reader(Worker):
     @register(Dispatch.DATA_PARALLEL)
     def column(self, batch: Batch) -> FloatArray:
         return batch.response_ids.astype(np.float32) + np.float32(batch.prompt_ids.sum() * 0)
+
+    @register(Dispatch.ALL)
+    def private_mib(self) -> float:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 @ray.remote(num_cpus=0.01)
@@ -107,6 +116,18 @@ def padded_call(batch: Batch) -> Callable[[], None]:
     return call
 
 
+def start_many(batch: Batch) -> dict[str, float]:
+    start = time.perf_counter()
+    cluster = LocalCluster()
+    ranks = cluster.spawn(ResourcePool("many", (MANY,)))
+    up_s = time.perf_counter() - start
+    group = WorkerGroup(ranks, "reader", Reader)
+    assert len(group.column(batch).get()) == len(batch.response_ids)
+    private_mib = max(group.private_mib().get())
+    cluster.close()
+    return {f"{MANY}_workers_up_s": round(up_s, 2), "worker_private_mib": round(private_mib, 1)}
+
+
 def milliseconds(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
@@ -120,6 +141,7 @@ def main() -> None:
     batch = make_batch()
     lengths = np.diff(batch.response_offsets)
     print(f"responses: mean {lengths.mean():.0f}, maximum {lengths.max()}; {lengths.sum()} response tokens")
+    many = start_many(batch)
     clusters = LocalCluster(), RayCluster()
     try:
         calls = dict(zip(("local", "ray"), (group_call(cluster, batch) for cluster in clusters), strict=True))
@@ -135,7 +157,7 @@ def main() -> None:
             cluster.close()
     median = {name: statistics.median(taken) for name, taken in times.items()}
     figures = {f"{name}_ms": round(value, 2) for name, value in median.items()}
-    figures |= {f"{name}_min_ms": round(min(taken), 2) for name, taken in times.items()}
+    figures |= {f"{name}_min_ms": round(min(taken), 2) for name, taken in times.items()} | many
     ratio = {name: round(median["padded"] / median[name], 1) for name in ("local", "ray")}
     baseline = "padded int64 tensors, pickled, through Ray"
     print(json.dumps({"benchmark": "data_plane", "figures": figures, "baseline": baseline, "ratio": ratio}))
