@@ -3,8 +3,7 @@
     controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> Host.call
                <------ Future <-------- object store <----------------- answer -------------------------
 
-Actors serve one call at a time, in order; a second thread of theirs tells the first one's stack, and that
-the process is alive.
+A second thread of each actor tells the stack of the first one, and with it that the process is alive.
 """
 
 import logging
@@ -20,7 +19,7 @@ from typing import Any
 import ray
 from ray import ObjectRef, cloudpickle
 from ray._private import ray_constants
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,38 +30,29 @@ from tandem.types import IntArray
 from tandem.workers.dispatch import Arguments, Calls, Mesh
 from tandem.workers.host import Host, Worker
 
-CPUS = 0.01
-"""That a process reserves: how many share a machine is said by the pool, not by Ray."""
-COLLECTIVE_S = 7 * 86_400.0
-"""Of torch.distributed: the cluster's own time-out ends a call that hangs, and tells the stacks."""
-FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
+_COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out ends a call that hangs, with all stacks
+_CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
+_OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
+_PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
+_POLL_S = 1.0  # between two looks at whether all processes are alive, while a call runs
+_FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
 """Environment variables whose names start so are the controller's in its processes, too."""
-LOOPBACK = "127.0.0.1"
-OUT_OF_BAND_BYTES = 1 << 14
-"""Smaller arrays are copied into the pickle."""
-PATIENCE_S = 4.0
-"""For a process to tell its stacks, and for its workers to close."""
-POLL_S = 1.0
-"""Between two looks at whether all processes are alive, while a call runs."""
-
-Packed = tuple[bytes, list[Any]]
-"""A pickle and its large buffers, which Ray passes without copying."""
+_Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray passes without copying
 
 
-def _pack(value: Any) -> Packed:
+def _pack(value: Any) -> _Packed:
     buffers: list[PickleBuffer] = []
 
     def keep_in_band(buffer: PickleBuffer) -> bool:
-        large = buffer.raw().nbytes >= OUT_OF_BAND_BYTES
+        large = buffer.raw().nbytes >= _OUT_OF_BAND_BYTES
         if large:
             buffers.append(buffer)
         return not large
 
-    data = cloudpickle.dumps(value, protocol=5, buffer_callback=keep_in_band)  # pyright: ignore[reportPrivateImportUsage]
-    return data, buffers
+    return cloudpickle.dumps(value, buffer_callback=keep_in_band), buffers  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _unpack(packed: Packed, own: bool = True) -> Any:
+def _unpack(packed: _Packed, own: bool = True) -> Any:
     """`own`: arrays are copied out of the object store, where they could only be read."""
     data, buffers = packed
     return cloudpickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers] if own else buffers)
@@ -71,28 +61,26 @@ def _unpack(packed: Packed, own: bool = True) -> Any:
 class _Process:
     """What an actor is: a Host."""
 
-    def __init__(self, pool: str, rank: int, size: int, local_rank: int) -> None:
-        self._name = f"{pool} rank {rank}"
-        self._local_rank = local_rank
-        self._host = Host(rank, size, ray.util.get_node_ip_address())
+    def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
+        self._pool, self._rank, self._local_rank = pool, rank, local_rank
+        self._host = Host(rank, pool.size, ray.util.get_node_ip_address())
 
     def __repr__(self) -> str:  # Ray puts it before each line that the process prints
-        return self._name
+        return f"{self._pool.name} rank {self._rank}"
 
-    def describe(self) -> str:
-        return str(self._host)
-
-    def rendezvous(self, nodes: int) -> str:
-        if nodes == 1:
+    def rendezvous(self) -> str:
+        if len(self._pool.processes_on_nodes) == 1:
             return f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}"
         with socket.socket() as free:
             free.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
-    def join(self, rendezvous: str) -> None:
-        self._host.join(rendezvous, self._local_rank, COLLECTIVE_S)
+    def join(self, rendezvous: str) -> str:
+        if self._pool.size > 1:
+            self._host.join(rendezvous, self._local_rank, _COLLECTIVE_S)
+        return f"pool {self._pool.name}, {self._host}"
 
-    def perform(self, role: str, packed: Packed, rows: IntArray | None) -> Packed | TandemError:
+    def perform(self, role: str, packed: _Packed, rows: IntArray | None) -> _Packed | TandemError:
         try:
             verb, what, args, kwargs = _unpack(packed, own=rows is None)
             return _pack(getattr(self._host, verb)(role, what, Arguments(args, kwargs, rows)))
@@ -119,22 +107,21 @@ class RayRanks:
 
     def __init__(self, pool: ResourcePool, group: PlacementGroup, gpus: int, cluster: "RayCluster") -> None:
         self.size = pool.size
-        self._name = pool.name
-        self._nodes = len(pool.processes_on_nodes)
+        self._pool = pool
         self._group = group
         self._cluster = cluster
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TQDM_DISABLE": "1"}
-        if ray.util.get_node_ip_address() == LOOPBACK:
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+        environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TQDM_DISABLE": "1"}
+        if ray.util.get_node_ip_address() == "127.0.0.1":
             environment["GLOO_SOCKET_IFNAME"] = "lo"
-        environment |= {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         places = [(node, local) for node, count in enumerate(pool.processes_on_nodes) for local in range(count)]
         self._actors = [
             _Actor.options(
-                num_cpus=CPUS,
+                num_cpus=_CPUS,
                 num_gpus=gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
                 runtime_env={"env_vars": environment},
-            ).remote(pool.name, rank, pool.size, local_rank)
+            ).remote(pool, rank, local_rank)
             for rank, (node, local_rank) in enumerate(places)
         ]
         self._ranks = [f"pool {pool.name}, rank {rank} of {pool.size}" for rank in range(pool.size)]
@@ -142,10 +129,8 @@ class RayRanks:
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
         limit_s = self._cluster.start_timeout_s
-        self._ranks = [f"pool {self._name}, {host}" for host in self._wait(self._ask("describe"), limit_s)]
-        if self.size > 1:
-            meeting = self._wait([self._actors[0].rendezvous.remote(self._nodes)], limit_s)[0]
-            self._wait(self._ask("join", meeting), limit_s)
+        [meeting] = self._wait([self._actors[0].rendezvous.remote()], limit_s)
+        self._ranks = self._wait(self._ask("join", meeting), limit_s)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
         return self._perform("create", role, kind, [arguments] * self.size).get()[0]
@@ -174,43 +159,37 @@ class RayRanks:
         return [getattr(actor, method).remote(*arguments) for actor in self._actors]
 
     def _wait(self, asked: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
+        """The answers. A failure ends all pools; its cause is a dead process, if any, as that breaks collectives."""
         try:
             return self._collect(asked, limit_s or self._cluster.timeout_s)
-        except TandemError:
-            self._cluster.end(patience_s=0.0)
-            raise
+        except (TandemError, RayError) as error:
+            try:
+                if not isinstance(error, WorkerLost):
+                    self._cluster.stacks()
+            finally:
+                self._cluster.end(patience_s=0.0)
+            if isinstance(error, TandemError):
+                raise
+            raise WorkerLost(f"pool {self._pool.name}: {error}") from None
 
     def _collect(self, asked: list[ObjectRef], limit_s: float) -> list[Any]:
-        """The answers. Meanwhile every process of the cluster is seen to be alive."""
         deadline = time.monotonic() + limit_s
         answers: dict[ObjectRef, Any] = {}
         while pending := [reference for reference in asked if reference not in answers]:
-            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
-            answers |= zip(ready, self._answers(ready), strict=True)
-            if pending:
-                stacks = self._cluster.stacks()
-                if time.monotonic() > deadline:
-                    raise WorkerLost(f"pool {self._name}: no answer in {limit_s:g} s; all processes are at\n{stacks}")
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=_POLL_S)
+            for reference, answer in zip(ready, ray.get(ready), strict=True):
+                if isinstance(answer, TandemError):
+                    raise answer
+                answers[reference] = answer
+            stacks = self._cluster.stacks() if pending else ""
+            if pending and time.monotonic() > deadline:
+                raise WorkerLost(f"pool {self._pool.name}: no answer in {limit_s:g} s; all processes are at\n{stacks}")
         return [answers[reference] for reference in asked]
-
-    def _answers(self, ready: list[ObjectRef]) -> list[Any]:
-        """Raises what a worker raised, but WorkerLost when a process is dead: then the others' collectives break."""
-        try:
-            answers = ray.get(ready)
-        except RayError as error:
-            self._cluster.stacks()
-            kind = WorkerError if isinstance(error, RayTaskError) else WorkerLost
-            raise kind(f"pool {self._name}: {error}") from None
-        for answer in answers:
-            if isinstance(answer, TandemError):
-                self._cluster.stacks()
-                raise answer
-        return answers
 
     def stacks(self) -> str:
         """Of each process; WorkerLost when one is dead."""
         asked = self._ask("stacks")
-        ready, _ = ray.wait(asked, num_returns=self.size, timeout=PATIENCE_S)
+        ready, _ = ray.wait(asked, num_returns=self.size, timeout=_PATIENCE_S)
         told = ""
         for rank, reference in zip(self._ranks, asked, strict=True):
             try:
@@ -219,8 +198,7 @@ class RayRanks:
                 raise WorkerLost(f"{rank}: the process died\n{error}") from None
         return told
 
-    def close(self, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: for workers to free what they hold elsewhere."""
+    def close(self, patience_s: float = _PATIENCE_S) -> None:
         if self in self._cluster.spawned:
             self._cluster.spawned.remove(self)
             ray.wait(self._ask("close"), num_returns=self.size, timeout=patience_s)
@@ -256,27 +234,23 @@ class RayCluster:
         return ranks
 
     def _place(self, pool: ResourcePool, gpus: int) -> PlacementGroup:
-        bundles = [{"CPU": count * CPUS, **({"GPU": count} if gpus else {})} for count in pool.processes_on_nodes]
+        bundles = [{"CPU": count * _CPUS, "GPU": count * gpus} for count in pool.processes_on_nodes]
         group = placement_group(bundles, strategy="STRICT_SPREAD")
-        if group.wait(min(PATIENCE_S, self.start_timeout_s)):
-            return group
-        nodes = [
-            f"{n['NodeManagerHostname']} ({n['Resources'].get('GPU', 0):g} GPUs)" for n in ray.nodes() if n["Alive"]
-        ]
-        wanted = (
-            f"pool {pool.name}: no room for {bundles}, each on a node of its own; Ray's nodes are {', '.join(nodes)}"
-        )
-        print(f"{wanted}; waiting", flush=True)
-        if not group.wait(self.start_timeout_s):
-            remove_placement_group(group)
-            raise UserError(f"{wanted}, since {self.start_timeout_s:g} s; add nodes, or change placement.pools")
+        if not group.wait(min(_PATIENCE_S, self.start_timeout_s)):
+            nodes = [(n["NodeManagerHostname"], n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
+            wanted = f"pool {pool.name}: {pool.processes_on_nodes} processes, each number on a node of its own"
+            wanted += f", find no room on Ray's nodes, which have GPUs: {nodes}"
+            print(f"{wanted}; waiting", flush=True)
+            if not group.wait(self.start_timeout_s):
+                remove_placement_group(group)
+                raise UserError(f"{wanted}, for {self.start_timeout_s:g} s; add nodes, or change placement.pools")
         return group
 
     def stacks(self) -> str:
         """Of all processes; WorkerLost when one is dead."""
         return "".join([ranks.stacks() for ranks in self.spawned])
 
-    def end(self, patience_s: float = PATIENCE_S) -> None:
+    def end(self, patience_s: float = _PATIENCE_S) -> None:
         for ranks in list(self.spawned):
             ranks.close(patience_s)
 
