@@ -71,9 +71,10 @@ class _Process:
         self.printer.start()
 
     def _forward(self) -> None:
-        with self._output, os.fdopen(self._output.fileno(), errors="replace", closefd=False) as lines:
+        pipe = self._output.fileno()
+        with self._output, os.fdopen(pipe, errors="replace", newline="\n", closefd=False) as lines:
             for line in lines:
-                self.printed.append(line.rstrip("\n"))
+                self.printed.append(line.rstrip().rpartition("\r")[2])  # of a progress bar, its last state
                 print(f"({self.name}) {self.printed[-1]}\n", end="", flush=True)
 
     def ask(self, call: _Call, *what: Any) -> None:

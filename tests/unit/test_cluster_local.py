@@ -63,7 +63,7 @@ def session(leader: int) -> list[int]:
 
 
 def test_lines_are_forwarded_with_pool_and_rank(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    spawn(cluster, "talkers").say("one\ntwo", "to err").get()
+    spawn(cluster, "talkers").say("0%\r50%\rone\ntwo", "to err").get()
     cluster.close()
     lines = [f"(talkers rank {rank}) {line}" for rank in range(2) for line in ("one", "to err", "two")]
     assert sorted(capsys.readouterr().out.splitlines()) == lines
