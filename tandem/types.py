@@ -248,8 +248,12 @@ class Outputs(Generic[Array]):
 
     def slice(self, start: int, stop: int) -> "Outputs[Array]":
         """Scored tokens `start … stop`: a view."""
-        columns: Any = (self.logprobs_S, self.entropy_S, self.values_S, self.squared_probs_S)
-        return Outputs(*(None if column is None else column[start:stop] for column in columns))
+        return self.map(lambda column: column[start:stop])  # type: ignore[index]
+
+    def map(self, function: Callable[[Array], OtherArray]) -> "Outputs[OtherArray]":
+        """The columns with `function` applied to each that is filled."""
+        columns = (self.logprobs_S, self.entropy_S, self.values_S, self.squared_probs_S)
+        return Outputs(*(None if column is None else function(column) for column in columns))
 
 
 class TokenLoss(Protocol[Array]):

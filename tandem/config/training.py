@@ -34,6 +34,8 @@ class FsdpTrainingConfig(TrainingSection):
     """Keep the optimizer, and on several ranks the shards, in host memory; the optimizer runs there."""
     reduce_once: bool = True
     """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
+    context_parallel: PositiveInt = 1
+    """Ranks that share the tokens of a micro-batch: for responses too long for one."""
 
 
 class MegatronTrainingConfig(TrainingSection):

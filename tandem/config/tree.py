@@ -11,6 +11,16 @@ from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
 
+class LoraConfig(Section):
+    """Low-rank adapters learn, the policy's own weights stay as they are (the extra `lora`)."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveInt = 32
+    """The adapters' share is scaled by alpha / rank."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Ends of the names of the layers that get one; `all-linear`: every one but the output layer."""
+
+
 class ModelConfig(Section):
     path: Path
     """Hugging Face model directory (config, safetensors, tokenizer)."""
@@ -20,6 +30,8 @@ class ModelConfig(Section):
     """Of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
     trust_remote_code: bool = False
     """Run Python code that the model directory brings. Only for directories you trust."""
+    lora: LoraConfig | None = None
+    """Train adapters in place of the policy's weights; a critic trains its own weights."""
 
 
 class DataFilesConfig(Section):

@@ -5,13 +5,17 @@ A model loaded with `attn_implementation=ATTENTION` asks the plan that is passed
 generation, where the row's keys and values are kept; the model knows neither, so nothing is padded outside attention.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -99,6 +103,52 @@ class PackedRows:
         parts = zip(self._calls, query_N.split(own), key_N.split(all_seen), value_N.split(all_seen), strict=True)
         outputs = [call.attend(q, k, v, scaling, window) for call, q, k, v in parts]
         return torch.cat(outputs).index_select(0, self._home)[None]
+
+
+class ScatteredRows:
+    """The plan of one of several ranks that hold equal parts of the tokens, one after another.
+
+    Heads are exchanged for tokens, so that every rank attends with its share of the heads over all of them, and back
+    (Ulysses: Jacobs et al. 2023, arXiv:2309.14509).
+    """
+
+    def __init__(self, rows: PackedRows, group: ProcessGroup) -> None:
+        """`rows`: of all tokens; their number and that of the heads are multiples of the group's size."""
+        self._rows = rows
+        self._group = group
+        self.positions = rows.positions.chunk(group.size())[group.rank()]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        copies = math.lcm(key.shape[1], self._group.size()) // key.shape[1]
+        key, value = (x.repeat_interleave(copies, 1) for x in (key, value))
+        whole = [self._all_tokens(x[0]) for x in (query, key, value)]
+        attended = self._rows.attend(layer, whole[0], whole[1], whole[2], scaling, window)[0]
+        parts: Any = _Exchange.apply(attended.unflatten(0, (self._group.size(), -1)).contiguous(), self._group)
+        return parts.transpose(0, 1).flatten(1, 2)[None]
+
+    def _all_tokens(self, heads: Tensor) -> Tensor:
+        """All heads of this rank's tokens, `[heads, tokens, head_dim]`, to this rank's heads of all tokens."""
+        parts: Any = _Exchange.apply(heads.unflatten(0, (self._group.size(), -1)).contiguous(), self._group)
+        return parts.transpose(0, 1).flatten(1, 2)[None]
+
+
+class _Exchange(Function):
+    """Part i of every rank goes to rank i, as part number of its sender; so does, the other way, the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        received = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, gradients[0].contiguous(), group=ctx.group)
+        return received, None
 
 
 @dataclass(slots=True)

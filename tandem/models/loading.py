@@ -13,6 +13,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
 from tandem.models.lean import make_lean
+from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
 
 
@@ -34,12 +35,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:
     """A causal language model with every dropout at 0, in `model.dtype`, on the GPU if there is one."""
-    return _load(config, critic=False)
-
-
-def load_critic(config: ModelConfig) -> PreTrainedModel:
-    """The same body with a value head of one number a token; a directory without such a head gets a zero one."""
-    return _load(config, critic=True)
+    return load_model(config, critic=False)
 
 
 def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -54,7 +50,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
 
 
 def load_empty(config: ModelConfig, critic: bool) -> PreTrainedModel:
-    """The model of `load_policy` or `load_critic` on the meta device, to be laid out and then filled."""
+    """The model of `load_model` on the meta device, to be laid out and then filled."""
     path, auto_class, shape = _described(config, critic)
     with torch.device("meta"):
         model = auto_class.from_config(
@@ -73,10 +69,12 @@ def fill(model: PreTrainedModel, config: ModelConfig, critic: bool) -> None:
     path, _, _ = _described(config, critic)
     parameters = dict(model.named_parameters())
     try:
-        lacking = read_safetensors(parameters, path, model.base_model_prefix)
+        theirs = {name.replace(".base_layer.", "."): tensor for name, tensor in parameters.items()}
+        lacking = read_safetensors(theirs, path, model.base_model_prefix)
     except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load(path, error) from None
-    _zero_value_head(model, path, lacking)
+    reset_adapters(model)
+    _zero_value_head(model, path, (name for name in lacking if not is_adapter(name)))
     for parameter in parameters.values():
         parameter._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
     model.initialize_weights()
@@ -89,7 +87,8 @@ def _described(config: ModelConfig, critic: bool) -> tuple[Path, Any, dict[str, 
     return config.path, transformers.AutoModelForCausalLM, {}
 
 
-def _load(config: ModelConfig, critic: bool) -> PreTrainedModel:
+def load_model(config: ModelConfig, critic: bool) -> PreTrainedModel:
+    """The policy, or the same body with a value head of one number a token: a zero one where the directory has none."""
     path, auto_class, shape = _described(config, critic)
     model_config = _model_config(config, path, shape)
     try:

@@ -14,9 +14,11 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.attention import PackedRows
-from tandem.models.loading import fill, load_critic, load_empty, load_policy
+from tandem.models.attention import PackedRows, ScatteredRows
+from tandem.models.loading import fill, load_empty, load_model
+from tandem.models.lora import add_adapters, is_adapter, merged_weights, write_adapters
 from tandem.training.base import LossResult, TrainEngine, sum_parts
+from tandem.training.context import Context, Part
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
 from tandem.training.optimizer import MasterAdamW
@@ -54,8 +56,11 @@ class FsdpEngine:
         `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only. `layout`:
         of the model over the ranks; default: all of it on this one.
         """
-        self.model = model.eval().requires_grad_(optimizer is not None)
+        self.model = model.eval()
+        if not optimizer:
+            model.requires_grad_(False)
         self._layout = layout or Whole(model)
+        self._context = Context(config.context_parallel, model.config)
         self._optimizer = MasterAdamW(model, optimizer, total_steps, config.cpu_offload) if optimizer else None
         self._checkpointing = config.activation_checkpointing
         if self._checkpointing:
@@ -66,13 +71,15 @@ class FsdpEngine:
         if layer is None:
             self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
         else:
-            self._head = VocabularyHead(layer, temperature)
+            # On a GPU a chunk has to be large enough for its products; it is some GiB in all.
+            chunk = 2**28 if self._layout.device.type == "cuda" else 2**25
+            self._head = VocabularyHead(layer, temperature, chunk)
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[torch.Tensor]]:
         with self._layout.gathered():
             passes = self._passes(micro_batches)
-            outputs = [self._head.forward(*self._inputs(micro_batch)) for micro_batch in passes]
+            outputs = [self._context.scored(part, self._head.forward(*self._inputs(part))) for part in passes]
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
@@ -80,24 +87,19 @@ class FsdpEngine:
         results: list[LossResult] = []
         with self._layout.gathered():
             passes = self._passes(micro_batches)
-            for number, micro_batch in enumerate(passes, start=1):
+            for number, part in enumerate(passes, start=1):
                 self._layout.starts(last=number == len(passes))
-                hidden_S, targets_S = self._inputs(micro_batch)
-                if micro_batch is _NOTHING:
-                    hidden_S.sum().backward()
-                else:
-                    columns = micro_batch.columns.map(self._tensor)
-                    results.append(self._head.backward(hidden_S, targets_S, columns, loss))
+                results.append(self._context.backward(self._head, part, *self._inputs(part), loss))
         self.model.eval()
         own = sum_parts([(result.loss, result.metrics) for result in results])
         outputs = [output for result in results for output in result.outputs]
-        return LossResult(*sum_parts(self._layout.total(own)), outputs)
+        return LossResult(*sum_parts(self._layout.total(own)), outputs[: len(micro_batches)])
 
     def optimizer_step(self) -> dict[str, float]:
         return self._trained.step()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, self._layout.full(parameter)) for name, parameter in self.model.named_parameters())
+        return merged_weights(self.model, self._layout.full)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -106,7 +108,9 @@ class FsdpEngine:
         self._move(self._layout.home)
 
     def save(self, directory: Path) -> None:
-        self._layout.save(directory / "model")
+        self._layout.save(self.named_weights(), directory / "model")
+        if any(is_adapter(name) for name, _ in self.model.named_parameters()):
+            write_adapters(self.model, self._layout.full, directory / "adapter", self._layout.first)
         self._trained.save(directory / "state")
 
     def load(self, directory: Path) -> None:
@@ -117,19 +121,15 @@ class FsdpEngine:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 
-    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """As many as the rank with the most of them has."""
-        return [*micro_batches, *[_NOTHING] * self._layout.lacking(len(micro_batches))]
+    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[Part]:
+        """This rank's part of each; as many as the rank with the most of them has."""
+        passes = [*micro_batches, *[_NOTHING] * self._layout.lacking(len(micro_batches))]
+        return [self._context.part(micro_batch, self._layout.device) for micro_batch in passes]
 
-    def _inputs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _inputs(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
-        plan = PackedRows(micro_batch.offsets, self._layout.device, micro_batch.prefixes)
-        hidden = _run(self.model.base_model, micro_batch.token_ids, plan)
-        targets_S = self._tensor(micro_batch.targets.astype(np.int64))
-        return hidden.index_select(0, self._tensor(micro_batch.scored)), targets_S
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._layout.device)
+        hidden = _run(self.model.base_model, part.token_ids, part.plan)
+        return hidden.index_select(0, part.scored), part.targets
 
     def _move(self, device: torch.device) -> None:
         nn.Module.to(self.model, device)
@@ -147,13 +147,14 @@ def make_engine(
     critic: bool = False,
 ) -> TrainEngine:
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several."""
-    layout = None
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        loaded = load_empty(model, critic)
-        layout = Sharded(loaded, training, trains=optimizer is not None)
+    sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
+    loaded = load_empty(model, critic) if sharded else load_model(model, critic)
+    loaded.requires_grad_(optimizer is not None)
+    if model.lora and optimizer and not critic:
+        add_adapters(loaded, model.lora)
+    if sharded:
+        layout = Sharded(loaded, training)
         fill(loaded, model, critic)
-    else:
-        loaded = load_critic(model) if critic else load_policy(model)
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
 
 
@@ -181,7 +182,7 @@ def check_family(model: PreTrainedModel, device: torch.device) -> None:
         )
 
 
-def _run(module: Any, token_ids: IntArray, plan: PackedRows) -> torch.Tensor:
+def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> torch.Tensor:
     """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
     outputs = module(
         torch.from_numpy(token_ids)[None].to(plan.positions.device),

@@ -34,9 +34,9 @@ class ValueHead:
 
     def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
         values_S = self.linear(hidden_S).float().squeeze(-1)
-        value, metrics = loss(Outputs(values_S=values_S), columns)
-        value.backward()
-        return LossResult.of([(value, metrics)], Outputs(values_S=values_S.detach()))
+        parts = [loss(Outputs(values_S=values_S), columns)] if len(values_S) else []
+        (parts[0][0] if parts else values_S.sum()).backward()
+        return LossResult.of(parts, Outputs(values_S=values_S.detach()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class VocabularyHead:
         if not loss.token_local and len(chunks) > 1:
             outputs = self.forward(hidden_S, targets_S)
             outputs.squared_probs_S = None  # no loss reads it
-            value, metrics, slopes = _differentiate(loss, outputs, columns)
+            value, metrics, slopes = differentiate(loss, outputs, columns)
             parts.append((value, metrics))
         grad_hidden_S = torch.empty_like(hidden_S)
         for cut in chunks:
             outputs_C = outputs.slice(cut.start, cut.stop)
             softmaxes = self._evaluate(hidden_S[cut], targets_S[cut], outputs_C)
             if slopes is None:
-                value, metrics, slopes_C = _differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
+                value, metrics, slopes_C = differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
                 parts.append((value, metrics))
             else:
                 slopes_C = slopes.slice(cut.start, cut.stop)
@@ -114,26 +114,32 @@ class VocabularyHead:
         return grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
 
     def _add_gradient(self, grad_CV: Tensor, hidden_C: Tensor) -> Tensor:
-        """Add the gradient of the parameters, return that of the hidden states."""
-        _float32_gradient(self.linear.weight).addmm_(grad_CV.t(), hidden_C.float())
-        if self.linear.bias is not None:
+        """Add the gradient of the parameters that learn, return that of the hidden states."""
+        weight, rounded_CV = self.linear.weight, grad_CV.to(self.linear.weight.dtype)
+        if weight.requires_grad and weight.is_cuda and weight.dtype != torch.float32:
+            # A float32 product would cost as much as the rest of the step; this one is summed in float32, too.
+            _float32_gradient(weight).add_(torch.mm(rounded_CV.t(), hidden_C, out_dtype=torch.float32))
+        elif weight.requires_grad:
+            _float32_gradient(weight).addmm_(grad_CV.t(), hidden_C.float())
+        if self.linear.bias is not None and self.linear.bias.requires_grad:
             _float32_gradient(self.linear.bias).add_(grad_CV.sum(0))
-        return grad_CV.to(self.linear.weight.dtype) @ self.linear.weight
+        return rounded_CV @ weight
 
 
 def _empty(hidden_S: Tensor) -> Outputs[Tensor]:
     return Outputs(*hidden_S.new_empty(2, len(hidden_S), dtype=torch.float32))
 
 
-def _differentiate(
+def differentiate(
     loss: TokenLoss[Tensor], outputs: Outputs[Tensor], columns: Columns
 ) -> tuple[Tensor, dict[str, Tensor], Outputs[Tensor]]:
-    """The loss, its metrics, and its derivative by each log-prob and (where the loss reads it) each entropy."""
-    assert outputs.logprobs_S is not None and outputs.entropy_S is not None
-    leaves = [x.detach().requires_grad_() for x in (outputs.logprobs_S, outputs.entropy_S)]
+    """The loss, its metrics, and its derivative by each log-prob, entropy and value that the loss reads."""
+    said = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
+    leaves = [None if x is None else x.detach().requires_grad_() for x in said]
     with torch.enable_grad():
         value, metrics = loss(Outputs(*leaves), columns)
-    return value, metrics, Outputs(*torch.autograd.grad(value, leaves, allow_unused=True))
+    slopes = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf is not None], allow_unused=True))
+    return value, metrics, Outputs(*(None if leaf is None else next(slopes) for leaf in leaves))
 
 
 def _float32_gradient(parameter: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ class Whole:
         self.model = model
         self.device = self.home = model.device
         """Of computation; and of the parameters when they are not offloaded."""
+        self.first = True
+        """Whether this rank writes what is one for all ranks."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """For the length of a pass: the output layer is usable. On leaving, its gradient goes to the parameters."""
@@ -52,18 +54,19 @@ class Whole:
         """Whole, on `device`, in the dtype of forward passes; every rank calls it."""
         return parameter.detach()
 
-    def save(self, directory: Path) -> None:
+    def save(self, weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
         """Write a Hugging Face directory."""
-        self.model.save_pretrained(directory)
+        self.model.save_pretrained(directory, state_dict={name: weight.cpu() for name, weight in weights})
 
 
 class Sharded(Whole):
     """Shards over `training.shard_size` ranks (default: all), replicas beyond. The model comes on the meta device."""
 
-    def __init__(self, model: PreTrainedModel, training: FsdpTrainingConfig, trains: bool) -> None:
+    def __init__(self, model: PreTrainedModel, training: FsdpTrainingConfig) -> None:
         cuda = torch.cuda.is_available()
         self.model = model
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self.first = dist.get_rank() == 0
         self._dtype = model.dtype
         self._once = training.reduce_once
         ranks, size = dist.get_world_size(), training.shard_size or dist.get_world_size()
@@ -72,14 +75,14 @@ class Sharded(Whole):
         shape = {"shards": size} if ranks == size else {"replicas": ranks // size, "shards": size}
         self._mesh = init_device_mesh(self.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         self._placements = [Replicate()] * (len(shape) - 1) + [Shard(0)]
-        if trains:
-            model.float()  # the shards are the masters
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()  # the shards are the masters
         self._outside = _places(model)
         self._shard_body(training.cpu_offload)
         self.home = torch.device("cpu") if training.cpu_offload else self.device
-        self._shard_outside(torch.float32 if trains else self._dtype)
+        self._shard_outside()
         model.to_empty(device=self.home)
-        model.requires_grad_(trains)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.device))
@@ -105,11 +108,11 @@ class Sharded(Whole):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
-    def _shard_outside(self, dtype: torch.dtype) -> None:
+    def _shard_outside(self) -> None:
         """Replace each parameter by its shards."""
         for parameter, places in self._outside.items():
-            shards = empty(*parameter.shape, dtype=dtype, device_mesh=self._mesh, placements=self._placements)
-            _register(places, nn.Parameter(shards))
+            how: dict[str, Any] = {"dtype": parameter.dtype, "device_mesh": self._mesh, "placements": self._placements}
+            _register(places, nn.Parameter(empty(*parameter.shape, **how), requires_grad=parameter.requires_grad))
         self._outside = _places(self.model)
 
     @contextmanager
@@ -127,7 +130,8 @@ class Sharded(Whole):
                 _register(places, shards)
         if torch.is_grad_enabled():
             for shards, parameter in whole.items():
-                self._reduce(shards, parameter)
+                if shards.requires_grad:
+                    self._reduce(shards, parameter)
 
     def _reduce(self, shards: nn.Parameter, parameter: nn.Parameter) -> None:
         """Add the sum of all ranks' gradients of `parameter` to that of the shards."""
@@ -154,9 +158,8 @@ class Sharded(Whole):
         here: Any = parameter.detach().to(self.device, self._dtype)
         return here.full_tensor()
 
-    def save(self, directory: Path) -> None:
-        weights = ((name, self.full(parameter)) for name, parameter in self.model.named_parameters())
-        if dist.get_rank() == 0:
+    def save(self, weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
+        if self.first:
             directory.mkdir(exist_ok=True)
             self.model.config.architectures = [type(self.model).__name__]
             self.model.config.dtype = self._dtype

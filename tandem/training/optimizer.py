@@ -39,6 +39,7 @@ class MasterAdamW:
     def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, cpu_offload: bool = False) -> None:
         self._config = config
         self._total_steps = total_steps
+        self._stays_on_cpu = cpu_offload
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
         matrices = [master for master in self.masters.values() if master.ndim >= 2]
@@ -73,7 +74,9 @@ class MasterAdamW:
         return {"grad_norm": norm.item(), "lr": lr}
 
     def move(self, device: torch.device) -> None:
-        """Masters and moments to `device`; the masters stay the same objects."""
+        """Masters and moments to `device`, unless their place is the CPU; the masters stay the same objects."""
+        if self._stays_on_cpu:
+            return
         for master, state in self._adamw.state.items():
             master.data = master.data.to(device)
             state.update({name: tensor.to(device) for name, tensor in state.items()})

@@ -27,6 +27,7 @@ LAYERS = {
 MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
 OWNERS = {
+    "peft": "models/lora.py",
     "tensorboard": "tracking/tensorboard.py",
     "vllm": "generation/vllm.py",
     "sglang": None,

@@ -20,7 +20,7 @@ from transformers import GPT2Config, MistralConfig, PreTrainedConfig, Qwen2Confi
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import EngineError
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
@@ -56,11 +56,10 @@ CASES: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation_checkpointing": True},
     "reduced each time": {"reduce_once": False},
     "cpu offload": {"cpu_offload": True},
+    "lora": {},
 }
-HYBRID: dict[str, dict[str, Any]] = {
-    "hybrid": {"shard_size": 2},
-    "hybrid, reduced each time": {"shard_size": 2, "reduce_once": False},
-}
+HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
+SAVED = ("tied", "critic", "lora")
 CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
     ("tied", True): {},
     ("tied", False): {"activation_checkpointing": True},
@@ -137,7 +136,8 @@ def write_models(directory: Path) -> None:
 
 def engine(directory: Path, case: str, dtype: Any = "float32", **training: Any) -> TrainEngine:
     model = case if case in MODELS else "tied"
-    config = ModelConfig(path=directory / model, critic_path=directory / "critic", dtype=dtype)
+    lora = LoraConfig(rank=3, alpha=12) if case.startswith("lora") else None
+    config = ModelConfig(path=directory / model, critic_path=directory / "critic", dtype=dtype, lora=lora)
     how = FsdpTrainingConfig(**{**CASES.get(case, {}), **HYBRID.get(case, {}), **training})
     return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, critic=case == "critic")
 
@@ -198,7 +198,7 @@ def contextual(directory: Path, case: str, token_local: bool, rank: int, ranks: 
 
 def saved(directory: Path, rank: int, ranks: int) -> None:
     """Two steps, then a checkpoint; critics too."""
-    for case in ("tied", "critic"):
+    for case in SAVED:
         model, checkpoint = engine(directory, case), directory / f"saved at {ranks}" / case
         train(model, range(2), rank, ranks)
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def saved(directory: Path, rank: int, ranks: int) -> None:
 def resumed(directory: Path, at: int, rank: int, ranks: int) -> dict[str, Any]:
     """The step after a checkpoint that was saved at `at` ranks."""
     found: dict[str, Any] = {}
-    for case in ("tied", "critic"):
+    for case in SAVED:
         model = engine(directory, case)
         model.load(directory / f"saved at {at}" / case)
         found[case] = {"steps": train(model, range(2, 3), rank, ranks), "weights": weights(model)}
@@ -249,7 +249,7 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # GPT-2's; nothing writes into it
     rendezvous = f"file://{directory}/rendezvous{ranks}"
-    dist.init_process_group("gloo", rendezvous, timedelta(seconds=30), world_size=ranks, rank=rank)
+    dist.init_process_group("gloo", rendezvous, timedelta(seconds=120), world_size=ranks, rank=rank)
     findings: dict[str, Any] = {}
     cases = {4: ["tied", "critic", *HYBRID], 2: list(CASES), 3: ["untied"]}[ranks]
     findings["trained"] = {case: trained(directory, case, rank, ranks) for case in cases}
@@ -257,7 +257,7 @@ def world(rank: int, ranks: int, directory: Path) -> None:
         saved(directory, rank, ranks)
     findings["resumed"] = {at: resumed(directory, at, rank, ranks) for at in {2: (1, 4), 3: (2,), 4: ()}[ranks]}
     if ranks in (2, 4):
-        contexts = list(CONTEXT) if ranks == 2 else [("tied", True), ("few key heads", True)]
+        contexts = list(CONTEXT) if ranks == 2 else [("few key heads", True)]
         findings["context"] = {case: contextual(directory, *case, rank, ranks) for case in contexts}
     if ranks == 2:
         findings["bfloat16"] = bfloat16(directory, rank, ranks)

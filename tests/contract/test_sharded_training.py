@@ -50,7 +50,7 @@ def worlds(directory: Path) -> dict[int, Findings]:
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> dict[str, Findings]:
     """One rank's findings, by case; sharding options change nothing there."""
-    return {case: sharded.trained(directory, case, 0, 1) for case in ("tied", "untied", "gpt2", "critic")}
+    return {case: sharded.trained(directory, case, 0, 1) for case in ("tied", "untied", "gpt2", "critic", "lora")}
 
 
 def assert_steps(found: list[dict[str, float]], wanted: list[dict[str, float]], tolerance: float = 1e-5) -> None:
@@ -81,7 +81,7 @@ def test_three_steps_equal_those_of_one_rank(
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [(1, 2), (2, 3), (4, 2)])
-@pytest.mark.parametrize("case", ["tied", "critic"])
+@pytest.mark.parametrize("case", sharded.SAVED)
 def test_a_checkpoint_loads_at_any_number_of_ranks(
     saved: int, resumed: int, case: str, worlds: dict[int, Findings], alone: dict[str, Findings]
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_checkpoint_loads_at_any_number_of_ranks(
     assert_weights(found["weights"], wanted["weights"])
 
 
-@pytest.mark.parametrize("case", ["tied", "critic"])
+@pytest.mark.parametrize("case", sharded.SAVED)
 def test_a_checkpoint_of_two_ranks_loads_at_one(
     case: str, directory: Path, worlds: dict[int, Findings], alone: dict[str, Findings]
 ) -> None:
@@ -115,9 +115,7 @@ def test_the_model_directory_of_several_ranks_loads_with_transformers(
     assert_weights(dict(model.named_parameters()), sharded.weights(resumed), atol=0)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "case"), [*((2, case) for case in sharded.CONTEXT), (4, ("tied", True)), (4, ("few key heads", True))]
-)
+@pytest.mark.parametrize(("ranks", "case"), [*((2, case) for case in sharded.CONTEXT), (4, ("few key heads", True))])
 def test_context_parallel_equals_one_rank(
     ranks: int, case: tuple[str, bool], directory: Path, worlds: dict[int, Findings]
 ) -> None:

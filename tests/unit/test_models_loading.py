@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.loading import load_critic, load_policy, load_tokenizer
+from tandem.models.loading import load_model, load_policy, load_tokenizer
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_critic_starts_at_zero_unless_its_directory_has_a_value_head(directory: Path, tmp_path: Path) -> None:
-    critic = load_critic(ModelConfig(path=directory))
+    critic = load_model(ModelConfig(path=directory), critic=True)
     assert critic.config.attention_dropout == 0
     assert critic.score.weight.shape == (1, 8) and not critic.score.weight.any() and not critic.score.bias.any()
     critic.score.weight.data.fill_(0.5)
     critic.save_pretrained(tmp_path / "critic")
-    trained = load_critic(ModelConfig(path=directory, critic_path=tmp_path / "critic"))
+    trained = load_model(ModelConfig(path=directory, critic_path=tmp_path / "critic"), critic=True)
     assert (trained.score.weight == 0.5).all()
 
 
@@ -40,9 +40,9 @@ def test_a_weight_that_is_missing_is_named(directory: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    for load in (load_policy, load_critic):
+    for critic in (False, True):
         with pytest.raises(UserError, match=r"lacks the weight model\.norm\.weight"):
-            load(ModelConfig(path=directory))
+            load_model(ModelConfig(path=directory), critic)
 
 
 def test_a_directory_without_tokenizer_or_model_is_refused(directory: Path, tmp_path: Path) -> None:

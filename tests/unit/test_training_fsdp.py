@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
+from tandem.config.algorithms import GRPOConfig, OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import GRPOConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
 from tandem.training.fsdp import FsdpEngine

@@ -1,0 +1,86 @@
+"""LoRA through PEFT: the model stays as it is, small matrices beside its linear layers learn (Hu et al. 2021).
+
+W x + alpha / rank * B A x,  A [rank, in] random, B [out, rank] zero at first         arXiv:2106.09685, section 4.1
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from tandem.config.tree import LoraConfig
+from tandem.errors import UserError
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Freeze the model and put adapters into it, in place: until they learn, it computes what it did."""
+    try:
+        import peft
+    except ImportError:
+        raise UserError("model.lora needs the package peft; install tandem-rl[lora]") from None
+    settings = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=config.target_modules, task_type="CAUSAL_LM"
+    )
+    try:
+        with torch.device(model.device), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # PEFT sets it where it has to
+            peft.inject_adapter_in_model(settings, model)
+    except ValueError as error:
+        raise UserError(f"model.lora.target_modules: {config.target_modules}: {error}") from None
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+    reset_adapters(model)
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+@torch.no_grad()
+def reset_adapters(model: PreTrainedModel) -> None:
+    """A is uniform in +- 1 / sqrt(in), drawn by its name alone, so the same on any number of ranks; B is zero."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            bound = parameter.shape[1] ** -0.5
+            drawn = torch.empty(parameter.shape, device="cpu")
+            drawn.uniform_(-bound, bound, generator=torch.Generator().manual_seed(crc32(name.encode())))
+            if isinstance(parameter, DTensor):
+                drawn = distribute_tensor(drawn, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.copy_(drawn)
+        elif ".lora_B." in name:
+            parameter.zero_()
+
+
+def merged_weights(model: PreTrainedModel, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, weight with its adapter added), one at a time; `full` makes a parameter whole."""
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        weight, (path, base, kind) = full(parameter), name.rpartition(".base_layer.")
+        if base and kind == "weight":
+            layer: Any = model.get_submodule(path)
+            down, up = (full(matrices["default"].weight).float() for matrices in (layer.lora_A, layer.lora_B))
+            change = up @ down * layer.scaling["default"]
+            weight = (weight.float() + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
+        yield name.replace(".base_layer.", "."), weight
+
+
+def write_adapters(model: PreTrainedModel, full: Callable[[Tensor], Tensor], directory: Path, first: bool) -> None:
+    """A directory as PEFT writes it, by the `first` rank; every rank calls it."""
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": full(parameter).cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if is_adapter(name)
+    }
+    if first:
+        directory.mkdir(exist_ok=True)
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        settings: Any = model.peft_config
+        settings["default"].save_pretrained(str(directory))

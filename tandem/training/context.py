@@ -1,0 +1,131 @@
+"""Context parallelism: the ranks of a group get the same micro-batches, share their tokens, and answer alike.
+
+    MicroBatch --part--> this rank's tokens --> hidden states --> its scored tokens --scored--> those of all
+
+Rank layout: `rank = data * context_parallel + context`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from tandem.errors import UserError
+from tandem.models.attention import PackedRows, ScatteredRows
+from tandem.training.base import LossResult
+from tandem.training.head import Columns, ValueHead, VocabularyHead, differentiate
+from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's part of a micro-batch. `_S` here: the scored tokens that are this rank's."""
+
+    token_ids: IntArray
+    plan: PackedRows | ScatteredRows
+    scored: Tensor
+    """int64 `[S]`: places among the part's tokens."""
+    targets: Tensor
+    """int64 `[S]`."""
+    mine: Tensor
+    """int64 `[S]`: places among the micro-batch's scored tokens."""
+    columns: Columns
+    """Of all the micro-batch's scored tokens."""
+    size: int
+    """How many these are."""
+
+
+class Context:
+    """The group of this rank."""
+
+    def __init__(self, ranks: int, model: PreTrainedConfig) -> None:
+        """Every rank of torch.distributed calls it together."""
+        self._ranks = ranks
+        self._rank = 0
+        self._group = None
+        if ranks == 1:
+            return
+        heads = model.num_attention_heads
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        if world % ranks or heads % ranks:
+            raise UserError(
+                f"training.context_parallel: groups of {ranks} cannot share {world} ranks or {heads} attention heads "
+                "evenly; use a divisor of both"
+            )
+        groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
+        self._rank = dist.get_rank() % ranks
+        self._group: Any = groups[dist.get_rank() // ranks]
+
+    def part(self, micro_batch: MicroBatch, device: torch.device) -> Part:
+        """Equal numbers of tokens; what is missing for that stands at the end, as a segment of its own."""
+        tokens, offsets, prefixes = micro_batch.token_ids, micro_batch.offsets, micro_batch.prefixes
+        if padding := -len(tokens) % self._ranks:
+            tokens = np.pad(tokens, (0, padding))
+            offsets, prefixes = np.append(offsets, len(tokens)), np.append(prefixes, -1)
+        rows, share = PackedRows(offsets, device, prefixes), len(tokens) // self._ranks
+        start = share * self._rank
+        mine = np.flatnonzero((micro_batch.scored >= start) & (micro_batch.scored < start + share))
+
+        def on_device(array: np.ndarray[Any, Any]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Part(
+            token_ids=tokens[start : start + share],
+            plan=rows if self._group is None else ScatteredRows(rows, self._group),
+            scored=on_device(micro_batch.scored[mine] - start),
+            targets=on_device(micro_batch.targets[mine].astype(np.int64)),
+            mine=on_device(mine),
+            columns=micro_batch.columns.map(on_device),
+            size=len(micro_batch.scored),
+        )
+
+    def scored(self, part: Part, outputs: Outputs[Tensor]) -> Outputs[Tensor]:
+        """From the outputs for this rank's scored tokens, those for all of the micro-batch's."""
+        if self._group is None:
+            return outputs
+
+        def whole(column: Tensor) -> Tensor:
+            everyones = column.new_zeros(part.size).index_copy(0, part.mine, column)
+            dist.all_reduce(everyones, group=self._group)
+            return everyones
+
+        return outputs.map(whole)
+
+    def backward(
+        self, head: VocabularyHead | ValueHead, part: Part, hidden_S: Tensor, targets_S: Tensor, loss: TokenLoss[Tensor]
+    ) -> LossResult:
+        """The head's `backward`; each token's loss and metrics are counted by one rank of the group."""
+        if self._group is None:
+            return head.backward(hidden_S, targets_S, part.columns, loss)
+        columns, counted = part.columns.map(lambda column: column[part.mine]), None
+        if not loss.token_local:
+            with torch.no_grad():
+                said = self.scored(part, head.forward(hidden_S, targets_S))
+            said.squared_probs_S = None  # no loss reads it
+            value, metrics, slopes = differentiate(loss, said, part.columns)
+            counted = LossResult.of([(value, metrics)] if self._rank == 0 else [], said)
+            columns, loss = _by_slopes(slopes.map(lambda column: column[part.mine])), _Slopes()
+        result = head.backward(hidden_S, targets_S, columns, loss)
+        return counted or LossResult(result.loss, result.metrics, [self.scored(part, result.outputs[0])])
+
+
+def _by_slopes(slopes: Outputs[Tensor]) -> Columns:
+    return TokenColumns(weights=slopes.logprobs_S, shares=slopes.entropy_S, values=slopes.values_S)
+
+
+class _Slopes:
+    """The linear loss that has the same derivatives as another one here: slope times output, from `_by_slopes`."""
+
+    token_local = True
+
+    def __call__(self, outputs: Outputs[Tensor], columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
+        slopes = (columns.weights, columns.shares, columns.values)
+        said = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
+        terms = [
+            (slope * x).sum() for slope, x in zip(slopes, said, strict=True) if slope is not None and x is not None
+        ]
+        return torch.stack(terms).sum(), {}
