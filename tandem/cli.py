@@ -11,10 +11,10 @@ import typer
 
 from tandem import __version__
 from tandem.config.load import load_config
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError
 
-Config = TypeVar("Config", TrainConfig, SftConfig)
+Config = TypeVar("Config", TrainConfig, SftConfig, DpoConfig)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
@@ -69,6 +69,26 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
     from tandem.jobs.sft import train as run
 
     _run(config, SftDataset, run, dry_run)
+
+
+@app.command()
+def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
+    """Direct preference optimization and its kin, on pairs of answers."""
+    config = _configure(DpoConfig, arguments, resume)
+    from tandem.data.preference import PreferenceDataset
+    from tandem.jobs.preference import train_dpo
+
+    _run(config, PreferenceDataset, train_dpo, dry_run)
+
+
+@app.command(name="reward-model")
+def reward_model(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
+    """A model of which of two answers is better, trained on pairs of answers."""
+    config = _configure(SftConfig, arguments, resume)
+    from tandem.data.preference import PreferenceDataset
+    from tandem.jobs.preference import train_reward_model
+
+    _run(config, PreferenceDataset, train_reward_model, dry_run)
 
 
 @app.command(name="eval")

@@ -63,6 +63,16 @@ class Demonstration:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """A data row with two answers to one prompt, of which one is better."""
+
+    chosen: Demonstration
+    rejected: Demonstration
+    margin: float = 0.0
+    """By how much, in units of a reward model's score."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn: temperature, then top-k, then top-p; temperature 0 is greedy."""
 

@@ -4,11 +4,22 @@ Suffixes as in `tandem.types`, and `_R`: rows of a micro-batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tandem.types import Batch, BoolArray, Demonstration, FloatArray, Group, IntArray, MicroBatch, TokenColumns
+from tandem.types import (
+    Batch,
+    BoolArray,
+    Demonstration,
+    FloatArray,
+    Group,
+    IntArray,
+    MicroBatch,
+    Preference,
+    TokenColumns,
+)
 
 
 def to_batch(groups: Sequence[Group]) -> Batch:
@@ -39,6 +50,21 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
         scored=np.ones(len(demonstrations), dtype=np.bool_),
         tokens=TokenColumns(),
     )
+
+
+def pairs_to_batch(pairs: Sequence[Preference]) -> Batch:
+    """Chosen and rejected answers in turn; a pair is a group where its prompts have the same tokens."""
+    batch = demonstrations_to_batch([row for pair in pairs for row in (pair.chosen, pair.rejected)])
+    alike = [np.array_equal(pair.chosen.prompt_ids, pair.rejected.prompt_ids) for pair in pairs]
+    batch.groups[1::2] -= np.array(alike, dtype=np.int32)
+    return batch
+
+
+def scored_at_the_end(row: Demonstration) -> Demonstration:
+    """One token more, the only one in the mask: its value sees the whole answer. No model sees the token itself."""
+    mask = np.zeros(len(row.response_ids) + 1, dtype=np.bool_)
+    mask[-1] = True
+    return replace(row, response_ids=np.append(row.response_ids, np.int32(0)), loss_mask=mask)
 
 
 def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:

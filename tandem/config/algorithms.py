@@ -27,6 +27,29 @@ class OptimizerConfig(Section):
     warmup_steps: NonNegativeInt = 0
 
 
+class PreferenceConfig(Section):
+    """What `tandem dpo` makes of pairs of answers."""
+
+    loss: Literal["dpo", "ipo", "simpo"] = "dpo"
+    """dpo: arXiv:2305.18290; ipo: arXiv:2310.12036; simpo, which needs no reference policy: arXiv:2405.14734."""
+    beta: PositiveFloat = 0.1
+    """Of the distance to the reference policy; simpo: of the margin, 2 to 2.5 are usual."""
+    length_normalized: bool = False
+    """dpo: log-probs are averaged over an answer's tokens, not summed; ipo and simpo always do so."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """dpo: this share of the pairs is taken to be the wrong way round (conservative DPO)."""
+    target_margin: NonNegativeFloat = 0.0
+    """simpo: gamma."""
+
+    @model_validator(mode="after")
+    def _of_its_loss(self) -> Self:
+        if self.loss != "dpo" and (self.label_smoothing or self.length_normalized):
+            raise ValueError(f"label_smoothing and length_normalized are of loss: dpo, not of {self.loss}")
+        if self.loss != "simpo" and self.target_margin:
+            raise ValueError(f"target_margin is of loss: simpo, not of {self.loss}")
+        return self
+
+
 class LossConfig(Section):
     """What every policy loss has."""
 

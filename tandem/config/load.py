@@ -9,10 +9,10 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tandem.config.tree import Section, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, Section, SftConfig, TrainConfig
 from tandem.errors import UserError
 
-Config = TypeVar("Config", TrainConfig, SftConfig)
+Config = TypeVar("Config", TrainConfig, SftConfig, DpoConfig)
 
 
 def _union_tags(kind: type[Section]) -> Iterator[str]:

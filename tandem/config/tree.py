@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 
-from tandem.config.algorithms import AlgorithmConfig, GRPOConfig
+from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, PreferenceConfig
 from tandem.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
@@ -53,7 +53,7 @@ class DataConfig(DataFilesConfig):
 
 
 class SftDataConfig(DataFilesConfig):
-    """One row a demonstration: `messages`, or `prompt` + `completion`."""
+    """One row a demonstration (`messages`, or `prompt` + `completion`), or a pair of answers (`chosen`, `rejected`)."""
 
     train_files: list[Path] = Field(min_length=1)
     rows_per_step: PositiveInt = 128
@@ -169,9 +169,15 @@ class RunConfig(Section):
 
 
 class SftConfig(RunConfig):
-    """`tandem sft`."""
+    """`tandem sft` and `tandem reward-model`."""
 
     data: SftDataConfig
+
+
+class DpoConfig(SftConfig):
+    """`tandem dpo`."""
+
+    preference: PreferenceConfig = PreferenceConfig()
 
 
 class TrainConfig(RunConfig):

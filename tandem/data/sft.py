@@ -1,6 +1,6 @@
 """Rows to imitate: `messages`, or `prompt` + `completion` -> Demonstration."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,16 +10,18 @@ from tandem.data.dataset import Dataset
 from tandem.data.rows import BadRow, Row, cell
 from tandem.types import BoolArray, Demonstration
 
+Item = TypeVar("Item")
 
-class SftDataset(Dataset[Demonstration, SftDataConfig]):
-    """Demonstrations.
+
+class DemonstrationDataset(Dataset[Item, SftDataConfig]):
+    """What is made of demonstrations.
 
     Messages: the loss is on the assistant turns, each with its end-of-turn tokens; the prompt is everything before the
     first of them (of the completion, for a `prompt` of messages), generation prompt included. Strings: prompt and
     completion are tokenised apart, and the completion ends with the EOS token.
     """
 
-    def _read(self, row: Row) -> tuple[str, Demonstration]:
+    def _demonstration(self, row: Row) -> tuple[str, Demonstration]:
         row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
         if row_format == "`messages`":
             ids, learned = self._encode_messages(messages_of(row, "messages"), first=1)
@@ -60,3 +62,10 @@ class SftDataset(Dataset[Demonstration, SftDataConfig]):
                 raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
             learned |= (len(before) <= starts) & (starts < len(through))
         return encoded["input_ids"], learned
+
+
+class SftDataset(DemonstrationDataset[Demonstration]):
+    """Rows to imitate."""
+
+    def _read(self, row: Row) -> tuple[str, Demonstration]:
+        return self._demonstration(row)

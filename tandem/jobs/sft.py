@@ -1,8 +1,11 @@
 """Supervised fine-tuning as a job: the same engine, data module and run as reinforcement learning."""
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,18 +17,25 @@ from tandem.controller.learning import token_shares
 from tandem.controller.pools import Role
 from tandem.controller.roles import Placement, pools_of
 from tandem.data.sampler import Sampler
-from tandem.data.sft import SftDataset
+from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
-from tandem.types import StepMetrics
+from tandem.types import Batch, Demonstration, StepMetrics
 from tandem.workers.training import TrainWorker
 
+Item = TypeVar("Item")
 
-class SftJob:
-    """Maximum likelihood of the demonstrations' answers, token mean over each step."""
 
-    def __init__(self, config: SftConfig, inputs: Inputs[SftDataset], placement: Placement) -> None:
+class SupervisedJob(ABC, Generic[Item]):
+    """Trains one model on rows of data, as many a step as `data.rows_per_step` says."""
+
+    name: str
+    """Of the kind of training: first part of its metrics' names."""
+
+    def __init__(
+        self, config: SftConfig, inputs: Inputs[DemonstrationDataset[Item]], placement: Placement, role: Role
+    ) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -34,41 +44,63 @@ class SftJob:
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self.placement = placement
-        self._actor = placement.group(
-            Role.Actor, TrainWorker, config.model, config.training, config.training.optimizer, self.total_steps
+        options = {"critic": True} if role is Role.RewardModel else {}
+        optimizer = config.training.optimizer
+        self._trained = placement.group(
+            role, TrainWorker, config.model, config.training, optimizer, self.total_steps, **options
         )
 
+    @abstractmethod
+    def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
+        """One optimizer step; metrics without their first part, those of the optimizer with the role's."""
+
+    @abstractmethod
+    def judge(self, rows: Sequence[Item]) -> StepMetrics:
+        """The metrics of validation rows, without `val/`."""
+
     def step(self, step: int) -> StepMetrics:
-        batch = demonstrations_to_batch([self._train[row] for row in next(self._sampler)])
-        batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
-        learned, _ = self._actor.learn(batch, NextTokenLoss()).get()
-        metrics = {name.replace("actor/", "sft/"): value for name, value in learned.items()}
+        batch, learned = self.learn([self._train[row] for row in next(self._sampler)])
+        metrics = {f"{self.name}/{name.rpartition('/')[2]}": value for name, value in learned.items()}
         tokens = len(batch.prompt_ids) + len(batch.response_ids)
         return {**metrics, "perf/tokens": float(tokens), "data/epoch": self._sampler.epoch}
 
     def evaluate(self, step: int) -> StepMetrics:
-        """Mean negative log-likelihood of the validation answers' tokens."""
         val = self._inputs.val
         assert val is not None
-        batch = demonstrations_to_batch([val[row] for row in range(len(val))])
-        logprobs = self._actor.logprobs(batch).get()
-        return {"val/loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
+        return {f"val/{name}": value for name, value in self.judge([val[row] for row in range(len(val))]).items()}
 
     def save(self, directory: Path) -> None:
-        self._actor.save(directory).get()
+        self._trained.save(directory).get()
         self._inputs.tokenizer.save_pretrained(directory / "model")
-        write_text(directory / "state" / "sft.json", json.dumps({"sampler": self._sampler.state()}))
+        write_text(directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
 
     def load(self, directory: Path) -> None:
-        self._actor.load(directory).get()
-        state = json.loads((directory / "state" / "sft.json").read_text(encoding="utf-8"))
+        self._trained.load(directory).get()
+        state = json.loads((directory / "state" / "data.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
 
     def close(self) -> None:
         self.placement.close()
 
 
-def train(config: SftConfig, inputs: Inputs[SftDataset]) -> bool:
+class SftJob(SupervisedJob[Demonstration]):
+    """Maximum likelihood of the demonstrations' answers, token mean over each step."""
+
+    name = "sft"
+
+    def learn(self, rows: Sequence[Demonstration]) -> tuple[Batch, StepMetrics]:
+        batch = demonstrations_to_batch(rows)
+        batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
+        return batch, self._trained.learn(batch, NextTokenLoss()).get()[0]
+
+    def judge(self, rows: Sequence[Demonstration]) -> StepMetrics:
+        """Mean negative log-likelihood of the answers' tokens."""
+        batch = demonstrations_to_batch(rows)
+        logprobs = self._trained.logprobs(batch).get()
+        return {"loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
+
+
+def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> bool:
     """`tandem sft`: True when the run reached its last step."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config))))
+        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config)), Role.Actor))

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import yaml
 
 from tandem.config.algorithms import PUBLISHED, PolicyGradientConfig
-from tandem.config.tree import Section, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, Section, TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -93,9 +93,15 @@ def tables(name: str, sections: list[type[Section]]) -> list[str]:
     return lines
 
 
+COMMANDS = (
+    ("`tandem train`, `tandem eval`", TrainConfig),
+    ("`tandem sft`, `tandem reward-model`, `tandem dpo`", DpoConfig),
+)
+
+
 def render() -> str:
     lines = [HEAD]
-    for command, config in (("`tandem train`, `tandem eval`", TrainConfig), ("`tandem sft`", SftConfig)):
+    for command, config in COMMANDS:
         lines += [f"## {command}", ""]
         for name, field in config.model_fields.items():
             lines += tables(name, sections_in(field.annotation))

@@ -1,0 +1,151 @@
+"""`tandem dpo` and `tandem reward-model` on pairs of sort4: losses fall, margins rise, a resumed run is the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tandem.algorithms.preference import DPOLoss, PairBatch, SlopeLoss
+from tandem.batching.packing import micro_batches, pairs_to_batch
+from tandem.cli import main
+from tandem.config.algorithms import OptimizerConfig, PreferenceConfig
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import ModelConfig, SftDataConfig
+from tandem.data.preference import PreferenceDataset
+from tandem.models.loading import load_tokenizer
+from tandem.training.fsdp import make_engine
+from tandem.types import Batch
+
+
+@pytest.fixture(scope="module")
+def pairs(sort4: Path) -> Path:
+    """A right answer and a wrong one (its first two digits swapped) to each of 256 prompts."""
+    rows = [json.loads(line) for line in (sort4 / "train.jsonl").read_text().splitlines()[:256]]
+    lines = []
+    for row in rows:
+        right = row["ground_truth"]
+        wrong = right[1] + right[0] + right[2:]
+        if wrong != right:
+            lines.append(json.dumps({"prompt": row["prompt"], "chosen": right, "rejected": wrong}))
+    (sort4 / "pairs.jsonl").write_text("\n".join(lines[32:]))
+    (sort4 / "pairs_val.jsonl").write_text("\n".join(lines[:32]))
+    return sort4
+
+
+def config(pairs: Path, run_dir: Path, **more) -> Path:
+    sections = {
+        "model": {"path": str(pairs / "model")},
+        "data": {
+            "train_files": [str(pairs / "pairs.jsonl")],
+            "val_files": [str(pairs / "pairs_val.jsonl")],
+            "rows_per_step": 32,
+        },
+        "training": {"optimizer": {"lr": 3e-3}},
+        "trainer": {"run_dir": str(run_dir), "steps": 30, "eval_every": 30},
+        **more,
+    }
+    path = run_dir.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+def records(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("preference", [{}, {"loss": "simpo", "beta": 2.0, "target_margin": 0.5}])
+def test_dpo_learns(pairs: Path, tmp_path: Path, preference: dict) -> None:
+    assert main(["dpo", str(config(pairs, tmp_path / "run", preference=preference))]) == 0
+    before, *_, after = records(tmp_path / "run")
+    assert after["val/loss"] < before["val/loss"] and after["val/margin"] > before["val/margin"] + 0.1
+    assert after["val/accuracy"] > 0.9
+    assert {"dpo/loss", "dpo/margin", "dpo/accuracy", "dpo/grad_norm", "dpo/lr"} <= after.keys()
+
+
+def test_a_reward_model_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
+    """Held-out accuracy well above chance; a run of two halves ends as one run does."""
+    steps = ["trainer.steps=80", "trainer.eval_every=80"]
+    assert main(["reward-model", str(config(pairs, tmp_path / "once")), *steps]) == 0
+    before, *_, after = records(tmp_path / "once")
+    assert after["val/accuracy"] > 0.75 and after["val/loss"] < before["val/loss"] - 0.1
+    assert main(["reward-model", str(config(pairs, tmp_path / "halves")), "trainer.steps=40"]) == 0
+    assert main(["reward-model", "--resume", str(tmp_path / "halves"), *steps]) == 0
+    assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL (extra bench) to compare with")
+@pytest.mark.parametrize(
+    ("preference", "theirs"),
+    [
+        (PreferenceConfig(beta=0.3), {"loss_type": "sigmoid"}),
+        (PreferenceConfig(beta=0.3, loss="ipo"), {"loss_type": "ipo"}),
+        (PreferenceConfig(beta=0.3, length_normalized=True), {"loss_type": "sigmoid_norm"}),
+    ],
+)
+def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: PreferenceConfig, theirs: dict) -> None:
+    """One batch of eight pairs; the policy has moved away from the reference."""
+    lines = (pairs / "pairs.jsonl").read_text().splitlines()[:8]
+    policy = AutoModelForCausalLM.from_pretrained(pairs / "model")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    policy.save_pretrained(tmp_path / "moved")
+    expected = trl_loss(policy, pairs / "model", [json.loads(line) for line in lines], tmp_path, theirs)
+    expected.backward()
+
+    (tmp_path / "eight.jsonl").write_text("\n".join(lines))
+    data = SftDataConfig(train_files=[tmp_path / "eight.jsonl"])
+    rows = PreferenceDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
+    batch = pairs_to_batch([rows[row] for row in range(8)])
+    engine = make_engine(ModelConfig(path=tmp_path / "moved"), FsdpTrainingConfig(), OptimizerConfig())
+    frozen = make_engine(ModelConfig(path=pairs / "model"), FsdpTrainingConfig(), None)
+    slopes, metrics = DPOLoss(preference)(
+        logprobs(engine, batch),
+        PairBatch(
+            torch.from_numpy(batch.row_of_token),
+            torch.from_numpy(batch.loss_mask),
+            torch.zeros(8),
+            logprobs(frozen, batch),
+        ),
+    )
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    batch.tokens.weights = slopes.numpy()
+    engine.forward_backward(micro_batches(batch, range(16), 64), SlopeLoss())
+    largest = max(parameter.grad.abs().max().item() for parameter in policy.parameters())
+    ours = dict(engine.model.named_parameters())
+    for name, parameter in policy.named_parameters():
+        assert (ours[name].grad - parameter.grad).abs().max().item() < 1e-5 * largest, name
+
+
+def trl_loss(policy: Any, reference: Path, rows: list[dict], directory: Path, options: dict) -> torch.Tensor:
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    arguments = DPOConfig(
+        output_dir=str(directory / "trl"), per_device_train_batch_size=8, beta=0.3, report_to=[], use_cpu=True,
+        gradient_checkpointing=False, bf16=False, disable_dropout=True, **options,
+    )  # fmt: skip
+    trainer = DPOTrainer(
+        model=policy,
+        ref_model=AutoModelForCausalLM.from_pretrained(reference),
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(reference),
+    )
+    return trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+
+
+def logprobs(engine: Any, batch: Batch) -> torch.Tensor:
+    found = torch.zeros(len(batch.response_ids))
+    parts = micro_batches(batch, range(16), 64)
+    for part, outputs in zip(parts, engine.forward(parts), strict=True):
+        found[torch.from_numpy(part.source)] = outputs.logprobs_S
+    return found
