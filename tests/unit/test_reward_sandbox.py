@@ -63,7 +63,7 @@ class TestRuns:
         assert LocalSandbox(Limits(timeout_s=0.3)).run("while True: pass").stopped == "took longer than 0.3 s"
         sandbox = LocalSandbox(Limits(timeout_s=9, memory_mib=128))
         hungry = (
-            "import os, time\nfor _ in range(4):\n    if os.fork() == 0: x = bytearray(90 << 20); break\ntime.sleep(9)"
+            "import os, time\nfor _ in range(4):\n    if os.fork() == 0: x = bytearray(60 << 20); break\ntime.sleep(9)"
         )
         assert sandbox.run(hungry).stopped == "used more than 128 MiB of memory"
 

@@ -37,8 +37,7 @@ def convert(to_rows: ToRows, source: Path, out: Path) -> dict[str, int]:
     Returns the rows read, the rows of each file, and the rows skipped. The same source gives the same bytes. Raises
     UserError for a bad row, and then no file is written.
     """
-    counts: Counter[str] = Counter()
-    indices: Counter[str] = Counter()
+    counts, indices = Counter[str](), Counter[str]()
     with ExitStack() as files:
         writers: dict[str, Callable[[Row], None]] = {}
         for path, split in _splits(source, out):
@@ -56,8 +55,7 @@ def convert(to_rows: ToRows, source: Path, out: Path) -> dict[str, int]:
                     if name not in writers:
                         writers[name] = files.enter_context(_writing(out / f"{name}.parquet"))
                     writers[name](converted)
-    skipped = counts.pop("skipped")
-    return {"rows read": indices.total(), **counts, "skipped": skipped}
+    return {"rows read": indices.total(), "skipped": counts.pop("skipped"), **counts}
 
 
 def verl_row(place: Place, data_source: str, ability: str, prompt: str, ground_truth: Any, extra: Row) -> Row:
@@ -79,11 +77,9 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
     """
 
     def to_rows(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
+        texts = {name for name, value in columns.items() if "{" in value or name == "data_source"}
         try:
-            new = {
-                name: value.format_map(row) if "{" in value or name == "data_source" else row[value]
-                for name, value in columns.items()
-            }
+            new = {name: v.format_map(row) if name in texts else row[v] for name, v in columns.items()}
         except (KeyError, IndexError, ValueError) as error:
             raise BadRow(f"--map: no column {error}; the row has {', '.join(row)}") from error
         if "data_source" in new:

@@ -24,13 +24,11 @@ def unit_tests(
     `ground_truth`: tests in Python, each run in the solution's namespace after it, or {tests, preamble}, the preamble
     being what the solution needs before it. `sandbox`: arguments of `make_sandbox`.
     """
-    if not isinstance(ground_truth, Mapping):
-        ground_truth = {"tests": ground_truth}
-    tests, preamble = list(ground_truth["tests"]), ground_truth.get("preamble") or ""
-    if not tests or isinstance(ground_truth["tests"], str):
+    truth = ground_truth if isinstance(ground_truth, Mapping) else {"tests": ground_truth}
+    if not truth["tests"] or isinstance(truth["tests"], str):
         raise ValueError(f"the ground truth {ground_truth!r:.200} is not a list of tests")
-    program = f"{preamble}\n{extract_code(solution_str)}"
-    reasons, stopped = run_tests(make_sandbox(**sandbox), program, tests, test_timeout_s)
+    program = f"{truth.get('preamble') or ''}\n{extract_code(solution_str)}"
+    reasons, stopped = run_tests(make_sandbox(**sandbox), program, truth["tests"], test_timeout_s)
     passed = reasons.count("") / len(reasons)
     return {
         "score": passed if partial else float(passed == 1),

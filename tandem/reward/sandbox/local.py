@@ -144,19 +144,13 @@ def _content(file: IO[bytes]) -> str:
     return file.read(READ_BYTES).decode(errors="replace")
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for path in glob(f"/proc/{pid}/task/*/children"):
-        with suppress(OSError):  # the thread ended meanwhile
-            children += map(int, Path(path).read_text().split())
-    return children
-
-
 def _resident_bytes(pid: int) -> int:
     """Of a process and its descendants; pages that they share count for each."""
     pages, waiting = 0, [pid]
     while waiting:
-        waiting += _children(pid := waiting.pop())
-        with suppress(OSError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        process = f"/proc/{waiting.pop()}"
+        with suppress(OSError):  # it ended meanwhile
+            pages += int(Path(process, "statm").read_text().split()[1])
+            for children in glob(f"{process}/task/*/children"):
+                waiting += map(int, Path(children).read_text().split())
     return pages * os.sysconf("SC_PAGESIZE")

@@ -38,19 +38,11 @@ def denying_filter(machine: str = platform.machine()) -> bytes:
     if machine not in _MACHINES:
         raise UserError(f"the sandbox knows {', '.join(_MACHINES)}, not {machine}; use sandbox_fusion_url instead")
     column, arch = _MACHINES[machine]
-    denied = [numbers[column] for numbers in DENIED.values()]
-    checks = [(_AT_LEAST, _X32), *((_EQUAL, number) for number in denied)]
-    after = len(checks)
+    checks = [(_AT_LEAST, _X32), *((_EQUAL, numbers[column]) for numbers in DENIED.values())]
     code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
-    # Over the other checks, and over the four of clone, to EPERM.
-    code += [(test, after - i + 4, 0, number) for i, (test, number) in enumerate(checks)]
-    code += [
-        (_EQUAL, 5, 0, _CLONE3),
-        (_EQUAL, 0, 2, _CLONE[column]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_ANY_BIT, 1, 0, _NEW_NAMESPACES),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _EPERM),
-        (_RETURN, 0, 0, _ENOSYS),
-    ]
+    # Each jumps over the checks after it, and the five instructions of clone and _ALLOW, to EPERM.
+    code += [(test, len(checks) - i + 4, 0, number) for i, (test, number) in enumerate(checks)]
+    code += [(_EQUAL, 5, 0, _CLONE3), (_EQUAL, 0, 2, _CLONE[column])]
+    code += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 1, 0, _NEW_NAMESPACES)]
+    code += [(_RETURN, 0, 0, end) for end in (_ALLOW, _EPERM, _ENOSYS)]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
