@@ -221,3 +221,11 @@ def test_the_run_stops_above_the_error_share(start: Start) -> None:
     manager.check_share([])
     with pytest.raises(RewardShareExceeded, match=r"3 of 5 .* = 0\.5.*\n.*the traceback"):
         manager.check_share([hand_made(Score(1.0), ERROR, NOT_SCORED), hand_made(TIMEOUT, ERROR)])
+
+
+def test_the_reason_for_a_low_reward_is_kept(start: Start, tmp_path: Path) -> None:
+    source = "def {name}(completion): return {{'score': 0.0, 'reason': {reason!r}}}\n"
+    path = tmp_path / "reasons.py"
+    path.write_text(source.format(name="a", reason="no number") + source.format(name="b", reason=None))
+    (group,) = start(functions=[f"{path}:a", f"{path}:b"]).score([siblings("4")])
+    assert (group.scores[0].value, group.scores[0].failure, group.scores[0].error) == (0.0, None, "no number")
