@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-STEPS, LOSSES = 8, 2
+STEPS = 8
 
 
-@pytest.mark.parametrize("cluster", [{"ranks": 2}, {"type": "ray", "ranks": 1}], ids=["local", "ray"])
-def test_losses_change_nothing(cluster: dict[str, Any], grpo_config: Path, tmp_path: Path) -> None:
-    """Two losses each; `lose_workers.py` takes any number."""
+@pytest.mark.parametrize(
+    ("cluster", "losses"), [({"ranks": 2}, 2), ({"type": "ray", "ranks": 1}, 1)], ids=["a process", "a node"]
+)
+def test_losses_change_nothing(cluster: dict[str, Any], losses: int, grpo_config: Path, tmp_path: Path) -> None:
+    """`lose_workers.py` takes any number of losses."""
     tree = yaml.safe_load(grpo_config.read_text())
     (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
     tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"], "workers": 1}
@@ -26,11 +28,11 @@ def test_losses_change_nothing(cluster: dict[str, Any], grpo_config: Path, tmp_p
     config.write_text(yaml.safe_dump(tree))
     script = Path(__file__).with_name("lose_workers.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(config), str(tmp_path), str(LOSSES)],
+        [sys.executable, str(script), str(config), str(tmp_path), str(losses)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert done.stdout.count("same outcome") == LOSSES
+    assert done.stdout.count("same outcome") == losses
