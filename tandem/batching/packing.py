@@ -142,14 +142,19 @@ def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro
 
 
 def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
-    """Each row's prompt, where the row is the first of its group, and its response without the last token."""
+    """Each row's prompt, where the row is the first of its group, and its response without the last token.
+
+    Of siblings that said the same, but for their last token, the first one's is there for all.
+    """
     groups_R = batch.groups[rows_R]
     first_R = np.concatenate(([True], groups_R[1:] != groups_R[:-1]))
     response_starts_R, prompt_starts_R = batch.response_offsets[rows_R], batch.prompt_offsets[rows_R]
     responses_R = batch.response_offsets[rows_R + 1] - response_starts_R
     prompts_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * first_R
-    lengths = np.stack((prompts_R, responses_R - 1), axis=1).ravel()
-    answers_R = np.r_[0, lengths].cumsum()[1::2]  # where answers begin, each right after its prompt if that is here
+    same_R = _first_of_the_same(batch, rows_R)
+    answers_R = (responses_R - 1) * (same_R == np.arange(len(rows_R)))
+    lengths = np.stack((prompts_R, answers_R), axis=1).ravel()
+    begins_R = np.r_[0, lengths].cumsum()[1::2]  # where answers begin, each right after its prompt if that is here
     owner_R = np.maximum.accumulate(np.where(first_R, np.arange(len(rows_R)), 0))  # whose prompt each row continues
     number = np.cumsum(lengths > 0) - 1  # an answer of one token leaves no segment
     prefixes = np.stack((np.full(len(rows_R), -1), number[2 * owner_R]), axis=1).ravel()
@@ -158,7 +163,7 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     trained = batch.loss_mask[response_starts_R[row_T] + place_T]
     row_S, place_S = row_T[trained], place_T[trained]
     source_S = response_starts_R[row_S] + place_S
-    before_S = answers_R[np.where(place_S == 0, owner_R[row_S], row_S)] + place_S
+    before_S = begins_R[np.where(place_S == 0, owner_R[row_S], same_R[row_S])] + place_S
     segment_N, place_N = _ragged(lengths)
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = row_S
@@ -171,6 +176,15 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
         columns=columns,
         source=source_S,
     )
+
+
+def _first_of_the_same(batch: Batch, rows_R: IntArray) -> IntArray:
+    """int64 `[R]`: the first of the rows whose group, and response without the last token, each row shares."""
+    ends = zip(batch.response_offsets[rows_R], batch.response_offsets[rows_R + 1] - 1, strict=True)
+    said = [batch.response_ids[start:stop].tobytes() for start, stop in ends]
+    first: dict[tuple[int, bytes], int] = {}
+    told = zip(batch.groups[rows_R].tolist(), said, strict=True)
+    return np.array([first.setdefault(key, row) for row, key in enumerate(told)])
 
 
 def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:

@@ -81,6 +81,20 @@ def test_siblings_share_their_prompt_and_last_tokens_are_left_out(batch: Batch) 
     assert packed.columns.rollout_logprobs.tolist() == [-12, -14, -10, -11, -16]
 
 
+def test_siblings_that_said_the_same_are_computed_once() -> None:
+    """Rows 0 and 2 differ in their last token alone; row 3 says what row 0 says, in another group."""
+    answers = [[10, 11, 12], [10, 12], [10, 11, 13]]
+    siblings = [trajectory([1, 2], answer, [True] * len(answer), i) for i, answer in enumerate(answers)]
+    other = trajectory([1, 2], [10, 11, 12], [True] * 3)
+    batch = to_batch([Group(siblings, [Score(1.0)] * 3), Group([other], [Score(0.0)])])
+    (packed,) = micro_batches(batch, range(4), 100)
+    assert packed.token_ids.tolist() == [1, 2, 10, 11, 10, 1, 2, 10, 11]
+    assert packed.offsets.tolist() == [0, 2, 4, 5, 7, 9] and packed.prefixes.tolist() == [-1, 0, 0, -1, 3]
+    assert packed.source.tolist() == [0, 1, 2, 5, 6, 7, 3, 4, 8, 9, 10]
+    assert packed.scored.tolist() == [1, 2, 3, 1, 2, 3, 1, 4, 6, 7, 8]
+    assert packed.targets.tolist() == [10, 11, 12, 10, 11, 13, 10, 12, 10, 11, 12]
+
+
 def test_micro_batches_keep_to_the_budget_and_a_longer_row_is_alone(batch: Batch) -> None:
     assert [m.token_ids.tolist() for m in micro_batches(batch, [3, 1, 0], 6)] == [[1, 2, 12, 13, 10], [3, 4, 5]]
     assert [m.token_ids.tolist() for m in micro_batches(batch, range(4), 1)] == [[1, 2, 12, 13], [1, 2, 10], [3, 4, 5]]
