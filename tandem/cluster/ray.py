@@ -16,6 +16,7 @@ import traceback
 from pickle import PickleBuffer
 from typing import Any
 
+import psutil
 import ray
 from ray import ObjectRef, cloudpickle
 from ray._private import ray_constants
@@ -35,7 +36,7 @@ _CPUS = 0.01  # that a process reserves: the pool says how many share a node, no
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
 _POLL_S = 1.0  # between two looks at whether all processes are alive, while a call runs
-_FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
+_FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "RAY_DEBUG", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
 """Environment variables whose names start so are the controller's in its processes, too."""
 _Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray passes without copying
 
@@ -63,7 +64,11 @@ class _Process:
 
     def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
-        self._host = Host(rank, pool.size, ray.util.get_node_ip_address())
+        self._address = ray.util.get_node_ip_address()
+        self._host = Host(rank, pool.size, self._address)
+        for name, addresses in psutil.net_if_addrs().items():  # gloo would go by what the host's name stands for
+            if any(address.address == self._address for address in addresses):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
     def __repr__(self) -> str:  # Ray puts it before each line that the process prints
         return f"{self._pool.name} rank {self._rank}"
@@ -73,7 +78,7 @@ class _Process:
             return f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}"
         with socket.socket() as free:
             free.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+            return f"tcp://{self._address}:{free.getsockname()[1]}"
 
     def join(self, rendezvous: str) -> str:
         if self._pool.size > 1:
@@ -112,8 +117,6 @@ class RayRanks:
         self._cluster = cluster
         environment = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
         environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TQDM_DISABLE": "1"}
-        if ray.util.get_node_ip_address() == "127.0.0.1":
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
         places = [(node, local) for node, count in enumerate(pool.processes_on_nodes) for local in range(count)]
         self._actors = [
             _Actor.options(
@@ -128,9 +131,8 @@ class RayRanks:
 
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
-        limit_s = self._cluster.start_timeout_s
-        [meeting] = self._wait([self._actors[0].rendezvous.remote()], limit_s)
-        self._ranks = self._wait(self._ask("join", meeting), limit_s)
+        [meeting] = self._wait([self._actors[0].rendezvous.remote()], self._cluster.start_timeout_s)
+        self._ranks = self._wait(self._ask("join", meeting), self._cluster.start_timeout_s)
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
         return self._perform("create", role, kind, [arguments] * self.size).get()[0]
@@ -210,8 +212,7 @@ class RayRanks:
 class RayCluster:
     """Pools on the Ray cluster at `address`, else at RAY_ADDRESS, else on one that is started on this machine.
 
-    A failure in one pool ends them all; `spawn` may then start anew. A program that has called `ray.init` itself stays
-    connected as it is.
+    A failure in one pool ends them all; `spawn` starts anew. A program that called `ray.init` stays connected as it is.
     """
 
     def __init__(self, address: str | None = None, timeout_s: float = 1800.0, start_timeout_s: float = 600.0) -> None:
@@ -221,8 +222,7 @@ class RayCluster:
         self._connected = not ray.is_initialized()
         if self._connected:
             address = address or os.environ.get("RAY_ADDRESS")
-            # Ray has no argument to stay on loopback; this is its own switch for it
-            ray_constants.ENABLE_RAY_CLUSTER = address is not None
+            ray_constants.ENABLE_RAY_CLUSTER = address is not None  # Ray's own switch: False stays on loopback
             ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
 
     def spawn(self, pool: ResourcePool) -> RayRanks:
