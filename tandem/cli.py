@@ -110,6 +110,23 @@ def evaluate(
 
 
 @app.command()
+def check(arguments: ConfigAndOverrides = None) -> None:
+    """Do engine, trainer and tokenizer agree? A few prompts, three steps at learning rate 0, verdicts."""
+    config = _configure(TrainConfig, arguments)
+    from tandem.data.dataset import RLHFDataset
+    from tandem.jobs.check import check as run
+
+    failed = 0
+    for verdict in run(config, _read(config, RLHFDataset)):
+        print(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.check:<34} {verdict.found}", flush=True)
+        if not verdict.passed:
+            print(f"      likely cause: {verdict.cause}", flush=True)
+            failed += 1
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="aqua, gsm8k, hellaswag, hh, humaneval, math, mbpp; or columns.")],
     source: Annotated[Path, typer.Option("--in", help="The published files: a folder or one file.")],
