@@ -37,6 +37,9 @@ class FsdpTrainingConfig(TrainingSection):
     context_parallel: PositiveInt = 1
     """Ranks that share the tokens of a micro-batch: for responses too long for one."""
 
+    def mesh(self, ranks: int) -> dict[str, int]:
+        return {"data": ranks // self.context_parallel, "context": self.context_parallel}
+
 
 class MegatronTrainingConfig(TrainingSection):
     """Megatron-Core: tensor, pipeline, context and expert parallelism; docs/megatron.md says how to choose.

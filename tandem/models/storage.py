@@ -1,19 +1,15 @@
 """Tensors on disk, whole or in shards: every rank reads and writes its own part, whoever wrote or reads the rest."""
 
-import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_saver import save
-
-_FILE_BYTES = 5 * 2**30
 
 
 def read_shards(tensors: Mapping[str, Tensor], directory: Path) -> None:
@@ -48,33 +44,6 @@ def read_safetensors(tensors: Mapping[str, Tensor], directory: Path, prefix: str
     lacking = {name for name in tensors if names[name] not in saved}
     _read({names[name]: tensor for name, tensor in tensors.items() if name not in lacking}, reader)
     return lacking
-
-
-def write_safetensors(tensors: Iterable[tuple[str, Tensor]], directory: Path, file_bytes: int = _FILE_BYTES) -> None:
-    """Files of about `file_bytes` and their index, as Hugging Face directories have them; holds one file in memory."""
-    parts: list[list[str]] = []
-    size = 0
-    for held in _files(tensors, file_bytes):
-        save_file(held, directory / f"part-{len(parts)}", metadata={"format": "pt"})
-        parts.append(list(held))
-        size += sum(tensor.nbytes for tensor in held.values())
-    places: dict[str, str] = {}
-    for number, names in enumerate(parts):
-        file = f"model-{number + 1:05}-of-{len(parts):05}.safetensors"
-        (directory / f"part-{number}").rename(directory / file)
-        places |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": size}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-
-
-def _files(tensors: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
-    held: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        if held and sum(kept.nbytes for kept in held.values()) + tensor.nbytes > file_bytes:
-            yield held
-            held = {}
-        held[name] = tensor.cpu().contiguous()
-    yield held
 
 
 def _read(tensors: Mapping[str, Tensor], reader: Any) -> None:

@@ -7,6 +7,7 @@
 Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277); a gradient is the sum over all ranks, never their mean.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,6 @@ from transformers import PreTrainedModel
 
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
-from tandem.models.storage import write_safetensors
 
 
 class Whole:
@@ -160,16 +160,10 @@ class Sharded(Whole):
 
     def save(self, weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
         if self.first:
-            directory.mkdir(exist_ok=True)
-            self.model.config.architectures = [type(self.model).__name__]
-            self.model.config.dtype = self._dtype
+            super().save(weights, directory)
+            self.model.config.dtype = self._dtype  # not that of the shards
             self.model.config.save_pretrained(directory)
-            if self.model.can_generate():
-                self.model.generation_config.save_pretrained(directory)
-            write_safetensors(weights, directory)
-        else:
-            for _ in weights:
-                pass
+        deque(weights, maxlen=0)  # the other ranks only take part in gathering
         dist.barrier()
 
 
