@@ -111,6 +111,7 @@ def learn_step(
     roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, clock: Clock
 ) -> Step:
     actor, reference, critic, batch = roles.actor, roles.reference, roles.critic, to_batch(groups)
+    roles.to_training()
     clock("preparation", lambda: prepare(actor, reference, critic, batch, old_policy=old_policy_changes(config)))
     if Signal.SQUARED_PROBS in algorithm.needs:
         batch.tokens.squared_probs = clock("preparation", lambda: actor.squared_probs(batch).get())

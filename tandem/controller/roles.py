@@ -11,6 +11,7 @@ from tandem.algorithms.base import Signal
 from tandem.config.tree import RunConfig, TrainConfig
 from tandem.controller.groups import Cluster, Ranks, WorkerGroup
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.timesharing import TimeSharing
 from tandem.reward.manager import RewardManager
 from tandem.types import StepMetrics
 from tandem.workers.host import Worker
@@ -87,6 +88,8 @@ class Roles:
     critic: WorkerGroup | None = None
     trained: dict[str, WorkerGroup] = field(default_factory=dict[str, WorkerGroup])
     """What a checkpoint holds, by its directory there."""
+    to_training: Callable[[], None] = lambda: None
+    """Gives the devices to the trainers, where generation shares them; `publish` gives them back."""
 
 
 def make_roles(
@@ -112,6 +115,12 @@ def make_roles(
         optimizer = config.algorithm.critic_optimizer
         roles.critic = placement.group(Role.Critic, *policy, optimizer, optimizer_steps, critic=True)
         roles.trained["critic"] = roles.critic
+    sleeps = config.generation.type != "native" and config.generation.sleep != "never"
+    if sleeps and placement.together(Role.Actor, Role.Rollout):
+        here = [role for role in (Role.Actor, Role.RefPolicy, Role.Critic) if placement.together(role, Role.Rollout)]
+        groups = {Role.Actor: actor, Role.RefPolicy: roles.reference, Role.Critic: roles.critic}
+        turns = TimeSharing(rollout, [group for role in here if (group := groups[role])], publish)
+        roles.publish, roles.to_training = turns.publish, turns.to_training
     roles.publish(0)
     return roles
 

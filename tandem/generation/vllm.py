@@ -94,6 +94,8 @@ class VllmEngine:
         return ended
 
     def load(self, part: Part) -> None:
+        if self._engine.is_sleeping():
+            self._engine.wake_up(tags=["weights"])
         if isinstance(part, Commit):
             if self._updating:
                 self._engine.collective_rpc("finish_weight_update")

@@ -94,6 +94,7 @@ def check_numbers(
     prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
     groups = _answer(config, roles, prompts, 0)
     batch = to_batch(groups)
+    roles.to_training()
     trainer = roles.actor.logprobs(batch).get()
     sound, found = _compare(config, batch, trainer)
     cause = (
@@ -102,12 +103,15 @@ def check_numbers(
     yield Verdict("log-probs, engine against trainer", sound, found, cause)
 
     steps = [learn_step(roles, algorithm, config, groups, step, Clock()) for step in (1, 2, 3)]
+    roles.to_training()
     moved = float(np.abs(roles.actor.logprobs(batch).get() - trainer).max())
     yield Verdict(
         "three steps at lr 0", moved == 0, f"log-probs moved by {moved:.1e}", "weights change without a gradient"
     )
 
-    again = to_batch(_answer(config, roles, prompts, 3))
+    roles.publish(4)
+    again = to_batch(_answer(config, roles, prompts, 4))
+    roles.to_training()
     same, found = _compare(config, again, roles.actor.logprobs(again).get())
     yield Verdict(
         "weights after a publish", same, found, "the publish leaves other weights in the engine than it was given"

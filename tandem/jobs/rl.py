@@ -76,6 +76,7 @@ class RlJob:
         write_text(directory / "state" / "rl.json", json.dumps(state))
 
     def load(self, directory: Path) -> None:
+        self._roles.to_training()
         for name, group in self._roles.trained.items():
             group.load(directory / name).get()
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))

@@ -93,6 +93,15 @@ class TrainWorker(Worker):
     def load(self, directory: Path) -> None:
         self.engine.load(directory)
 
+    @register(Dispatch.REPLICATED)
+    def offload(self) -> None:
+        """Leave the device until `onload`; meanwhile only `save` and publishing are legal."""
+        self.engine.offload()
+
+    @register(Dispatch.REPLICATED)
+    def onload(self) -> None:
+        self.engine.onload()
+
     @register(Dispatch.RANK_ZERO)
     def open_bridge(self, receivers: int) -> str:
         """Make a way to the ranks of another pool; answers its address."""
