@@ -28,6 +28,14 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def ray_nodes() -> Iterator[Cluster]:
     """Two nodes on this machine, which this process has joined: RayCluster() uses them."""

@@ -35,6 +35,9 @@ class NativeGenerationConfig(SamplingConfig):
     type: Literal["native"] = "native"
     max_running: PositiveInt = 256
     """Samples that decode at once."""
+    cuda_graphs: bool = True
+    """On a GPU, record decoding steps and replay them. Turn it off for a family whose forward pass cannot be recorded,
+    as those that wait for a number from the GPU."""
 
 
 class WeightSyncConfig(Section):
@@ -46,6 +49,8 @@ class WeightSyncConfig(Section):
     """Memory that a publish takes beside the weights; a tensor larger than half of it travels alone."""
     checksum: bool = False
     """Each engine compares what has reached it with what was sent, at every publish."""
+    delta: bool = False
+    """Between pools send only elements that changed, exactly; either side then keeps a copy of all weights."""
 
 
 class ServedGenerationConfig(SamplingConfig):

@@ -28,20 +28,20 @@ class KVCache:
     """
 
     def __init__(self) -> None:
-        self._slots = 0
-        self._length = 0
+        self.slots = 0
+        self.length = 0
         self._layers: dict[int, list[Tensor]] = {}
 
     def reserve(self, slots: int, length: int) -> None:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
-        self._slots, self._length = max(slots, self._slots), max(_rounded(length), self._length)
+        self.slots, self.length = max(slots, self.slots), max(_rounded(length), self.length)
 
     def layer(self, index: int, *new: Tensor) -> list[Tensor]:
         """The keys and values of a layer whose new ones are `new`, each `[1, kv_heads, N, head_dim]`."""
         caches = self._layers.get(index) or [x.new_empty(0, x.shape[1], x.shape[3], 0) for x in new]
         slots, _, _, length = caches[0].shape
-        if slots < self._slots or length < self._length:
-            grown = [x.new_zeros(self._slots, *x.shape[1:3], self._length) for x in caches]
+        if slots < self.slots or length < self.length:
+            grown = [x.new_zeros(self.slots, *x.shape[1:3], self.length) for x in caches]
             for old, cache in zip(caches, grown, strict=True):
                 cache[:slots, ..., :length] = old
             self._layers[index] = caches = grown
@@ -81,13 +81,16 @@ class Prefill:
 class Decode:
     """The plan for one new token in each of the first B slots."""
 
-    def __init__(self, cache: KVCache, position_N: IntArray, device: torch.device) -> None:
-        """`position_N` int64 `[B]`: where in its row the new token stands; the tokens before it are in the cache."""
+    def __init__(self, cache: KVCache, position_N: Tensor, shortest: int, longest: int) -> None:
+        """`position_N` int64 `[B]`: where in its row the new token stands; the tokens before it are in the cache.
+
+        `shortest`, `longest`: bounds of the rows' lengths, the new token included.
+        """
         self._cache = cache
-        self.position_N = torch.from_numpy(position_N).to(device)
-        self._slot_B = torch.arange(len(position_N), device=device)
-        self._shortest, self._longest = int(position_N.min()) + 1, int(position_N.max()) + 1
-        self._end = _rounded(self._longest)
+        self.position_N = position_N
+        self._slot_B = torch.arange(len(position_N), device=position_N.device)
+        self._shortest, self._longest = shortest, longest
+        self._end = _rounded(longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     def attend(

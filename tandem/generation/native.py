@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.errors import EngineError
 from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
+from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, sample, streams
 from tandem.models.attention import ATTENTION
 from tandem.types import Completion, FloatArray, IntArray, Request, Status
@@ -67,9 +68,17 @@ class NativeEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_running: int, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        max_running: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        record: bool | None = None,
     ) -> None:
-        """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone."""
+        """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone.
+
+        `record`: decoding steps are recorded and replayed; None: where the model is on a GPU.
+        """
         if model.config._attn_implementation != ATTENTION:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
         self._model = model
@@ -85,7 +94,8 @@ class NativeEngine:
         """By slot, in arrays, so that a step's Python does not grow with the rows."""
         self._made = np.zeros((max_running, 0), dtype=_MADE)
         self._stops = np.zeros((max_running, 0), dtype=np.int64)
-        self._cache = KVCache()
+        self._record = self._weight.device.type == "cuda" if record is None else record
+        self._renew_cache()
         self._version: int | None = None
         self._asleep = False
         self._stepping: asyncio.Task[None] | None = None
@@ -125,7 +135,7 @@ class NativeEngine:
     def sleep(self) -> None:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
-        self._cache = KVCache()
+        self._renew_cache()
         self._asleep = True
 
     def wake(self) -> None:
@@ -142,6 +152,10 @@ class NativeEngine:
         self.abort()
         self.sleep()
 
+    def _renew_cache(self) -> None:
+        self._cache = KVCache()
+        self._recorded = RecordedSteps(self._forward, self._weight, self._cache) if self._record else None
+
     async def _step_until_idle(self) -> None:
         while self._waiting or self._rows:
             try:
@@ -149,7 +163,7 @@ class NativeEngine:
             except Exception as error:  # noqa: BLE001 - every caller raises it
                 for results in {entry.results for entry in self._clear()}:
                     results.put_nowait(error)
-                self._cache = KVCache()  # the old one may hold what broke the step
+                self._renew_cache()  # the old one may hold what broke the step
             await asyncio.sleep(0)
 
     @torch.inference_mode()
@@ -158,8 +172,7 @@ class NativeEngine:
             self._prefill(groups)
         if self._rows:
             state = self._state[: len(self._rows)]
-            plan = Decode(self._cache, state["position"], self._weight.device)
-            self._advance(0, self._forward(state["last"], plan, None))
+            self._advance(0, self._decode(state["last"], state["position"]))
 
     def _admit(self) -> list[list[Sample]]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
@@ -199,16 +212,24 @@ class NativeEngine:
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
         self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
         plan = Prefill(self._cache, offsets, first, prompt_B, self._weight.device)
-        logits = self._forward(np.concatenate(prompts), plan, offsets[1:] - 1)
+        logits = self._forward(self._tensor(np.concatenate(prompts))[None], plan, self._tensor(offsets[1:] - 1))
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
 
-    def _forward(self, token_N: IntArray, plan: Prefill | Decode, wanted: IntArray | None) -> torch.Tensor:
-        """Logits `[wanted, V]`, of every token where `wanted` is None."""
-        token_1N = torch.as_tensor(token_N, dtype=torch.int64, device=self._weight.device)[None]
-        keep = 0 if wanted is None else torch.from_numpy(wanted).to(token_1N.device)
+    def _decode(self, token_B: IntArray, position_B: IntArray) -> torch.Tensor:
+        if self._recorded is not None:
+            return self._recorded(token_B, position_B)
+        shortest, longest = int(position_B.min()) + 1, int(position_B.max()) + 1
+        plan = Decode(self._cache, self._tensor(position_B), shortest, longest)
+        return self._forward(self._tensor(token_B)[None], plan)
+
+    def _forward(self, token_1N: torch.Tensor, plan: Prefill | Decode, wanted: int | torch.Tensor = 0) -> torch.Tensor:
+        """Logits `[wanted, V]`, of every token where `wanted` is 0."""
         return self._model(
-            token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=keep
+            token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=wanted
         ).logits[0]
+
+    def _tensor(self, values: IntArray) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
     def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""

@@ -73,7 +73,8 @@ class RolloutWorker(Worker):
             policy = actor.engine.model
         else:
             policy = load_policy(model)
-        return NativeEngine(policy, max_running=config.max_running, tokenizer=tokenizer)
+        record = None if config.cuda_graphs else False
+        return NativeEngine(policy, max_running=config.max_running, tokenizer=tokenizer, record=record)
 
     def _devices(self, wanted: int) -> str | None:
         """CUDA_VISIBLE_DEVICES of this rank's engine: the devices of the ranks that share it; all call it together."""

@@ -1,0 +1,83 @@
+"""Decoding steps recorded once as CUDA graphs and replayed: a GPU runs a step's kernels faster than they are launched.
+
+A graph fixes shapes and addresses. So rows and attended lengths are rounded up, what fills the batch up writes to slots
+that hold no row, and graphs are forgotten when weights or cache move.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.generation.kv_cache import Decode, KVCache
+from tandem.types import IntArray
+
+Forward = Callable[[Tensor, Decode], Tensor]
+"""Token ids `[1, B]` and their plan to logits `[B, V]`."""
+_ROWS, _LENGTH = 32, 256
+"""Rows are rounded up to a power of two, from here on to a multiple; lengths to a multiple."""
+
+
+class RecordedSteps:
+    """The decoding steps of one model and one cache. Elsewhere than on a GPU the same steps run unrecorded."""
+
+    def __init__(self, forward: Forward, weight: Tensor, cache: KVCache) -> None:
+        """`weight`: any parameter; its address tells whether the model has moved."""
+        self._forward = forward
+        self._weight = weight
+        self._cache = cache
+        self._forget(())
+
+    def __call__(self, token_B: IntArray, position_B: IntArray) -> Tensor:
+        """Logits `[B, V]` of the next token in each of the first B slots, good until the next call."""
+        cache, count = self._cache, len(token_B)
+        place = (self._weight.data_ptr(), cache.slots, cache.length)
+        if place != self._place:
+            self._forget(place)
+        rounded = 1 << (count - 1).bit_length() if count <= _ROWS else -(-count // _ROWS) * _ROWS
+        rows = min(rounded, cache.slots)
+        length = min(-(-(int(position_B.max()) + 1) // _LENGTH) * _LENGTH, cache.length)
+        inputs = np.zeros((2, rows), dtype=np.int64)
+        inputs[:, :count] = token_B, position_B
+        if (rows, length) not in self._steps:
+            self._steps[rows, length] = self._prepare(torch.from_numpy(inputs).to(self._weight.device), length)
+        fixed, run = self._steps[rows, length]
+        fixed.copy_(torch.from_numpy(inputs))
+        return run()[:count]
+
+    def _forget(self, place: tuple[int, ...]) -> None:
+        self._place = place
+        """Where the weights are and how large the cache is."""
+        self._steps: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
+        """By rows and length: where the inputs go, int64 `[2, rows]` tokens and positions; and what computes."""
+        self._logits: Tensor | None = None
+        self._pool: Any = None
+
+    def _prepare(self, inputs: Tensor, length: int) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The step is run once on `inputs`, which must therefore be those of the rows."""
+        tokens, positions, rows = inputs[:1], inputs[1], inputs.shape[1]
+
+        def compute() -> Tensor:
+            return self._forward(tokens, Decode(self._cache, positions, 1, length))
+
+        if inputs.device.type != "cuda":
+            return inputs, compute
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what libraries allocate at their first use must not be recorded
+            first = compute()
+        torch.cuda.current_stream().wait_stream(side)
+        if self._logits is None:  # outside the graphs' memory, which they share
+            self._logits = first.new_empty(self._cache.slots, first.shape[1])
+            self._pool = torch.cuda.graph_pool_handle()
+        logits, graph = self._logits[:rows], torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits.copy_(compute())
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return inputs, replay
