@@ -34,6 +34,7 @@ from tandem.workers.dispatch import Arguments, Calls, Mesh
 from tandem.workers.host import Worker
 
 _FORK = multiprocessing.get_context("forkserver")
+_PRELOADED = {"tandem.cluster.process", "tandem.workers.rollout", "tandem.workers.training"}
 _LOOK_S = 1.0
 """Between looks at the clock; for stacks to be written; for a death to show that broke another rank's collective."""
 _GRACE_S = 3.0
@@ -187,8 +188,9 @@ class LocalCluster:
         """Locked by the rank that is at a prompt."""
         self._timeout_s = timeout_s
         self._pools: list[LocalRanks] = []
-        loaded = [name for name in ("tandem.workers.rollout", "tandem.workers.training") if name in sys.modules]
-        _FORK.set_forkserver_preload(["tandem.cluster.process", "tandem.cli", *loaded])
+        # Every process runs the main script's imports again, which costs nothing where the fork server has made them.
+        main = {getattr(x, "__module__", getattr(x, "__name__", "")) for x in vars(sys.modules["__main__"]).values()}
+        _FORK.set_forkserver_preload(sorted((main | _PRELOADED) & (sys.modules.keys() - {"__main__"})))
         atexit.register(self.close)
 
     def spawn(self, pool: ResourcePool) -> LocalRanks:

@@ -7,6 +7,7 @@ this one needs no more. The first answer is to no call: the process is up. None 
 controller, at which the kernel kills us and whatever we started.
 """
 
+import ctypes
 import faulthandler
 import fcntl
 import multiprocessing
@@ -31,6 +32,7 @@ from tandem.workers.host import Host
 
 TELL_STACKS = signal.SIGUSR1
 """Makes a process print the Python stacks of its threads, whatever it is doing."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FOR_EVER_S = 7 * 86_400.0
 """Of a collective: the controller's time-out ends it, unless somebody is debugging."""
 
@@ -98,6 +100,9 @@ def _prepare(start: Start) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     os.environ |= start.environment
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    mallopt = ctypes.CDLL(None).mallopt  # freed memory is kept: page faults cost more than the copies of a batch
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 28)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
