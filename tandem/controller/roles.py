@@ -106,7 +106,8 @@ def make_roles(
     policy = (TrainWorker, config.model, training)
     actor = placement.group(Role.Actor, *policy, training.optimizer, optimizer_steps, temperature)
     rollout = make_rollout(config, tokenizer, placement)
-    publish = connect(actor, rollout, placement)
+    delta = config.generation.type != "native" and config.generation.sync.delta
+    publish = connect(actor, rollout, placement, delta)
     roles = Roles(reward, actor, rollout, publish, trained={".": actor})
     if Signal.REF_LOGPROBS in algorithm.needs:
         roles.reference = placement.group(Role.RefPolicy, *policy, None, 1, temperature)
@@ -125,11 +126,13 @@ def make_roles(
     return roles
 
 
-def connect(actor: WorkerGroup, rollout: WorkerGroup, placement: Placement) -> Callable[[int], None]:
+def connect(
+    actor: WorkerGroup, rollout: WorkerGroup, placement: Placement, delta: bool = False
+) -> Callable[[int], None]:
     """How the actor's weights get to the rollout: `publish(version)`. On different pools they travel over a bridge."""
     if placement.together(Role.Actor, Role.Rollout):
         return lambda version: rollout.publish(version).get()
-    rollout.join_bridge(actor.open_bridge(placement.size(Role.Rollout)).get()).get()
+    rollout.join_bridge(actor.open_bridge(placement.size(Role.Rollout), delta).get()).get()
 
     def publish(version: int) -> None:
         sending = actor.send_weights()

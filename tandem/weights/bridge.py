@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from tandem.weights.delta import decode, encode
+
 _TIMEOUT = timedelta(minutes=30)
 _BUCKET_BYTES = 64 * 2**20
 
@@ -23,29 +25,35 @@ _BUCKET_BYTES = 64 * 2**20
 class Bridge:
     """One end. Calls pair up: each `send` with a `receive` on every receiver."""
 
-    def __init__(self, store: TCPStore, rank: int, receivers: int) -> None:
-        self.address = f"{store.host}:{store.port}:{receivers}"
+    def __init__(self, store: TCPStore, rank: int, receivers: int, delta: bool) -> None:
+        self.address = f"{store.host}:{store.port}:{receivers}:{int(delta)}"
+        self._delta = delta
+        self.held: dict[str, Tensor] = {}
+        """With `delta` all weights, as they were sent or received last."""
         self._store = store
         self._rank = rank
         self._receivers = receivers
         self._made: Any = None
 
     @classmethod
-    def open(cls, receivers: int, host: str = "127.0.0.1") -> Self:
-        """The sender's end, on a free port of `host`: returns at once; `address` is what receivers need."""
-        return cls(TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT), 0, receivers)
+    def open(cls, receivers: int, host: str = "127.0.0.1", delta: bool = False) -> Self:
+        """The sender's end, on a free port of `host`: returns at once; `address` is what receivers need.
+
+        `delta`: from the second time on only what changed is sent.
+        """
+        return cls(TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT), 0, receivers, delta)
 
     @classmethod
     def join(cls, address: str, receiver: int) -> Self:
         """The end of receiver 0, 1, …"""
-        host, port, receivers = address.rsplit(":", 2)
+        host, port, receivers, delta = address.rsplit(":", 3)
         store = TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT)
-        return cls(store, receiver + 1, int(receivers))
+        return cls(store, receiver + 1, int(receivers), delta == "1")
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Each tensor's bytes, in its own dtype, in buckets of about 64 MiB."""
         bucket: list[tuple[str, Tensor]] = []
-        for name, tensor in weights:
+        for name, tensor in encode(weights, self.held) if self._delta else weights:
             bucket.append((name, tensor))
             if sum(t.nbytes for _, t in bucket) >= _BUCKET_BYTES:
                 self._send_bucket(bucket)
@@ -56,6 +64,9 @@ class Bridge:
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor on the CPU), to be used before the next one is asked for."""
+        return decode(self._receive(), self.held) if self._delta else self._receive()
+
+    def _receive(self) -> Iterator[tuple[str, Tensor]]:
         while size := int(self._broadcast(torch.zeros(1, dtype=torch.int64))):
             header = self._broadcast(torch.empty(size, dtype=torch.uint8))
             tensors = [(name, getattr(torch, dtype), shape) for name, dtype, shape in json.loads(bytes(header.numpy()))]

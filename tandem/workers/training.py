@@ -103,9 +103,9 @@ class TrainWorker(Worker):
         self.engine.onload()
 
     @register(Dispatch.RANK_ZERO)
-    def open_bridge(self, receivers: int) -> str:
+    def open_bridge(self, receivers: int, delta: bool = False) -> str:
         """Make a way to the ranks of another pool; answers its address."""
-        self._bridge = Bridge.open(receivers, self.place.address)
+        self._bridge = Bridge.open(receivers, self.place.address, delta)
         return self._bridge.address
 
     @register(Dispatch.REPLICATED)

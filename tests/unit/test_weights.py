@@ -1,0 +1,143 @@
+"""Weights on their way: buckets in shared memory, directories, and only what changed."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tandem.errors import EngineError
+from tandem.weights.base import Bucket, Directory, Part
+from tandem.weights.bridge import Bridge
+from tandem.weights.delta import decode, encode
+from tandem.weights.disk import DiskSync
+from tandem.weights.shared_memory import SharedMemorySync, attach, fingerprint
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    shapes = {"a": (3, 5), "b": (40, 40), "c": (7,), "large": (300, 100), "d": ()}
+    return {
+        name: torch.randn(shape).to(torch.bfloat16 if name == "c" else torch.float32) for name, shape in shapes.items()
+    }
+
+
+class Engine:
+    """Takes parts as an engine does: late, and copying."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self.version = -1
+        self.buckets: list[int] = []
+        self._waiting: list[Part] = []
+
+    def deliver(self, part: Part) -> Callable[[], None]:
+        self._waiting.append(part)
+        return self._take
+
+    def _take(self) -> None:
+        for part in self._waiting:
+            if isinstance(part, Bucket):
+                self.held |= {name: tensor.clone() for name, tensor in attach(part)}
+                self.buckets.append(sum(tensor.nbytes for _, tensor in attach(part)))
+            elif isinstance(part, Directory):
+                for file in sorted(part.path.glob("*.safetensors")):
+                    self.held |= load_file(file)
+            else:
+                self.version = part.version
+        self._waiting.clear()
+
+
+def check(held: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert held.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert held[name].dtype == tensor.dtype
+        torch.testing.assert_close(held[name], tensor, rtol=0, atol=0)
+
+
+def test_buckets_bring_every_bit_and_are_no_larger_than_they_may_be() -> None:
+    sync, engine = SharedMemorySync(16_384, checksum=True), Engine()
+    for version in (1, 2):
+        sync.publish(version, weights(version).items(), engine.deliver)
+        check(engine.held, weights(version))
+        assert engine.version == version
+    assert sorted(engine.buckets)[-2:] == [120_000] * 2  # the large tensor, alone
+    assert max(size for size in engine.buckets if size != 120_000) <= 8192
+    sync.close()
+
+
+def test_a_changed_byte_is_noticed() -> None:
+    engine, sync = Engine(), SharedMemorySync(1 << 20, checksum=True)
+
+    def deliver(part: Part) -> Callable[[], None]:
+        if isinstance(part, Bucket):
+            next(iter(attach(part)))[1][0, 0] += 1
+        return engine.deliver(part)
+
+    with pytest.raises(EngineError, match="weight a arrived with another checksum"):
+        sync.publish(1, weights().items(), deliver)
+    sync.close()
+
+
+def test_a_fingerprint_tells_values_and_places_apart() -> None:
+    tensor = torch.randn(1000)
+    swapped = tensor.clone()
+    swapped[[3, 7]] = swapped[[7, 3]]
+    assert fingerprint(tensor) == fingerprint(tensor.clone())
+    assert len({fingerprint(tensor), fingerprint(swapped), fingerprint(tensor + 1e-6)}) == 3
+
+
+def test_what_is_kept_is_published_again() -> None:
+    for sync in (SharedMemorySync(4096, source=lambda: weights(5).items()), DiskSync(4096)):
+        sync.publish(5, weights(5).items(), Engine().deliver)
+        late = Engine()
+        assert sync.repeat(5, late.deliver) is not False
+        check(late.held, weights(5))
+        sync.close()
+    assert SharedMemorySync(4096).repeat(5, Engine().deliver) is False
+
+
+def test_a_directory_holds_the_last_publish_alone() -> None:
+    sync, engine = DiskSync(4096), Engine()
+    homes: list[Path] = []
+
+    def deliver(part: Part) -> Callable[[], None]:
+        homes.extend([part.path] if isinstance(part, Directory) else [])
+        return engine.deliver(part)
+
+    for version in (1, 2):
+        sync.publish(version, weights(version).items(), deliver)
+        check(engine.held, weights(version))
+    assert not homes[0].exists() and homes[1].exists()
+    sync.close()
+    assert not homes[1].exists()
+
+
+def test_what_changed_is_enough_and_little() -> None:
+    sent: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
+    check(dict(decode(encode(weights().items(), sent), held)), weights())
+    after = weights()
+    places = torch.randperm(30_000)[:300]
+    after["large"].view(-1)[places] += 1
+    after["b"][0, 0] = -0.0
+    encoded = list(encode(after.items(), sent))
+    moved, whole = (sum(tensor.nbytes for tensor in tensors) for tensors in (dict(encoded).values(), after.values()))
+    assert moved <= 0.05 * whole
+    check(dict(decode(encoded, held)), after)
+    held["b"][1, 1] += 1
+    with pytest.raises(EngineError, match="weight b, patched"):
+        list(decode(encode(after.items(), sent), held))
+
+
+def test_a_bridge_that_sends_what_changed() -> None:
+    sender = Bridge.open(1, delta=True)
+    with ThreadPoolExecutor(1) as pool:
+        receiver = pool.submit(Bridge.join, sender.address, 0).result()
+        for seed in (0, 0, 1):
+            received = pool.submit(lambda: {name: tensor.clone() for name, tensor in receiver.receive()})
+            sender.send(weights(seed).items())
+            check(received.result(), weights(seed))
