@@ -1,0 +1,14 @@
+#!/bin/sh
+# GRPO on GSM8K with Qwen3-4B on the eight GPUs of one machine. Further arguments override the recipe:
+#   MODEL_PATH=models/Qwen3-4B DATA_DIR=data/gsm8k examples/grpo_trainer/run_qwen3-4b_8gpus.sh
+set -eu
+exec tandem train "$(dirname "$0")/../../recipes/gsm8k_grpo.yaml" \
+    model.path="${MODEL_PATH:?is the directory of Qwen3-4B}" \
+    data.train_files="[${DATA_DIR:?is where tandem data wrote}/train.parquet]" \
+    data.val_files="[$DATA_DIR/test.parquet]" \
+    data.prompts_per_step=256 \
+    algorithm.minibatches=2 \
+    cluster.ranks=8 \
+    trainer.run_dir="${RUN_DIR:-runs/grpo_qwen3-4b}" \
+    trainer.max_restarts=3 \
+    "$@"

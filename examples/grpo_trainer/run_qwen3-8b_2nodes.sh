@@ -1,0 +1,17 @@
+#!/bin/sh
+# GRPO on GSM8K with Qwen3-8B on two nodes of eight GPUs, where Ray runs (docs/multinode.md); models, data and run on a
+# file system of both. Further arguments override the recipe:
+#   MODEL_PATH=models/Qwen3-8B DATA_DIR=data/gsm8k RAY_ADDRESS=10.0.0.1:6379 examples/grpo_trainer/run_qwen3-8b_2nodes.sh
+set -eu
+exec tandem train "$(dirname "$0")/../../recipes/gsm8k_grpo.yaml" \
+    model.path="${MODEL_PATH:?is the directory of Qwen3-8B}" \
+    data.train_files="[${DATA_DIR:?is where tandem data wrote}/train.parquet]" \
+    data.val_files="[$DATA_DIR/test.parquet]" \
+    data.prompts_per_step=512 \
+    algorithm.minibatches=4 \
+    cluster.type=ray \
+    cluster.address="${RAY_ADDRESS:?is where ray start --head listens}" \
+    placement.pools.main="[8, 8]" \
+    trainer.run_dir="${RUN_DIR:-runs/grpo_qwen3-8b}" \
+    trainer.max_restarts=3 \
+    "$@"

@@ -1,0 +1,15 @@
+#!/bin/sh
+# PPO on GSM8K with Qwen3-4B on eight GPUs of one machine: four for the policy, two for critic and reference, two for
+# generation, which work at the same time where the algorithm lets them. Further arguments override the recipe:
+#   MODEL_PATH=models/Qwen3-4B DATA_DIR=data/gsm8k examples/ppo_trainer/run_qwen3-4b_8gpus.sh
+set -eu
+exec tandem train "$(dirname "$0")/../../recipes/gsm8k_ppo.yaml" \
+    model.path="${MODEL_PATH:?is the directory of Qwen3-4B}" \
+    data.train_files="[${DATA_DIR:?is where tandem data wrote}/train.parquet]" \
+    data.val_files="[$DATA_DIR/test.parquet]" \
+    placement.pools.acting="[4]" placement.pools.judging="[2]" placement.pools.asking="[2]" \
+    placement.roles.actor=acting placement.roles.rollout=asking \
+    placement.roles.critic=judging placement.roles.reference=judging \
+    trainer.run_dir="${RUN_DIR:-runs/ppo_qwen3-4b}" \
+    trainer.max_restarts=3 \
+    "$@"
