@@ -1,9 +1,48 @@
-"""Files that are whole or absent: written aside, flushed to the disk, moved into place."""
+"""Files that are whole or absent: written aside, flushed to the disk, moved into place. And the user's own code."""
 
+import importlib
 import os
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tandem.errors import UserError
+
+
+def load_named(reference: str, what: str) -> Any:
+    """The object that `path/to/file.py:name` or `package.module:name` names, None where the module has none of it.
+
+    Raises UserError where the module cannot be imported; `what` it is for begins the message.
+    """
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
+        raise UserError(f"{what} {reference!r}: there is no file {place}")
+    try:
+        return getattr(_import(place), name, None)
+    except UserError:
+        raise
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        text = traceback.format_exc()
+        raise UserError(f"{what} {reference!r}: importing {place} failed:\n{text}") from error
+
+
+@cache
+def _import(place: str) -> ModuleType:
+    """A module, or a file under a name made of its path; imported once."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).expanduser().resolve()
+    loader = SourceFileLoader(f"tandem_user_{path}".replace(".", "_"), str(path))
+    module = sys.modules[loader.name] = ModuleType(loader.name)
+    module.__file__ = str(path)
+    loader.exec_module(module)
+    return module
 
 
 @contextmanager

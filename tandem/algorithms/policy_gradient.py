@@ -26,6 +26,8 @@ class PolicyGradient(ABC, Generic[Config]):
         self.config = config
         self._max_response_tokens = max_response_tokens
         self._kl_coefficient = config.kl.coefficient
+        self._moments = {"count": 0.0, "mean": 0.0, "squares": 0.0}
+        """Of all rewards so far; squares: the sum of squared distances from the mean."""
         self.needs = frozenset[Signal]() if config.kl.place == "none" else frozenset({Signal.REF_LOGPROBS})
         self._policy_loss = make_loss(config)
         self.loss: TokenLoss[Tensor] = self._policy_loss
@@ -41,7 +43,7 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Shape the rewards as configured, estimate, let the loss select tokens."""
-        rollouts = self._punish_overlong(rollouts)
+        rollouts = self._punish_overlong(self._scale(rollouts))
         rewards_T = reward_at_last_token(rollouts.rewards_B, rollouts.mask_T, rollouts.rows_T)
         if self.config.kl.place == "reward":
             result = self._estimate_with_kl(rollouts, rewards_T)
@@ -49,6 +51,21 @@ class PolicyGradient(ABC, Generic[Config]):
             result = self.estimate(rollouts, rewards_T)
         result.selected_T = self._policy_loss.select(rollouts, result.advantages_T)
         return result
+
+    def _scale(self, rollouts: Rollouts) -> Rollouts:
+        """Normalise by the running moments, this step's included (Chan et al. 1979), and clip."""
+        rewards_B, clip = rollouts.rewards_B.double(), self.config.clip_rewards
+        scored = rewards_B[rollouts.scored_B]
+        if self.config.normalize_rewards and len(scored):
+            count, total = self._moments["count"], self._moments["count"] + len(scored)
+            shift = scored.mean().item() - self._moments["mean"]
+            spread = (scored - scored.mean()).square().sum().item() + shift**2 * count * len(scored) / total
+            mean, squares = self._moments["mean"] + shift * len(scored) / total, self._moments["squares"] + spread
+            self._moments = {"count": total, "mean": mean, "squares": squares}
+            rewards_B = (rewards_B - mean) / ((squares / max(total - 1, 1)) ** 0.5 + 1e-8)
+        if clip is not None:
+            rewards_B = rewards_B.clamp(-clip, clip)
+        return replace(rollouts, rewards_B=(rewards_B * rollouts.scored_B).float())
 
     def _punish_overlong(self, rollouts: Rollouts) -> Rollouts:
         """Soft overlong punishment (DAPO, Yu et al. 2025, equation 13): 0 at the buffer's start, -1 at its end."""
@@ -79,10 +96,11 @@ class PolicyGradient(ABC, Generic[Config]):
         return token_weights(self.config.loss.aggregation, mask_T, rows_T, self._max_response_tokens)
 
     def state(self) -> dict[str, float]:
-        return {"kl_coefficient": self._kl_coefficient}
+        return {"kl_coefficient": self._kl_coefficient, **self._moments}
 
     def load_state(self, state: dict[str, float]) -> None:
         self._kl_coefficient = state["kl_coefficient"]
+        self._moments = {name: state[name] for name in self._moments}
 
 
 def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Any advantage goes with any loss that makes sense; a published name brings the d
 
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
@@ -236,6 +236,10 @@ class PolicyGradientConfig(Section):
     """Times the mean token entropy, subtracted from the loss."""
     kl: KLConfig = KLConfig()
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    normalize_rewards: bool = False
+    """Rewards minus their mean, over their standard deviation, of all steps so far: for a reward model's scores."""
+    clip_rewards: PositiveFloat | None = None
+    """Rewards are cut at ± this, after they are normalised."""
     resample_rounds: NonNegativeInt = 0
     """Dynamic sampling (DAPO): so often are groups whose rewards are all equal replaced by those of further prompts."""
     overlong_buffer: Share = 0.0
@@ -267,9 +271,10 @@ class PolicyGradientConfig(Section):
             )
         if self.resample_rounds and self.group_size == 1:
             raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
-        if self.type in RAW_REWARDS and (self.kl.place == "reward" or self.overlong_buffer):
+        shaped = self.kl.place == "reward" or self.overlong_buffer or self.normalize_rewards or self.clip_rewards
+        if self.type in RAW_REWARDS and shaped:
             reason = f"{self.type} {RAW_REWARDS[self.type]}"
-            raise ValueError(f"{reason}: kl.place: reward and overlong_buffer do not go with it; use kl.place: loss")
+            raise ValueError(f"{reason}, so nothing may shape them: neither KL, nor length, normalisation and clipping")
         return self
 
 
@@ -339,7 +344,26 @@ class PPOConfig(PolicyGradientConfig):
     critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
 
 
-AlgorithmConfig = Annotated[
+class OwnAlgorithmConfig(PolicyGradientConfig):
+    """An algorithm of your own, in a file or a module of yours: docs/extend.md shows one."""
+
+    type: str = Field(pattern=":")
+    """`path/to/file.py:Class` or `package.module:Class`."""
+    options: dict[str, Any] = {}
+    """For the class, which finds them in `self.config.options`."""
+    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """Of the critic, if the class needs values."""
+
+
+def _whose(section: object) -> str:
+    name: Any = cast(dict[str, Any], section).get("type", "") if isinstance(section, dict) else section
+    return "own" if isinstance(name, OwnAlgorithmConfig) or ":" in str(getattr(name, "type", name)) else "built_in"
+
+
+BuiltInConfig = Annotated[
     GRPOConfig | GroupConfig | GDPOConfig | ReMaxConfig | ReinforcePlusPlusConfig | PPOConfig,
     Field(discriminator="type"),
+]
+AlgorithmConfig = Annotated[
+    Annotated[BuiltInConfig, Tag("built_in")] | Annotated[OwnAlgorithmConfig, Tag("own")], Discriminator(_whose)
 ]

@@ -22,7 +22,7 @@ def _union_tags(kind: type[Section]) -> Iterator[str]:
         yield from _union_tags(subclass)
 
 
-_UNION_TAGS = {"RewardFunctionConfig", "str", *_union_tags(Section)}
+_UNION_TAGS = {"built_in", "own", "RewardFunctionConfig", "str", *_union_tags(Section)}
 """What pydantic puts into the place of an error besides keys."""
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 
-from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, PreferenceConfig
+from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
 from tandem.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
@@ -26,6 +26,9 @@ class ModelConfig(Section):
     """Hugging Face model directory (config, safetensors, tokenizer)."""
     critic_path: Path | None = None
     """Model directory that the critic starts from; default: `path`."""
+    reward_model_path: Path | None = None
+    """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
+    Its tokenizer must be that of `path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
     trust_remote_code: bool = False
@@ -75,6 +78,8 @@ class RewardFunctionConfig(Section):
 class RewardConfig(Section):
     functions: list[RewardFunctionConfig | str] = []
     """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
+    model_weight: float = 1.0
+    """Of the score of `model.reward_model_path`."""
     timeout_s: PositiveFloat = 30.0
     """For one call."""
     workers: PositiveInt = 2
@@ -139,7 +144,7 @@ class RayClusterConfig(Section):
 ClusterConfig = Annotated[
     Annotated[LocalClusterConfig, Tag("local")] | Annotated[RayClusterConfig, Tag("ray")], by_type("local")
 ]
-RoleName = Literal["actor", "rollout", "critic", "reference"]
+RoleName = Literal["actor", "rollout", "critic", "reference", "reward_model"]
 
 
 class PlacementConfig(Section):
@@ -206,7 +211,7 @@ class TrainConfig(RunConfig):
     @classmethod
     def _fits(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
         model, data = info.data.get("model"), info.data.get("data")  # None where unsound
-        if model and model.critic_path and algorithm.type != "ppo":
+        if model and model.critic_path and not isinstance(algorithm, PPOConfig | OwnAlgorithmConfig):
             raise ValueError(f"{algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo")
         if data and data.prompts_per_step < algorithm.minibatches:
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"

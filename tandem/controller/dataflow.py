@@ -15,8 +15,8 @@ from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.learning import old_policy_changes, update
+from tandem.controller.reward_model import Rewards
 from tandem.controller.roles import Roles
-from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
 from tandem.workers.rollout import Ask, draw_asks
@@ -61,7 +61,7 @@ def train_step(
 
 def generate_and_score(
     rollout: WorkerGroup,
-    reward: RewardManager,
+    reward: Rewards,
     config: TrainConfig,
     prompts: Iterator[Sequence[Prompt]],
     step: int,
@@ -91,7 +91,7 @@ def generate_and_score(
 
 
 def _ask(
-    rollout: WorkerGroup, reward: RewardManager, asks: list[Ask], step: int, clock: Clock, needs: frozenset[Signal]
+    rollout: WorkerGroup, reward: Rewards, asks: list[Ask], step: int, clock: Clock, needs: frozenset[Signal]
 ) -> list[Group]:
     siblings = clock("generation", lambda: rollout.generate(asks).get())
     groups = clock("reward", lambda: reward.score(siblings, step))

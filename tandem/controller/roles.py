@@ -8,11 +8,12 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
+from tandem.config.algorithms import OwnAlgorithmConfig, PPOConfig
 from tandem.config.tree import RunConfig, TrainConfig
 from tandem.controller.groups import Cluster, Ranks, WorkerGroup
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.reward_model import ModelRewards, Rewards
 from tandem.controller.timesharing import TimeSharing
-from tandem.reward.manager import RewardManager
 from tandem.types import StepMetrics
 from tandem.workers.host import Worker
 from tandem.workers.rollout import RolloutWorker
@@ -79,7 +80,7 @@ def pools_of(config: RunConfig) -> ResourcePoolManager:
 class Roles:
     """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
 
-    reward: RewardManager
+    reward: Rewards
     actor: WorkerGroup
     rollout: WorkerGroup
     publish: Callable[[int], None]
@@ -98,7 +99,7 @@ def make_roles(
     algorithm: Algorithm,
     total_steps: int,
     placement: Placement,
-    reward: RewardManager,
+    reward: Rewards,
 ) -> Roles:
     """The roles that the algorithm needs; the rollout serves version 0."""
     training, temperature = config.training, config.generation.temperature
@@ -112,7 +113,7 @@ def make_roles(
     if Signal.REF_LOGPROBS in algorithm.needs:
         roles.reference = placement.group(Role.RefPolicy, *policy, None, 1, temperature)
     if Signal.VALUES in algorithm.needs:
-        assert config.algorithm.type == "ppo"
+        assert isinstance(config.algorithm, PPOConfig | OwnAlgorithmConfig)
         optimizer = config.algorithm.critic_optimizer
         roles.critic = placement.group(Role.Critic, *policy, optimizer, optimizer_steps, critic=True)
         roles.trained["critic"] = roles.critic
@@ -122,6 +123,10 @@ def make_roles(
         groups = {Role.Actor: actor, Role.RefPolicy: roles.reference, Role.Critic: roles.critic}
         turns = TimeSharing(rollout, [group for role in here if (group := groups[role])], publish)
         roles.publish, roles.to_training = turns.publish, turns.to_training
+    if config.model.reward_model_path is not None:
+        model = config.model.model_copy(update={"critic_path": config.model.reward_model_path})
+        judge = placement.group(Role.RewardModel, TrainWorker, model, training, None, critic=True)
+        roles.reward = ModelRewards(judge, config.reward.model_weight, reward, alone=not config.reward.functions)
     roles.publish(0)
     return roles
 

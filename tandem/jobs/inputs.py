@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from tandem.algorithms import make_algorithm
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
@@ -42,7 +43,9 @@ def read_inputs(
     if isinstance(config, TrainConfig):
         _catch(problems, _check_length, config)
         sources = {source for read in (train, val) if isinstance(read, RLHFDataset) for source in read.data_sources}
-        _catch(problems, check_functions, config.reward, sorted(sources))
+        judged_by_model = config.model.reward_model_path is not None
+        _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources))
+        _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if problems:
         raise UserError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} errors", *problems]))
     assert tokenizer is not None

@@ -35,7 +35,6 @@ class RlJob:
         self._config = config
         self._inputs = inputs
         self._train = inputs.train
-        self._val_reward = val_reward or reward
         trainer = config.trainer
         self._sampler = Sampler(len(inputs.train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
@@ -46,6 +45,7 @@ class RlJob:
         except BaseException:
             placement.close()
             raise
+        self._val_reward = val_reward or self._roles.reward
 
     def step(self, step: int) -> StepMetrics:
         done = self._advance(step)

@@ -7,14 +7,14 @@ from statistics import fmean
 from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import EVAL
 from tandem.controller.groups import WorkerGroup
+from tandem.controller.reward_model import Rewards
 from tandem.data.dataset import RLHFDataset
-from tandem.reward.manager import RewardManager
 from tandem.types import Group, Score, StepMetrics
 from tandem.workers.rollout import draw_asks
 
 
 def validate(
-    rollout: WorkerGroup, reward: RewardManager, dataset: RLHFDataset, config: TrainConfig, step: int
+    rollout: WorkerGroup, reward: Rewards, dataset: RLHFDataset, config: TrainConfig, step: int
 ) -> StepMetrics:
     """Answer every prompt as `generation.eval` says, score the answers, summarize."""
     prompts = [dataset[row] for row in range(len(dataset))]

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import math
 import pickle
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
 from tandem.errors import UserError
+from tandem.files import load_named
 from tandem.reward.rules import BUILT_IN, CHECKS
 from tandem.types import Prompt, Score, Status
 
@@ -146,31 +141,10 @@ def _named(reference: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"reward function {reference!r} is not a reference; write {_FORMS}")
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
-        raise UserError(f"reward function {reference!r}: there is no file {place}")
-    try:
-        function = getattr(_import(place), name, None)
-    except UserError:
-        raise
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        text = traceback.format_exc()
-        raise UserError(f"reward function {reference!r}: importing {place} failed:\n{text}") from error
+    function = load_named(reference, "reward function")
     if not callable(function):
         raise UserError(f"reward function {reference!r}: {place} has no function {name!r}")
     return function
-
-
-@cache
-def _import(place: str) -> ModuleType:
-    """A module, or a file under a name made of its path; imported once."""
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place).expanduser().resolve()
-    loader = SourceFileLoader(f"tandem_reward_{path}".replace(".", "_"), str(path))
-    module = sys.modules[loader.name] = ModuleType(loader.name)
-    module.__file__ = str(path)
-    loader.exec_module(module)
-    return module
 
 
 def execute(function: RewardFunction, call: Call) -> list[Score]:

@@ -6,8 +6,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tandem.types import StepMetrics
 
 _SHOWN = (
-    "reward/mean", "sft/loss", "dpo/loss", "reward_model/loss", "response_length/mean", "actor/entropy", "actor/kl", "actor/grad_norm",
-    "critic/vf_explained_var", "time/step_s",
+    "reward/mean", "sft/loss", "dpo/loss", "reward_model/loss", "response_length/mean", "actor/entropy", "actor/kl",
+    "actor/grad_norm", "critic/vf_explained_var", "time/step_s",
 )  # fmt: skip
 """In the order shown; besides these, every `val/` metric."""
 

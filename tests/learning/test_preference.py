@@ -22,6 +22,7 @@ from tandem.data.preference import PreferenceDataset
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,30 @@ def test_a_reward_model_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
     assert main(["reward-model", str(config(pairs, tmp_path / "halves")), "trainer.steps=40"]) == 0
     assert main(["reward-model", "--resume", str(tmp_path / "halves"), *steps]) == 0
     assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
+
+
+def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> None:
+    """Rewards normalised and clipped; the model is the only judge, in validation too."""
+    assert main(["reward-model", str(config(pairs, tmp_path / "judge")), "trainer.eval_every=0"]) == 0
+    sections = yaml.safe_load((ROOT / "recipes/sort4_ppo.yaml").read_text())
+    sections["model"] = {
+        "path": str(pairs / "model"),
+        "reward_model_path": str(tmp_path / "judge/checkpoints/step_000030/model"),
+    }
+    sections["data"] |= {"train_files": [str(pairs / "train.jsonl")], "val_files": [str(pairs / "pairs_rl.jsonl")]}
+    (pairs / "pairs_rl.jsonl").write_text("\n".join((pairs / "val.jsonl").read_text().splitlines()[:64]))
+    sections["data"] |= {"prompts_per_step": 64}
+    sections["algorithm"] |= {"normalize_rewards": True, "clip_rewards": 2.0}
+    sections["training"]["optimizer"] = {"lr": 2e-3}
+    sections["trainer"] = {"run_dir": str(tmp_path / "run"), "steps": 40, "eval_every": 20}
+    del sections["reward"]
+    (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(sections))
+    assert main(["train", str(tmp_path / "ppo.yaml")]) == 0
+    before, *_, after = records(tmp_path / "run")
+    assert after["val/sort4/reward/mean@4"] > before["val/sort4/reward/mean@4"] + 0.5
+    assert after["reward/model"] == after["reward/mean"]
+    state = json.loads((tmp_path / "run/checkpoints/step_000040/state/rl.json").read_text())
+    assert state["algorithm"]["count"] == 40 * 64
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL (extra bench) to compare with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -295,3 +296,27 @@ def test_a_name_brings_its_papers_defaults_and_gives_way_key_by_key():
     assert CONFIG.validate_python({"type": "dr_grpo", "loss": {"dual_clip": 3}}).loss.aggregation == "fixed_length"
     plus = CONFIG.validate_python({"type": "reinforce_plus_plus", "kl": {"coefficient": 0.1}})
     assert (plus.kl.place, plus.kl.estimator, plus.kl.coefficient) == ("reward", "k1", 0.1)
+
+
+def test_rewards_are_normalised_by_all_steps_so_far_and_clipped():
+    """Step 1: 1 and 3, mean 2, deviation sqrt(2). Step 2: 2, 8 and a lost one: all four have mean 3.5."""
+    given = rollouts(
+        rewards_B=torch.tensor([1.0, 3.0]), scored_B=torch.ones(2, dtype=torch.bool), groups_B=torch.tensor([0, 0]),
+        rows_T=torch.tensor([0, 1]), mask_T=torch.ones(2, dtype=torch.bool), policy_logprobs_T=torch.zeros(2),
+    )  # fmt: skip
+    config = CONFIG.validate_python({"type": "dr_grpo", "normalize_rewards": True, "clip_rewards": 1.0})
+    algorithm = make_algorithm(config, 8)
+    first = algorithm.advantages(given).advantages_T
+    torch.testing.assert_close(first, torch.tensor([-1.0, 1.0]) / math.sqrt(2))
+    resumed = make_algorithm(config, 8)
+    resumed.load_state(json.loads(json.dumps(algorithm.state())))
+    second = resumed.advantages(
+        Rollouts(
+            torch.tensor([2.0, 8.0, 0.0]), torch.tensor([True, True, False]), torch.zeros(3).long(), torch.arange(3),
+            torch.tensor([True, True, False]), torch.zeros(3),
+        )
+    )  # fmt: skip
+    low = (2 - 3.5) / stdev([1, 3, 2, 8])
+    mean = (low + 1) / 2
+    torch.testing.assert_close(second.advantages_T, torch.tensor([low - mean, 1 - mean, 0.0]))
+    assert resumed.state() == pytest.approx({"kl_coefficient": 0.001, "count": 4, "mean": 3.5, "squares": 29})
