@@ -24,6 +24,7 @@ from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.models.attention import ATTENTION
+from tandem.models.lean import make_lean
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 
@@ -63,6 +64,7 @@ def engine_of(shape: str, device: torch.device, checkpointing: bool) -> FsdpEngi
     with device:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    make_lean(model)
     training = FsdpTrainingConfig(activation_checkpointing=checkpointing)
     return FsdpEngine(model, training, OptimizerConfig(lr=1e-6), total_steps=100)
 
