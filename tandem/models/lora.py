@@ -19,14 +19,18 @@ from tandem.config.tree import LoraConfig
 from tandem.errors import UserError
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Freeze the model and put adapters into it, in place: until they learn, it computes what it did."""
+def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None:
+    """Freeze the model from `path` and put adapters into it, in place: until they learn, it computes what it did."""
     try:
         import peft
     except ImportError:
         raise UserError("model.lora needs the package peft; install tandem-rl[lora]") from None
     settings = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, target_modules=config.target_modules, task_type="CAUSAL_LM"
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(path),
     )
     try:
         with torch.device(model.device), warnings.catch_warnings():

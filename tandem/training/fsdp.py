@@ -151,7 +151,7 @@ def make_engine(
     loaded = load_empty(model, critic) if sharded else load_model(model, critic)
     loaded.requires_grad_(optimizer is not None)
     if model.lora and optimizer and not critic:
-        add_adapters(loaded, model.lora)
+        add_adapters(loaded, model.lora, model.path)
     if sharded:
         layout = Sharded(loaded, training)
         fill(loaded, model, critic)

@@ -60,13 +60,16 @@ CASES: dict[str, dict[str, Any]] = {
 HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
 SAVED = ("tied", "critic", "lora")
 CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
+    ("tied", True): {"context_parallel": 4},
     ("tied", False): {"activation_checkpointing": True},
     ("critic", True): {},
     ("critic", False): {},
     ("few key heads", True): {},
     ("sliding window", False): {},
 }
-"""(model, token-local loss) -> training options of the runs with context parallelism 2."""
+"""(model, token-local loss) -> training options of the runs with context parallelism, 2 where not said."""
+IN_FOUR = [("tied", True), ("few key heads", True)]
+"""The cases that run at 4 ranks, as one group and as two; the others run at 2."""
 
 
 class Curved:
@@ -179,10 +182,11 @@ def trained(directory: Path, case: str, rank: int, ranks: int) -> dict[str, Any]
 
 
 def contextual(directory: Path, case: str, token_local: bool, rank: int, ranks: int) -> dict[str, Any]:
-    """Three steps with context parallelism 2 (one rank: without); a group of ranks gets the same rows."""
-    groups, group = (ranks // 2, rank // 2) if ranks > 1 else (1, 0)
-    how = {"context_parallel": 2} if ranks > 1 else {}
-    model = engine(directory, case, **how, **CONTEXT[case, token_local])
+    """Three steps with context parallelism (one rank: without); a group of ranks gets the same rows."""
+    how = {"context_parallel": 2, **CONTEXT[case, token_local]} if ranks > 1 else {}
+    size = how.get("context_parallel", 1)
+    groups, group = ranks // size, rank // size
+    model = engine(directory, case, **how)
     steps: list[dict[str, float]] = []
     said: list[dict[int, list[float]]] = []
     for step in range(3):
@@ -270,7 +274,7 @@ def world(rank: int, ranks: int, directory: Path) -> None:
         saved(directory, rank, ranks)
     findings["resumed"] = {at: resumed(directory, at, rank, ranks) for at in {2: (1, 4), 3: (2,), 4: ()}[ranks]}
     if ranks in (2, 4):
-        contexts = list(CONTEXT) if ranks == 2 else [("few key heads", True)]
+        contexts = IN_FOUR if ranks == 4 else [case for case in CONTEXT if case not in IN_FOUR]
         findings["context"] = {case: contextual(directory, *case, rank, ranks) for case in contexts}
     if ranks == 3:
         findings["refused"] = refused(directory)

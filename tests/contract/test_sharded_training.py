@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return directory
@@ -114,16 +114,16 @@ def test_the_model_directory_of_several_ranks_loads_with_transformers(
     assert_weights(dict(model.named_parameters()), sharded.weights(resumed), atol=0)
 
 
-@pytest.mark.parametrize(("ranks", "case"), [*((2, case) for case in sharded.CONTEXT), (4, ("few key heads", True))])
-def test_context_parallel_equals_one_rank(
-    ranks: int, case: tuple[str, bool], directory: Path, worlds: dict[int, Findings]
-) -> None:
+@pytest.mark.parametrize("case", sharded.CONTEXT)
+def test_context_parallel_equals_one_rank(case: tuple[str, bool], directory: Path, worlds: dict[int, Findings]) -> None:
     """Rank 0's answers are those of all scored tokens of its group's micro-batches."""
+    ranks = 4 if case in sharded.IN_FOUR else 2
     found, wanted = worlds[ranks]["context"][case], sharded.contextual(directory, *case, 0, 1)
     assert_steps(found["steps"], wanted["steps"])
     assert_weights(found["weights"], wanted["weights"])
+    whole = ranks == 2 or case == ("tied", True)
     for ours, theirs in zip(found["said"], wanted["said"], strict=True):
-        assert len(ours) > 0 and (ranks == 4 or len(ours) == len(theirs))
+        assert len(ours) > 0 and (not whole or len(ours) == len(theirs))
         assert all(values == pytest.approx(theirs[place], abs=1e-5) for place, values in ours.items())
 
 
