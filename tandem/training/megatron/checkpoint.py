@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tandem.errors import UserError
-from tandem.models.storage import write_safetensors
 from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
 
 
 def save_model(bridged: Bridged, stages: Sequence[Stage], directory: Path) -> None:
-    """Rank 0 writes what all ranks gather, tensor by tensor."""
-    weights = bridged.export(stages)
-    if dist.get_rank() == 0:
+    """Rank 0 collects in host memory what all ranks gather tensor by tensor, and writes it."""
+    writes = dist.get_rank() == 0
+    weights = {name: tensor.cpu().clone() if writes else None for name, tensor in bridged.export(stages)}
+    if writes:
         directory.mkdir(exist_ok=True)
         bridged.save_config(directory)
-        write_safetensors(((name, tensor.clone()) for name, tensor in weights), directory)
-    else:
-        for _ in weights:
-            pass
+        save_torch_state_dict(weights, directory)  # pyright: ignore[reportArgumentType]
     dist.barrier()
 
 
@@ -39,9 +38,9 @@ def load_state(optimizer: ShardedAdamW, stages: Sequence[Stage], directory: Path
     """What `save_state` wrote, at these or other degrees; UserError, and nothing changed, when it does not fit."""
     try:
         state: Any = dist_checkpointing.load(_state(optimizer, stages, loading=True), str(directory))
-    except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointException, CheckpointingException, OSError) as error:
         raise UserError(
-            f"{directory} is not a training state of this model ({error}); "
+            f"{directory} is not a training state of this model ({str(error).splitlines()[-1]}); "
             "resume from another checkpoint, or with the model that the run was started with"
         ) from error
     optimizer.load(state["optimizer"], state["steps"])

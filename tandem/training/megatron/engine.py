@@ -9,6 +9,7 @@ Gradients stay with each rank until the optimizer step, which sums them. Loss an
 # pyright: reportMissingImports=false
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.training.base import LossResult, sum_parts
 from tandem.training.megatron.checkpoint import load_state, save_model, save_state
-from tandem.training.megatron.fixes import mend
+from tandem.training.megatron.fixes import keep_the_padding_of_buckets, mend
 from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
 from tandem.training.megatron.rows import Rows, lay_out
@@ -62,6 +63,7 @@ class MegatronEngine:
             stage.requires_grad_(optimizer is not None).to(self._device)
         self._models: list[Any] = list(self._stages)
         self._optimizer: ShardedAdamW | None = None
+        self._offloaded = False
         if optimizer:
             self._models = [_spread(stage) for stage in self._stages]
             self._optimizer = ShardedAdamW(self._models, optimizer, total_steps, self._bridged.config.params_dtype)
@@ -83,21 +85,46 @@ class MegatronEngine:
         return self._trained.step()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._bridged.export(self._stages)
+        with self._weights_here():
+            yield from self._bridged.export(self._stages)
 
     def offload(self) -> None:
-        raise NotImplementedError
+        self._move_weights(here=False)
+        if self._optimizer and not self._offloaded:
+            self._optimizer.move(torch.device("cpu"))
+        self._offloaded = True
 
     def onload(self) -> None:
-        raise NotImplementedError
+        self._move_weights(here=True)
+        if self._optimizer and self._offloaded:
+            self._optimizer.move(self._device)
+        self._offloaded = False
 
     def save(self, directory: Path) -> None:
-        save_model(self._bridged, self._stages, directory / "model")
-        save_state(self._trained, self._stages, directory / "state")
+        with self._weights_here():
+            save_model(self._bridged, self._stages, directory / "model")
+            save_state(self._trained, self._stages, directory / "state")
 
     def load(self, directory: Path) -> None:
         load_state(self._trained, self._stages, directory / "state")
         self._bridged.load(self._stages, directory / "model")
+
+    @contextmanager
+    def _weights_here(self) -> Iterator[None]:
+        """On the device, whether offloaded or not."""
+        self._move_weights(here=True)
+        yield
+        if self._offloaded:
+            self._move_weights(here=False)
+
+    def _move_weights(self, here: bool) -> None:
+        """The gradients' memory comes and goes with them."""
+        for model in self._models:
+            if self._optimizer is None:
+                model.to(self._device if here else "cpu")
+                continue
+            for buffer in (*model.buffers, *model.expert_parallel_buffers):
+                buffer.reload_from_cpu() if here else buffer.offload_to_cpu()
 
     @property
     def _trained(self) -> ShardedAdamW:
@@ -163,7 +190,7 @@ class MegatronEngine:
         """`hidden`: of the tokens scored here. The answer is of all targets, on every context-parallel rank."""
         stage = self._stages[-1]
         if self._bridged.critic:
-            return Outputs(values_S=self._joined(here, stage.value_head(hidden).float().squeeze(-1)))
+            return Outputs(values_S=self._joined(here, stage.output_layer(hidden).float().squeeze(-1)))
         parts: list[Any] = []
         size = max(1, LOGITS_PER_CHUNK // stage.output_layer.output_size_per_partition)
         targets = here.targets[here.order]
@@ -225,4 +252,6 @@ def join(training: MegatronTrainingConfig) -> None:
 def _spread(stage: Stage) -> DistributedDataParallel:
     """With float32 gradients that data-parallel and context-parallel ranks sum."""
     how = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
-    return DistributedDataParallel(stage.config, how, stage)
+    model = DistributedDataParallel(stage.config, how, stage)
+    keep_the_padding_of_buckets(model)
+    return model

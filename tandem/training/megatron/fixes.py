@@ -1,4 +1,4 @@
-"""Mends of Megatron-Core 0.16.1 without TransformerEngine and Apex; any other installation stays as it is."""
+"""Mends of Megatron-Core 0.16.1, most of them where TransformerEngine and Apex are missing; nothing else is touched."""
 
 # pyright: reportMissingImports=false
 
@@ -11,13 +11,14 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe import moe_utils
 
-NEEDED = megatron.core.__version__ == "0.16.1" and not any(map(find_spec, ("transformer_engine", "apex")))
+OLD = megatron.core.__version__ == "0.16.1"
+BARE = not any(map(find_spec, ("transformer_engine", "apex")))
 
 
 @cache
 def mend() -> None:
     """Call it before a model is built."""
-    if NEEDED:
+    if OLD and BARE:
         name_the_missing_gemm()
         keep_the_steps_of_adam()
         part_the_steps_of_adam()
@@ -54,3 +55,16 @@ def part_the_steps_of_adam() -> None:
             state["step"] = state["step"].clone()
 
     optimizer.load_state_dict = load_state_dict
+
+
+def keep_the_padding_of_buckets(model: Any) -> None:
+    """A checkpoint puts buckets end to end without their padding, then cuts weights out of them as if it were there.
+
+    `model`: a DistributedDataParallel, before its optimizer is made. With tied embeddings in a pipeline it has several
+    buckets.
+    """
+    if OLD:
+        for buffer in (*model.buffers, *model.expert_parallel_buffers):
+            buffer.numel_unpadded = buffer.numel
+            for bucket in buffer.buckets:
+                bucket.numel_unpadded = bucket.grad_data.numel()

@@ -4,7 +4,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from tandem.errors import UserError
 from tandem.models.storage import read_safetensors
 from tandem.training.megatron.layers import FUSED, LOCAL, layer_specs
 
-VALUE_HEAD = {"score.weight": "value_head.weight", "score.bias": "value_head.bias"}
+VALUE_HEAD = {"score.weight": "weight", "score.bias": "bias"}
+"""Hugging Face names of the parameters of a critic's output layer."""
 
 
 class Stage(GPTModel):
@@ -33,8 +36,7 @@ class Stage(GPTModel):
         if not self.post_process:
             return
         if values:
-            del self.output_layer
-            self.value_head = nn.Linear(
+            self.output_layer = nn.Linear(
                 self.config.hidden_size, 1, device=torch.cuda.current_device(), dtype=self.config.params_dtype
             )
         else:
@@ -61,11 +63,15 @@ class Bridged:
         self.path = model.critic_path or model.path if critic else model.path
         self.critic = critic
         self.hf_config = transformers.AutoConfig.from_pretrained(
-            self.path, local_files_only=True, trust_remote_code=model.trust_remote_code
+            self.path,
+            local_files_only=True,
+            trust_remote_code=model.trust_remote_code,
+            dtype=model.dtype,
+            **({"num_labels": 1} if critic else {}),
         )
         self._tied = self.hf_config.tie_word_embeddings and not critic
         self._bridge: Any = AutoBridge.from_config(
-            _with_rope_theta(self.hf_config),
+            _with_rope_theta(deepcopy(self.hf_config)),
             dtype=getattr(torch, model.dtype),
             make_vocab_size_divisible_by=training.tensor_parallel,
         )
@@ -108,8 +114,8 @@ class Bridged:
         """Fill the stages from a model directory; a critic's head that it lacks becomes zero."""
         self._bridge.load_weights([_View(stage) for stage in stages], str(directory))
         if self.critic and stages[-1].post_process:
-            head = stages[-1].value_head
-            tensors = {name: head.get_parameter(ours.partition(".")[2]) for name, ours in VALUE_HEAD.items()}
+            head = stages[-1].output_layer
+            tensors = {name: head.get_parameter(ours) for name, ours in VALUE_HEAD.items()}
             for name in read_safetensors({name: tensor.data for name, tensor in tensors.items()}, directory, ""):
                 tensors[name].zero_()
 
@@ -125,9 +131,13 @@ class Bridged:
             yield from self._value_head(stages[-1])
 
     def save_config(self, directory: Path) -> None:
-        """`config.json` of the Hugging Face directory."""
-        config = transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
-        config.save_pretrained(directory)
+        """What a Hugging Face directory has besides the weights."""
+        if self.critic:
+            mapping: Any = transformers.AutoModelForTokenClassification._model_mapping
+            self.hf_config.architectures = [mapping[type(self.hf_config)].__name__]
+        self.hf_config.save_pretrained(directory)
+        if (drawing := self.path / "generation_config.json").is_file():
+            copyfile(drawing, directory / drawing.name)
 
     def _value_head(self, stage: Stage) -> Iterator[tuple[str, Tensor]]:
         group = parallel_state.get_pipeline_model_parallel_group()
@@ -135,7 +145,7 @@ class Bridged:
         for name, ours in VALUE_HEAD.items():
             tensor = torch.empty(shapes[name], dtype=self.config.params_dtype, device=torch.cuda.current_device())
             if stage.post_process:
-                tensor.copy_(stage.get_parameter(ours))
+                tensor.copy_(stage.output_layer.get_parameter(ours))
             dist.broadcast(tensor, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
             yield name, tensor
 
@@ -146,11 +156,12 @@ class _View:
     def __init__(self, stage: Stage) -> None:
         self.decoder = stage.decoder
         tensors = stage.state_dict(keep_vars=True)
+        critic = stage.post_process and isinstance(stage.output_layer, nn.Linear)
         experts = {".".join(name.split(".")[:3]) for name in tensors if ".mlp.router." in name}
         self._tensors = {
             _fused_name(name, experts): tensor
             for name, tensor in tensors.items()
-            if "_extra_state" not in name and not name.startswith("value_head.")
+            if "_extra_state" not in name and not (critic and name.startswith("output_layer."))
         }
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:

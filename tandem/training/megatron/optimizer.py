@@ -39,6 +39,12 @@ class ShardedAdamW:
             params_dtype=dtype,
         )
         self.optimizer: Any = get_megatron_optimizer(settings, self._stages)
+        self._parts: list[Any] = [part for part in self.optimizer.chained_optimizers if part.get_parameters()]
+        for part in self._parts:
+            part.init_state_fn(part.optimizer)
+            if isinstance(part.optimizer, torch.optim.AdamW):  # without TransformerEngine's
+                for state in part.optimizer.state.values():
+                    state["step"] = torch.zeros(())
         self.forget()
 
     def step(self) -> dict[str, float]:
@@ -49,15 +55,23 @@ class ShardedAdamW:
         if not torch.tensor(norm).isfinite():
             raise EngineError(f"optimizer step {self.steps}: gradient norm is {norm}")
         lr = learning_rate(self._config, self.steps, self._total_steps)
-        for part in self.optimizer.chained_optimizers:
-            if parameters := part.get_parameters():
-                clip_grad_by_total_norm_fp32(parameters, self._config.max_grad_norm, norm)
+        for part in self._parts:
+            clip_grad_by_total_norm_fp32(part.get_parameters(), self._config.max_grad_norm, norm)
             for group in part.param_groups:
                 group["lr"], group["weight_decay"] = lr, self._config.weight_decay * group["wd_mult"]
         self.optimizer.step_with_ready_grads()
         self.steps += 1
         self.forget()
         return {"grad_norm": norm, "lr": lr}
+
+    def move(self, device: torch.device) -> None:
+        """Moments, and masters that are not the parameters themselves, to `device`."""
+        for part in self._parts:
+            for state in part.optimizer.state.values():
+                state.update({name: state[name].to(device) for name in ("exp_avg", "exp_avg_sq")})
+            if self.optimizer.config.bf16:
+                for master in part.get_parameters():
+                    master.data = master.data.to(device)
 
     def load(self, state: Any, steps: int) -> None:
         """Continue after `steps` steps; `state`: as `optimizer.state_dict()`, of this rank."""
