@@ -123,14 +123,12 @@ class ScatteredRows:
     ) -> Tensor:
         copies = math.lcm(key.shape[1], self._group.size()) // key.shape[1]
         key, value = (x.repeat_interleave(copies, 1) for x in (key, value))
-        whole = [self._all_tokens(x[0]) for x in (query, key, value)]
-        attended = self._rows.attend(layer, whole[0], whole[1], whole[2], scaling, window)[0]
-        parts: Any = _Exchange.apply(attended.unflatten(0, (self._group.size(), -1)).contiguous(), self._group)
-        return parts.transpose(0, 1).flatten(1, 2)[None]
+        query, key, value = (self._exchange(x) for x in (query, key, value))
+        return self._exchange(self._rows.attend(layer, query, key, value, scaling, window))
 
-    def _all_tokens(self, heads: Tensor) -> Tensor:
-        """All heads of this rank's tokens, `[heads, tokens, head_dim]`, to this rank's heads of all tokens."""
-        parts: Any = _Exchange.apply(heads.unflatten(0, (self._group.size(), -1)).contiguous(), self._group)
+    def _exchange(self, x: Tensor) -> Tensor:
+        """`[1, a, b, head_dim]` to `[1, a / ranks, b * ranks, head_dim]`: heads for tokens, tokens for heads."""
+        parts: Any = _Exchange.apply(x[0].unflatten(0, (self._group.size(), -1)).contiguous(), self._group)
         return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
