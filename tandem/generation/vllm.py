@@ -46,6 +46,7 @@ class VllmEngine:
             "worker_extension_cls": f"{__name__}.WorkerExtension",
             "async_scheduling": False,  # a step that is under way would be counted to the next version
             "enforce_eager": not torch.cuda.is_available(),
+            "enable_chunked_prefill": torch.cuda.is_available(),  # on a CPU a part of a prompt breaks seeded requests
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             **config.engine_args,

@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def make_one(replicas: int = 2, recover: bool = True, **settings: Any) -> ReplicatedEngine:
         settings = {"health_timeout_s": 0.4, "max_restarts": 3, **settings}
         config = VllmGenerationConfig(type="vllm", replicas=replicas, **settings)
-        start = Start("stepped", "SteppedEngine", (tmp_path / "fault",), {"PYTHONPATH": str(Path(__file__).parent)})
+        start = Start("stepped", "SteppedEngine", (tmp_path / "fault",), {}, {"PYTHONPATH": str(Path(__file__).parent)})
         sync = SharedMemorySync(1024, source=(lambda: weights(made[0].version)) if recover else None)
         made.append(ReplicatedEngine(start, config, sync))
         made[0].load_weights(0, weights(0))

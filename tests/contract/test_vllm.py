@@ -75,7 +75,7 @@ def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_be
             assert len(completion.token_ids) == 60
             expected = [reference_logprobs(model, asked[number % 12], completion) for model in models]
             own = np.array([expected[version % 6][place] for place, version in enumerate(completion.versions)])
-            np.testing.assert_allclose(completion.logprobs, own, atol=BOUND, rtol=0)
+            np.testing.assert_allclose(completion.logprobs, own, atol=1e-4, rtol=0)  # versions differ by far more
             used |= set(completion.versions.tolist())
     assert len(used) > 50
 
