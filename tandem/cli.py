@@ -127,6 +127,29 @@ def check(arguments: ConfigAndOverrides = None) -> None:
 
 
 @app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
+    engine: Annotated[str, typer.Option(help="native or vllm.")] = "native",
+    host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+) -> None:
+    """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
+    import os
+    import secrets
+
+    from tandem.config.tree import ModelConfig
+    from tandem.jobs.serve import run
+
+    if engine not in ("native", "vllm"):
+        raise UserError(f"--engine {engine}: unknown; give native or vllm")
+    token = os.environ.get("TANDEM_API_KEY")
+    if not token:
+        token = secrets.token_urlsafe(24)
+        print(f"token: {token}", flush=True)
+    run(ModelConfig(path=model), engine, host, port, token)
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="aqua, gsm8k, hellaswag, hh, humaneval, math, mbpp; or columns.")],
     source: Annotated[Path, typer.Option("--in", help="The published files: a folder or one file.")],
