@@ -15,7 +15,7 @@ class InlineCluster:
     size = 1
 
     def __init__(self) -> None:
-        self._host = Host()
+        self.host = Host()
 
     def spawn(self, pool: ResourcePool) -> Self:
         if pool.size != 1:
@@ -23,11 +23,11 @@ class InlineCluster:
         return self
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self._host.create(role, kind, arguments)
+        return self.host.create(role, kind, arguments)
 
     def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        answers = [None if call is None else self._host.call(role, method, call) for call in calls]
+        answers = [None if call is None else self.host.call(role, method, call) for call in calls]
         return Future(lambda: answers)
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()

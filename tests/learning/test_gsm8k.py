@@ -92,7 +92,7 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
         job.save(tmp_path)
         assert inputs.train is not None
         prompt = inputs.train[0].token_ids
-        trained = dict(cluster.spawned[0].host.workers["actor"].engine.named_weights())
+        trained = dict(cluster.host.workers["actor"].engine.named_weights())
     finally:
         job.close()
         reward.close()
