@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.config.load import load_config
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, SftConfig, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -110,10 +110,8 @@ def test_reward_is_an_exact_match(response: str, right: float) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_is_valid_and_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
-    if path.stem.endswith("_sft"):
-        load_config(SftConfig, path)
-    else:
-        load_config(TrainConfig, path)
+    kinds = {"sft": SftConfig, "dpo": DpoConfig}
+    load_config(kinds.get(path.stem.rpartition("_")[2], TrainConfig), path)
 
 
 def test_every_recipe_is_there() -> None:
