@@ -1,8 +1,8 @@
 """The section `training`: the engine that trains, and how the model lies on the ranks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Tag
+from pydantic import Tag, model_validator
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.base import NonNegativeFloat, PositiveInt, Section, by_type
@@ -66,6 +66,22 @@ class MegatronTrainingConfig(TrainingSection):
     """Coefficient of the loss that keeps experts equally busy (Fedus et al. 2021), 0: none."""
     router_z_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
+
+    @property
+    def expert_ranks(self) -> int:
+        """That share each expert's matrices."""
+        alone = self.tensor_parallel if self.expert_parallel == 1 else 1
+        return self.expert_tensor_parallel or alone
+
+    @model_validator(mode="after")
+    def _degrees_go_together(self) -> Self:
+        if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
+            raise ValueError("virtual_pipeline needs pipeline_parallel over 1")
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel needs tensor_parallel over 1")
+        if self.expert_parallel == 1 and self.expert_ranks != self.tensor_parallel:
+            raise ValueError("expert_tensor_parallel other than tensor_parallel needs expert_parallel over 1")
+        return self
 
     def mesh(self, ranks: int) -> dict[str, int]:
         inner = {"context": self.context_parallel, "tensor": self.tensor_parallel}

@@ -10,10 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
 from tandem.config.tree import SftConfig, TrainConfig
+from tandem.controller.pools import Role
+from tandem.controller.roles import pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tandem.models.loading import load_tokenizer
 from tandem.reward.functions import check_functions
+from tandem.training.megatron.degrees import check_degrees
 
 Dataset = TypeVar("Dataset")
 P = ParamSpec("P")
@@ -40,6 +43,8 @@ def read_inputs(
         problems.append("trainer.eval_every: needs data.val_files")
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train, val = (_read(problems, dataset, files, tokenizer, config.data) for files in (train_files, val_files))
+    if training:
+        _catch(problems, _check_degrees, config)
     if isinstance(config, TrainConfig):
         _catch(problems, _check_length, config)
         sources = {source for read in (train, val) if isinstance(read, RLHFDataset) for source in read.data_sources}
@@ -70,6 +75,13 @@ def _read(
         problems += [f"{path}: no such data file" for path in files if not path.is_file()]
         return None
     return _catch(problems, dataset, files, tokenizer, config)
+
+
+def _check_degrees(config: TrainConfig | SftConfig) -> None:
+    training, path, pools = config.training, config.model.path, pools_of(config)
+    if training.type == "megatron" and (path / "config.json").is_file():
+        for ranks in {pools.get_resource_pool(role).size for role in (Role.Actor, Role.Critic, Role.RefPolicy)}:
+            check_degrees(path, training, ranks)
 
 
 def _check_length(config: TrainConfig) -> None:

@@ -24,6 +24,7 @@ from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
+from tandem.errors import UserError
 from tandem.training.base import TrainEngine
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tandem.workers.dispatch import Mesh
@@ -60,8 +61,15 @@ VPP2 = {**PP2, "virtual_pipeline": 2}
 CP2 = {"context_parallel": 2}
 EP2 = {"expert_parallel": 2}
 DENSE, MOE = ("qwen2", CRITIC), ("qwen3_moe",)
+SAVED: dict[str, dict[str, int]] = {"qwen2": TP2, CRITIC: TP2, "qwen3_moe": {**SP2, **EP2}}
+"""The layout in which each model is saved after two steps."""
+RESUMED: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
+    1: [({}, DENSE)],
+    2: [(PP2, DENSE), (VPP2, DENSE), ({}, DENSE), (EP2, MOE)],
+    4: [({**PP2, **EP2}, MOE)],
+}
+"""By the number of ranks: layouts that continue from there."""
 RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
-    1: [({}, (*MODELS, CRITIC)), ({"activation_checkpointing": True}, ("qwen2",))],
     2: [
         ({}, (*DENSE, *MOE)),
         (TP2, (*DENSE, "qwen3", "llama")),
@@ -73,7 +81,14 @@ RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
         ({**SP2, **EP2}, MOE),
         ({**SP2, "activation_checkpointing": True}, ("qwen2", *MOE)),
     ],
-    4: [({**TP2, **PP2}, DENSE), ({**SP2, **PP2, **EP2}, MOE), ({**SP2, **CP2}, DENSE), ({**PP2, **EP2}, MOE)],
+    1: [({}, (*MODELS, CRITIC)), ({"activation_checkpointing": True}, ("qwen2",))],
+    4: [
+        ({**TP2, **PP2}, DENSE),
+        ({**SP2, **PP2, **EP2}, MOE),
+        ({**SP2, **CP2}, DENSE),
+        ({**PP2, **EP2}, MOE),
+        ({**SP2, **EP2, "expert_tensor_parallel": 2}, MOE),
+    ],
 }
 """By the number of ranks: layouts, and the models that train in each."""
 
@@ -219,33 +234,103 @@ def trained(engine: TrainEngine, place: int, places: int) -> dict[str, Any]:
     return {"loaded": loaded, "said": before, "steps": steps, "weights": weights(engine)}
 
 
-def world(rank: int, ranks: int, directory: Path, only: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous = f"file://{directory}/rendezvous{ranks}"
-    dist.init_process_group("gloo", rendezvous, timedelta(seconds=60), world_size=ranks, rank=rank)
+def save(directory: Path, name: str) -> dict[str, torch.Tensor]:
+    """Two steps, and what the model is then."""
+    engine = megatron(directory, name, SAVED[name])
+    train(engine, range(2), *place_of(SAVED[name]))
+    (directory / "saved" / name).mkdir(parents=True, exist_ok=True)
+    engine.save(directory / "saved" / name)
+    return weights(engine)
+
+
+def resume(directory: Path, name: str, layout: dict[str, int]) -> dict[str, Any]:
+    """The third step."""
+    engine = megatron(directory, name, layout)
+    engine.load(directory / "saved" / name)
+    return {"steps": train(engine, range(2, 3), *place_of(layout)), "weights": weights(engine)}
+
+
+def refused(directory: Path) -> str:
+    """What is said of a checkpoint whose experts were spread, where they are not."""
+    engine = megatron(directory, "qwen3_moe", PP2)
+    before = weights(engine)
+    try:
+        engine.load(directory / "saved" / "qwen3_moe")
+    except UserError as error:
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
+        return str(error)
+    return ""
+
+
+def without_padding(directory: Path) -> list[bool]:
+    """Whether tied embeddings in a pipeline go on as if undisturbed, with and without the mend for it."""
+    from tandem.training.megatron import fixes
+
+    equal: list[bool] = []
+    for mended in (True, False):
+        fixes.OLD = mended
+        engine, resumed = megatron(directory, "qwen2", PP2), megatron(directory, "qwen2", PP2)
+        target = directory / f"padding {mended}"
+        target.mkdir(exist_ok=True)
+        train(engine, range(2), 0, 1)
+        engine.save(target)
+        resumed.load(target)
+        for one in (engine, resumed):
+            train(one, range(2, 3), 0, 1)
+        theirs = weights(resumed)
+        equal.append(all(torch.equal(tensor, theirs[name]) for name, tensor in weights(engine).items()))
+    fixes.OLD = True
+    return equal
+
+
+def compared(directory: Path, ranks: int) -> dict[Any, Any]:
+    """Every layout of so many ranks; at one rank FSDP's engine, too."""
     findings: dict[Any, Any] = {}
     if ranks == 1:
         for name in (*MODELS, CRITIC):
             findings["fsdp", name] = trained(fsdp(directory, name), 0, 1)
     for layout, models in RUNS[ranks]:
         for name in models:
-            if only in f"{ranks} {name_of(layout)} {name}":
-                place, places = place_of(layout)
-                findings[name_of(layout), name] = trained(megatron(directory, name, layout), place, places)
+            findings[name_of(layout), name] = trained(megatron(directory, name, layout), *place_of(layout))
         leave()
+    return findings
+
+
+def checkpoints(directory: Path, ranks: int) -> dict[Any, Any]:
+    findings: dict[Any, Any] = {}
+    if ranks == 2:
+        for name in SAVED:
+            findings["saved", name] = save(directory, name)
+            leave()
+        findings["padding"] = without_padding(directory)
+        leave()
+        findings["refused"] = refused(directory)
+        leave()
+    for layout, models in RESUMED[ranks]:
+        for name in models:
+            findings["resumed", name_of(layout), name] = resume(directory, name, layout)
+        leave()
+    return findings
+
+
+def world(rank: int, ranks: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    rendezvous = f"file://{directory}/rendezvous{ranks}"
+    dist.init_process_group("gloo", rendezvous, timedelta(seconds=60), world_size=ranks, rank=rank)
+    findings = compared(directory, ranks) | checkpoints(directory, ranks)
     if rank == 0:
         torch.save(findings, directory / f"{ranks}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main(directory: Path, only: str = "") -> None:
+def main(directory: Path) -> None:
     import tandem.training.megatron.engine  # noqa: F401  once, before the forks
 
     write_models(directory)
     fork = multiprocessing.get_context("fork")
     for ranks in RUNS:
-        processes = [fork.Process(target=world, args=(rank, ranks, directory, only)) for rank in range(ranks)]
+        processes = [fork.Process(target=world, args=(rank, ranks, directory)) for rank in range(ranks)]
         for process in processes:
             process.start()
         for process in processes:
@@ -256,4 +341,4 @@ def main(directory: Path, only: str = "") -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # Megatron-Core's, of what this machine has not
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -12,18 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
-from tests.megatron.layouts import RUNS, name_of
+from tests.megatron.layouts import CRITIC, RESUMED, RUNS, SAVED, name_of
 
+AGAIN = [
+    (ranks, name_of(layout), model) for ranks, runs in RESUMED.items() for layout, models in runs for model in models
+]
 CASES = [(ranks, name_of(layout), model) for ranks, runs in RUNS.items() for layout, models in runs for model in models]
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    directory = tmp_path_factory.mktemp("layouts")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture(scope="module")
+def findings(directory: Path) -> dict[int, Any]:
     script = Path(__file__).with_name("layouts.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
     subprocess.run([sys.executable, str(script), str(directory)], env=environment, check=True)
@@ -70,3 +78,31 @@ def test_loaded_and_exported_weights_are_those_of_the_directory(
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, wanted[name]), name
+
+
+@pytest.mark.parametrize(("ranks", "layout", "model"), AGAIN)
+def test_a_run_goes_on_in_another_layout(findings: dict[int, Any], ranks: int, layout: str, model: str) -> None:
+    found, wanted = findings[ranks]["resumed", layout, model], findings[1]["fsdp", model]
+    assert found["steps"] == [pytest.approx(wanted["steps"][2], rel=1e-5)]
+    trained = on_disk(wanted["weights"])
+    for name, tensor in found["weights"].items():
+        torch.testing.assert_close(tensor, trained[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", SAVED)
+def test_what_is_saved_loads_in_transformers(directory: Path, findings: dict[int, Any], model: str) -> None:
+    kind: Any = AutoModelForTokenClassification if model == CRITIC else AutoModelForCausalLM
+    loaded, report = kind.from_pretrained(directory / "saved" / model / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert loaded.config.architectures == [type(loaded).__name__]
+    weights = on_disk(dict(loaded.named_parameters()))
+    for name, tensor in findings[2]["saved", model].items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def test_tied_embeddings_in_a_pipeline_resume_with_the_mend_only(findings: dict[int, Any]) -> None:
+    assert findings[2]["padding"] == [True, False]
+
+
+def test_optimizer_state_of_spread_experts_loads_where_they_are_spread_only(findings: dict[int, Any]) -> None:
+    assert "expert_parallel" in findings[2]["refused"]

@@ -43,6 +43,11 @@ def load_state(optimizer: ShardedAdamW, stages: Sequence[Stage], directory: Path
             f"{directory} is not a training state of this model ({str(error).splitlines()[-1]}); "
             "resume from another checkpoint, or with the model that the run was started with"
         ) from error
+    if state["optimizers"] != len(optimizer.optimizer.chained_optimizers):
+        raise UserError(
+            f"{directory} was saved {'with' if state['optimizers'] > 1 else 'without'} training.expert_parallel, "
+            "and the optimizer's part of spread experts cannot be put together; resume so, too"
+        )
     optimizer.load(state["optimizer"], state["steps"])
 
 
@@ -58,5 +63,6 @@ def _state(optimizer: ShardedAdamW, stages: Sequence[Stage], loading: bool = Fal
         model = model["model"]
     return {
         "optimizer": optimizer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata),
+        "optimizers": len(optimizer.optimizer.chained_optimizers),
         "steps": optimizer.steps,
     }

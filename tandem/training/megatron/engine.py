@@ -192,7 +192,7 @@ class MegatronEngine:
         if self._bridged.critic:
             return Outputs(values_S=self._joined(here, stage.output_layer(hidden).float().squeeze(-1)))
         parts: list[Any] = []
-        size = max(1, LOGITS_PER_CHUNK // stage.output_layer.output_size_per_partition)
+        size = max(1, LOGITS_PER_CHUNK // (self._bridged.hf_config.vocab_size // stage.pg_collection.tp.size()))
         targets = here.targets[here.order]
         for hidden_C, targets_C in zip(hidden.split(size), targets.split(size), strict=True):
             if len(hidden) > size:
@@ -237,14 +237,13 @@ def join(training: MegatronTrainingConfig) -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if parallel_state.is_initialized():
         return
-    experts_alone = training.tensor_parallel if training.expert_parallel == 1 else 1
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=training.tensor_parallel,
         pipeline_model_parallel_size=training.pipeline_parallel,
         virtual_pipeline_model_parallel_size=training.virtual_pipeline if training.virtual_pipeline > 1 else None,
         context_parallel_size=training.context_parallel,
         expert_model_parallel_size=training.expert_parallel,
-        expert_tensor_parallel_size=training.expert_tensor_parallel or experts_alone,
+        expert_tensor_parallel_size=training.expert_ranks,
     )
     model_parallel_cuda_manual_seed(0)
 

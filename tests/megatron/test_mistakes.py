@@ -1,0 +1,88 @@
+"""Degrees that do not fit, families without a bridge, missing packages: one message each, before any process."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tandem.config.training import MegatronTrainingConfig
+from tandem.errors import UserError
+from tandem.training.megatron import degrees
+from tandem.training.megatron.degrees import check_degrees
+
+DENSE = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+}
+MOE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 6}
+
+
+def told(path: Path, shape: dict[str, Any], ranks: int, **layout: int) -> str:
+    (path / "config.json").write_text(json.dumps(shape))
+    try:
+        check_degrees(path, MegatronTrainingConfig(type="megatron", **layout), ranks)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(degrees, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("shape", "ranks", "layout", "said"),
+    [
+        (DENSE, 4, {"tensor_parallel": 4}, ""),
+        (DENSE, 12, {"tensor_parallel": 2, "pipeline_parallel": 3, "virtual_pipeline": 2, "context_parallel": 2}, ""),
+        (MOE, 4, {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2}, ""),
+        (DENSE, 6, {"tensor_parallel": 4}, "= 4 does not divide 6 ranks"),
+        (DENSE, 8, {"tensor_parallel": 8}, "= 8 does not divide 12 attention heads"),
+        (DENSE, 6, {"tensor_parallel": 6}, "= 6 does not divide 4 key-value heads"),
+        (DENSE, 4, {"pipeline_parallel": 4}, "= 4 does not divide 6 layers"),
+        (DENSE, 2, {"pipeline_parallel": 2, "virtual_pipeline": 2}, "= 4 does not divide 6 layers"),
+        (MOE, 4, {"expert_parallel": 4}, "= 4 does not divide 6 experts"),
+        (MOE, 2, {"expert_parallel": 2, "expert_tensor_parallel": 2}, "= 4 does not divide 2 ranks"),
+        (DENSE, 2, {"expert_parallel": 2}, "expert_parallel is for a mixture of experts"),
+        (MOE, 2, {"tensor_parallel": 2}, "needs sequence_parallel: true"),
+        ({**DENSE, "model_type": "gpt2"}, 1, {}, "no bridge for model type gpt2"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    tmp_path: Path, shape: dict[str, Any], ranks: int, layout: dict[str, int], said: str
+) -> None:
+    message = told(tmp_path, shape, ranks, **layout)
+    assert said in message and bool(said) == bool(message)
+
+
+def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path, installed: None) -> None:
+    message = told(tmp_path, DENSE, 7, tensor_parallel=8)
+    assert message.count("does not divide") == 4
+
+
+@pytest.mark.skipif(find_spec("megatron") is not None, reason="Megatron-Core is installed here")
+def test_missing_packages_are_named(tmp_path: Path) -> None:
+    assert "not installed (megatron, mbridge): pip install 'tandem-rl[megatron]'" in told(tmp_path, DENSE, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"virtual_pipeline": 2}, "needs pipeline_parallel"),
+        ({"sequence_parallel": True}, "needs tensor_parallel"),
+        ({"expert_tensor_parallel": 2}, "needs expert_parallel"),
+    ],
+)
+def test_degrees_that_need_others_are_refused(layout: dict[str, int], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        MegatronTrainingConfig(type="megatron", **layout)
