@@ -23,6 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteria, Stoppi
 
 from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION
+from tandem.models.lean import make_lean
 from tandem.types import Completion, Request, SamplingParams
 
 BATCH = 128
@@ -124,6 +125,7 @@ def measure(name: str, size: Size, runs: int, figures: dict[str, float]) -> None
     reference = build(size, "sdpa")
     reference.generation_config.eos_token_id = None
     model = build(size, ATTENTION)
+    make_lean(model)
     engine = NativeEngine(model, max_running=BATCH)
     engine.load_weights(0, None)
     parameters = sum(parameter.numel() for parameter in model.parameters())
