@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.tree import ModelConfig, SftConfig, TrainConfig
 from tandem.controller.pools import Role
 from tandem.controller.roles import pools_of
 from tandem.data.dataset import RLHFDataset
@@ -47,6 +47,7 @@ def read_inputs(
         _catch(problems, _check_degrees, config)
     if isinstance(config, TrainConfig):
         _catch(problems, _check_length, config)
+        _catch(problems, _check_reward_model, config.model, tokenizer)
         sources = {source for read in (train, val) if isinstance(read, RLHFDataset) for source in read.data_sources}
         judged_by_model = config.model.reward_model_path is not None
         _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources))
@@ -82,6 +83,25 @@ def _check_degrees(config: TrainConfig | SftConfig) -> None:
     if training.type == "megatron" and (path / "config.json").is_file():
         for ranks in {pools.get_resource_pool(role).size for role in (Role.Actor, Role.Critic, Role.RefPolicy)}:
             check_degrees(path, training, ranks)
+
+
+def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """It has a head that scores, and knows the policy's token ids; without either it would score all the same."""
+    path = config.reward_model_path
+    if path is None or tokenizer is None:
+        return
+    theirs = load_tokenizer(config.model_copy(update={"path": path}))
+    described = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if any("CausalLM" in name for name in described.get("architectures") or []):
+        raise UserError(
+            f"model.reward_model_path: {path} is a language model, without a head that scores; "
+            "give the model directory of a run of `tandem reward-model`"
+        )
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"model.reward_model_path: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {config.path} "
+            f"({len(tokenizer):,} tokens), whose token ids it is to score; train one from the policy's kind of model"
+        )
 
 
 def _check_length(config: TrainConfig) -> None:

@@ -27,7 +27,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"model.path: {config.path} has no usable tokenizer ({reason}); "
+            f"model: {config.path} has no usable tokenizer ({reason}); "
             "copy tokenizer.json and tokenizer_config.json of the base model into it"
         ) from None
     return tokenizer
@@ -139,6 +139,6 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 def _check_directory(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise UserError(
-            f"model.path: {path} is not a local Hugging Face model directory, for it holds no config.json "
+            f"model: {path} is not a local Hugging Face model directory, for it holds no config.json "
             "(`hf download NAME --local-dir DIR` makes one)"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
 
@@ -36,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("reward.functions=[/nowhere.py:f]", ["/nowhere.py"]),
         ("reward.functions=[json:loads]", ["json:loads", "signature"]),
         ("reward.functions=[]", ["sort4", "openai/gsm8k"]),
-        ("model.path=/nowhere", ["model.path", "/nowhere"]),
+        ("model.path=/nowhere", ["model: /nowhere is not a local Hugging Face model directory"]),
         ("trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every", "data.val_files"]),
     ],
 )
@@ -116,4 +117,22 @@ def test_a_directory_that_holds_another_run(
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
     assert main(["train", str(grpo_config), "--dry-run"]) == 0
     assert "4,784" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_model_that_cannot_judge_the_policy(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
+) -> None:
+    """None there; one without a head that scores; one that knows a token more."""
+    judge = tmp_path / "judge"
+    AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=1).save_pretrained(judge)
+    tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(judge)
+    for path, said in (
+        (tmp_path / "none", f"model: {tmp_path}/none is not a local Hugging Face model directory"),
+        (sort4 / "model", "is a language model, without a head that scores"),
+        (judge, f"the tokenizer of {judge} (100 tokens) is not that of {sort4 / 'model'} (99 tokens)"),
+    ):
+        assert said in refused(capsys, "train", str(grpo_config), f"model.reward_model_path={path}")
     assert not (tmp_path / "run").exists()
