@@ -88,23 +88,31 @@ class Decode:
         """
         self._cache = cache
         self.position_N = position_N
+        self._position_B = position_N
         self._slot_B = torch.arange(len(position_N), device=position_N.device)
+        self._shared: tuple[Tensor, Tensor] | None = None
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
+
+    def share(self, slot_N: Tensor, like_B: Tensor) -> None:
+        """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
+        self.position_N, self._shared = self._position_B[slot_N], (slot_N, like_B)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         for cache, new in zip(caches, (key, value), strict=True):
-            cache[self._slot_B, :, :, self.position_N] = new[0].transpose(0, 1)
+            made = new[0].transpose(0, 1)
+            cache[self._slot_B, :, :, self._position_B] = made[self._shared[1]] if self._shared else made
         _, heads, rows, head_dim = query.shape
         kv_heads = key.shape[1]
         if (window, kv_heads) not in self._masks:
             self._masks[window, kv_heads] = self._mask(window, kv_heads, query.dtype)
         start, mask = self._masks[window, kv_heads]
-        keys, values = (cache[:rows, ..., start : self._end].flatten(0, 1) for cache in caches)
+        slots = self._shared[0] if self._shared else slice(rows)
+        keys, values = (cache[..., start : self._end][slots].flatten(0, 1) for cache in caches)
         # The query heads of a key head attend like queries of one sequence: keys are read once and never repeated.
         queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
         scores = torch.baddbmm(mask, queries, keys, alpha=scaling)

@@ -27,7 +27,7 @@ from tandem.errors import EngineError
 from tandem.generation.base import check_request
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.recorded import RecordedSteps
-from tandem.generation.sampling import CHOICE, sample, streams
+from tandem.generation.sampling import CHOICE, Array, sample, streams
 from tandem.models.attention import ATTENTION
 from tandem.types import Completion, FloatArray, IntArray, Request, Status
 
@@ -36,9 +36,13 @@ _PREFILL_TOKENS = 2048
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
 _NO_TOKEN = -1
-_ROW = np.dtype([*CHOICE.descr, ("max_tokens", "i8"), ("watched", "i8"), ("last", "i8"), ("position", "i8")])
-"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), its last token, and
-where in the KV cache that token will go."""
+_ALIKE = 3
+"""Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
+which must cost less than reading those of every row."""
+_FIELDS = ("max_tokens", "watched", "last", "position", "history")
+_ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
+"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), its last token,
+where in the KV cache that token will go, and a number for the tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
 
@@ -90,6 +94,8 @@ class NativeEngine:
         """What has not started, each list of one request."""
         self._rows: list[Sample] = []
         """What decodes, by slot."""
+        self._prompts = max_running
+        """A number that no row's history has, and none above it."""
         self._state = np.zeros(max_running, dtype=_ROW)
         """By slot, in arrays, so that a step's Python does not grow with the rows."""
         self._made = np.zeros((max_running, 0), dtype=_MADE)
@@ -171,8 +177,7 @@ class NativeEngine:
         while groups := self._admit():
             self._prefill(groups)
         if self._rows:
-            state = self._state[: len(self._rows)]
-            self._advance(0, self._decode(state["last"], state["position"]))
+            self._advance(0, self._decode(self._state[: len(self._rows)]))
 
     def _admit(self) -> list[list[Sample]]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
@@ -198,6 +203,8 @@ class NativeEngine:
         started, state = self._rows[first:], self._state[first : len(self._rows)]
         state["stream"] = streams([entry.request.seeds[entry.index] for entry in started])
         state["made"] = 0
+        state["history"] = self._prompts + prompt_B
+        self._prompts += len(prompts)
         for name in ("temperature", "top_k", "top_p", "max_tokens"):
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
@@ -215,12 +222,18 @@ class NativeEngine:
         logits = self._forward(self._tensor(np.concatenate(prompts))[None], plan, self._tensor(offsets[1:] - 1))
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
 
-    def _decode(self, token_B: IntArray, position_B: IntArray) -> torch.Tensor:
+    def _decode(self, state: Array) -> torch.Tensor:
         if self._recorded is not None:
-            return self._recorded(token_B, position_B)
-        shortest, longest = int(position_B.min()) + 1, int(position_B.max()) + 1
-        plan = Decode(self._cache, self._tensor(position_B), shortest, longest)
-        return self._forward(self._tensor(token_B)[None], plan)
+            return self._recorded(state["last"], state["position"])
+        words = int(state["last"].max()) + 1
+        _, slot_U, like_B = np.unique(state["history"] * words + state["last"], return_index=True, return_inverse=True)
+        state["history"] = like_B
+        position_B = state["position"]
+        plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
+        if _ALIKE * len(slot_U) > len(state):
+            return self._forward(self._tensor(state["last"])[None], plan)
+        plan.share(self._tensor(slot_U), like := self._tensor(like_B))
+        return self._forward(self._tensor(state["last"][slot_U])[None], plan)[like]
 
     def _forward(self, token_1N: torch.Tensor, plan: Prefill | Decode, wanted: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is 0."""
@@ -288,7 +301,7 @@ class NativeEngine:
         return entries
 
 
-def _widened(array: np.ndarray[Any, Any], columns: int, fill: Any) -> np.ndarray[Any, Any]:
+def _widened(array: Array, columns: int, fill: Any) -> Array:
     """`[slots, columns]` at least, new columns holding `fill`."""
     missing = max(0, columns - array.shape[1])
     return np.concatenate((array, np.full((len(array), missing), fill, array.dtype)), axis=1) if missing else array

@@ -83,14 +83,16 @@ class FsdpEngine:
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
-        self.model.train(self._checkpointing)  # the mode in which transformers checkpoints; every dropout is 0
+        if self._checkpointing:
+            self.model.train()  # the mode in which transformers checkpoints; every dropout is 0
         results: list[LossResult] = []
         with self._layout.gathered():
             passes = self._passes(micro_batches)
             for number, part in enumerate(passes, start=1):
                 self._layout.starts(last=number == len(passes))
                 results.append(self._context.backward(self._head, part, *self._inputs(part), loss))
-        self.model.eval()
+        if self._checkpointing:
+            self.model.eval()
         own = sum_parts([(result.loss, result.metrics) for result in results])
         outputs = [output for result in results for output in result.outputs]
         return LossResult(*sum_parts(self._layout.total(own)), outputs[: len(micro_batches)])
