@@ -314,6 +314,27 @@ def test_logprobs_are_those_of_a_plain_forward_pass(family: str, max_running: in
             np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_rows_that_say_the_same_are_computed_once_until_they_part(family: str) -> None:
+    engine, reference = native(max_running=24, family=family), model(family, attention="sdpa")
+    widths: list[int] = []
+    embed: Any = engine._model.get_input_embeddings()
+    embed.register_forward_hook(lambda _module, inputs, _output: widths.append(inputs[0].shape[1]))
+    asked = (
+        request(1, 2, 3, seeds=range(12), max_tokens=24, temperature=0.15),
+        request(5, 4, seeds=range(6), max_tokens=9, temperature=0.0),
+        request(1, 2, 3, seeds=range(6), max_tokens=16, temperature=0.15),
+    )
+    answers = ask(engine, *asked)
+    decoding = widths[1:]
+    assert min(decoding) == 3 and 8 < max(decoding)
+    assert len({tuple(row) for row in tokens(answers[0])}) > 1
+    for one, completions in zip(asked, answers, strict=True):
+        for completion in completions:
+            expected = reference_logprobs(reference, one, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+
+
 def test_rows_that_enter_late_and_need_a_larger_cache_disturb_nobody() -> None:
     engine, reference = native(max_running=8, family="mistral"), model("mistral", attention="sdpa")
     early = request(1, 2, 3, seeds=range(3), max_tokens=30)
