@@ -77,6 +77,25 @@ def without_cuda(factory: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def gather_uneven(parts: list[Any], own: Any, group: Any) -> None:
+    """`all_gather`, which gloo has for tensors of one size only."""
+    import torch.distributed as dist
+
+    for rank, part in zip(dist.get_process_group_ranks(group), parts, strict=True):
+        dist.broadcast(part.copy_(own) if rank == dist.get_rank() else part, rank, group)
+
+
+def answer_for_nccl() -> None:
+    import torch.distributed as dist
+
+    gather = dist.all_gather
+    dist.all_gather = lambda parts, own, group=None, **how: (
+        gather(parts, own, group, **how)
+        if len({part.shape for part in parts}) == 1
+        else gather_uneven(parts, own, group)
+    )
+
+
 def answer_in_megatron() -> None:
     """What Megatron-Core decides by itself on seeing a CPU tensor or a CUDA generator."""
     import torch
@@ -109,6 +128,7 @@ class Loader(importlib.abc.Loader):
                 self._loader.exec_module(module)
             else:
                 answer_for_cuda()
+                answer_for_nccl()
                 self._loader.exec_module(module)
                 answer_in_megatron()
 

@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.training.base import TrainEngine
+from tandem.training.megatron.degrees import check_degrees
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tandem.workers.dispatch import Mesh
 
@@ -141,14 +143,14 @@ def batch() -> Batch:
 
 
 def part(place: int, places: int, step: int) -> list[MicroBatch]:
-    """The rows of one of the data-parallel places: uneven, and none for the last one in step 1."""
+    """The rows of one of the data-parallel places: uneven, and none for the last one in step 1, which packs nothing."""
     rows = list(range(GROUPS * GROUP_SIZE))
     if places > 1:
         last = places - 1 if step == 1 else places
         cut = len(rows) - last + 1
         mine = [rows[:cut], *[[row] for row in rows[cut:]], []]
         rows = mine[place] if place < last else []
-    return micro_batches(batch(), rows, 24)
+    return micro_batches(batch(), rows, 1 if step == 1 else 24)
 
 
 def write_models(directory: Path) -> None:
@@ -229,9 +231,8 @@ def place_of(layout: dict[str, int]) -> tuple[int, int]:
 
 
 def trained(engine: TrainEngine, place: int, places: int) -> dict[str, Any]:
-    loaded, before = weights(engine), said(engine, place, places)
-    steps = train(engine, range(3), place, places)
-    return {"loaded": loaded, "said": before, "steps": steps, "weights": weights(engine)}
+    before = said(engine, place, places)
+    return {"said": before, "steps": train(engine, range(3), place, places), "weights": weights(engine)}
 
 
 def save(directory: Path, name: str) -> dict[str, torch.Tensor]:
@@ -283,6 +284,16 @@ def without_padding(directory: Path) -> list[bool]:
     return equal
 
 
+def carried(directory: Path, layout: dict[str, int]) -> dict[Any, Any]:
+    """What each model that can lie so is exported as."""
+    findings: dict[Any, Any] = {}
+    for name in MODELS:
+        with suppress(UserError):
+            check_degrees(directory / name, MegatronTrainingConfig(type="megatron", **layout), dist.get_world_size())
+            findings["carried", name_of(layout), name] = weights(megatron(directory, name, layout))
+    return findings
+
+
 def compared(directory: Path, ranks: int) -> dict[Any, Any]:
     """Every layout of so many ranks; at one rank FSDP's engine, too."""
     findings: dict[Any, Any] = {}
@@ -292,6 +303,7 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
     for layout, models in RUNS[ranks]:
         for name in models:
             findings[name_of(layout), name] = trained(megatron(directory, name, layout), *place_of(layout))
+        findings |= carried(directory, layout)
         leave()
     return findings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ def test_a_state_loads_although_adam_has_steps(saved: Path, monkeypatch: pytest.
     resumed = engines.engine()
     resumed.load(saved)
     assert steps_of(resumed) == {3.0}
+
+
+def test_saving_starts_no_process(saved: Path) -> None:
+    assert not multiprocessing.active_children()
 
 
 def test_each_weight_has_its_own_steps(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

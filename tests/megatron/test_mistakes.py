@@ -22,7 +22,10 @@ DENSE = {
     "num_key_value_heads": 4,
     "intermediate_size": 96,
 }
-MOE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 6}
+MOE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 6, "moe_intermediate_size": 20}
+SAVED_MOE = {**MOE, "num_local_experts": MOE["num_experts"]}
+"""As transformers 5 names them."""
+del SAVED_MOE["num_experts"]
 
 
 def told(path: Path, shape: dict[str, Any], ranks: int, **layout: int) -> str:
@@ -46,12 +49,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (DENSE, 4, {"tensor_parallel": 4}, ""),
         (DENSE, 12, {"tensor_parallel": 2, "pipeline_parallel": 3, "virtual_pipeline": 2, "context_parallel": 2}, ""),
         (MOE, 4, {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2}, ""),
+        (SAVED_MOE, 3, {"expert_parallel": 3}, ""),
         (DENSE, 6, {"tensor_parallel": 4}, "= 4 does not divide 6 ranks"),
         (DENSE, 8, {"tensor_parallel": 8}, "= 8 does not divide 12 attention heads"),
         (DENSE, 6, {"tensor_parallel": 6}, "= 6 does not divide 4 key-value heads"),
+        (MOE, 24, {"expert_parallel": 3, "expert_tensor_parallel": 8}, "= 8 does not divide 20 expert columns"),
         (DENSE, 4, {"pipeline_parallel": 4}, "= 4 does not divide 6 layers"),
         (DENSE, 2, {"pipeline_parallel": 2, "virtual_pipeline": 2}, "= 4 does not divide 6 layers"),
-        (MOE, 4, {"expert_parallel": 4}, "= 4 does not divide 6 experts"),
+        (SAVED_MOE, 4, {"expert_parallel": 4}, "= 4 does not divide 6 experts"),
         (MOE, 2, {"expert_parallel": 2, "expert_tensor_parallel": 2}, "= 4 does not divide 2 ranks"),
         (DENSE, 2, {"expert_parallel": 2}, "expert_parallel is for a mixture of experts"),
         (MOE, 2, {"tensor_parallel": 2}, "needs sequence_parallel: true"),

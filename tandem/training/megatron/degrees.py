@@ -32,7 +32,7 @@ def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> N
 
 def _misfits(shape: dict[str, Any], training: MegatronTrainingConfig, ranks: int) -> Iterator[str]:
     tensor, stages = training.tensor_parallel, training.pipeline_parallel * training.virtual_pipeline
-    experts = shape.get("num_experts", 0)
+    experts = shape.get("num_experts", shape.get("num_local_experts", 0))  # as models are published, as they are saved
     dense = training.pipeline_parallel * training.context_parallel * tensor
     expert = training.pipeline_parallel * training.expert_parallel * training.expert_ranks
     for what, number, degrees, divisor in (
@@ -41,7 +41,8 @@ def _misfits(shape: dict[str, Any], training: MegatronTrainingConfig, ranks: int
         ("layers", shape["num_hidden_layers"], "pipeline_parallel * virtual_pipeline", stages),
         ("attention heads", shape["num_attention_heads"], "tensor_parallel", tensor),
         ("key-value heads", shape["num_key_value_heads"], "tensor_parallel", tensor),
-        ("feed-forward columns", shape["intermediate_size"], "tensor_parallel", tensor),
+        ("feed-forward columns", shape["intermediate_size"], "tensor_parallel", 1 if experts else tensor),
+        ("expert columns", shape.get("moe_intermediate_size", 0), "expert_tensor_parallel", training.expert_ranks),
         ("experts", experts, "expert_parallel", training.expert_parallel),
     ):
         if number % divisor:

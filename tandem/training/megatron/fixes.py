@@ -4,10 +4,12 @@
 
 from functools import cache, wraps
 from importlib.util import find_spec
+from queue import Queue
 from typing import Any
 
 import megatron.core
 import torch
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe import moe_utils
 
@@ -18,6 +20,8 @@ BARE = not any(map(find_spec, ("transformer_engine", "apex")))
 @cache
 def mend() -> None:
     """Call it before a model is built."""
+    if OLD:
+        write_without_processes()
     if OLD and BARE:
         name_the_missing_gemm()
         keep_the_steps_of_adam()
@@ -55,6 +59,22 @@ def part_the_steps_of_adam() -> None:
             state["step"] = state["step"].clone()
 
     optimizer.load_state_dict = load_state_dict
+
+
+def write_without_processes() -> None:
+    """Saving forks a process for each file, which may hang for the threads of this one, and spawns one that collects."""
+    writer: Any = filesystem_async.FileSystemWriterAsync
+
+    def write(transforms: Any, remote: bool, rank: int, files: Any, results: Any) -> None:
+        said, running = Queue[Any](), Queue[Any]()
+        for number, file in enumerate(files):
+            running.put(number)
+            writer.write_preloaded_data(transforms, number, file, said, running, use_fsync=True, use_msc=remote)
+        outcomes = dict(said.get() for _ in files)
+        results.put(next((one for one in outcomes.values() if isinstance(one, Exception)), outcomes))
+
+    vars(filesystem_async)["_results_queue"] = Queue()
+    writer.write_preloaded_data_multiproc = staticmethod(write)
 
 
 def keep_the_padding_of_buckets(model: Any) -> None:
