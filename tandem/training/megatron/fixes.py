@@ -62,7 +62,7 @@ def part_the_steps_of_adam() -> None:
 
 
 def write_without_processes() -> None:
-    """Saving forks a process for each file, which may hang for the threads of this one, and spawns one that collects."""
+    """Saving forks a process for each file, which may hang for the threads of this one, and spawns another."""
     writer: Any = filesystem_async.FileSystemWriterAsync
 
     def write(transforms: Any, remote: bool, rank: int, files: Any, results: Any) -> None:
