@@ -1,0 +1,86 @@
+"""Every recipe runs: two steps on rows of its kind, with a tiny model in the place of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from tandem.cli import main
+from tandem.errors import UserError
+from tandem.reward.sandbox.tests import make_sandbox
+from tandem.tracking.jsonl import read_metrics
+from tests.conftest import ROOT, load_file
+
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+ASK, GOOD, BAD = (
+    [{"role": role, "content": text}] for role, text in (("user", "2+3?"), ("assistant", "5"), ("assistant", "6"))
+)
+CODE = {"preamble": "", "tests": ["assert f() == 1"]}
+
+
+def asked(source: str, truth: Any, **extra: Any) -> dict[str, Any]:
+    """A verl row."""
+    return {"data_source": source, "prompt": ASK, "reward_model": {"ground_truth": truth}, "extra_info": extra}
+
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "dapo": [asked("math_dapo", "5")],
+    "gsm8k": [asked("openai/gsm8k", "5")],
+    "hh_sft": [{"prompt": ASK, "completion": GOOD}],
+    "hh_ppo": [asked("hh", "5")],
+    "hh": [{"prompt": ASK, "chosen": GOOD, "rejected": BAD}],
+    "mbpp_cure": [
+        asked("mbpp_cure", CODE, problem=1, role=role, answer="def f(): return 1") for role in ("coder", "tester")
+    ],
+    "sort4_sft": [{"prompt": "21=", "completion": "12"}],
+    "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
+}
+"""By the recipe's name, or else its first word."""
+SMALL = {
+    "train": ["data.prompts_per_step=4", "data.max_prompt_tokens=64", "generation.max_response_tokens=8"],
+    "sft": ["data.rows_per_step=4"],
+}
+SMALL |= dict.fromkeys(("dpo", "reward-model"), SMALL["sft"])
+FEWER = {"dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`policy/` and, with a head that scores, `judge/`."""
+    directory = tmp_path_factory.mktemp("models")
+    load_file(ROOT / "examples/hh/tiny.py").write_model(directory / "policy", ["2+3? 5"], tokens=300, width=64)
+    judge = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
+    judge.save_pretrained(directory / "judge")
+    AutoTokenizer.from_pretrained(directory / "policy").save_pretrained(directory / "judge")
+    return directory
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if recipe == "mbpp_cure":
+        try:
+            make_sandbox()
+        except UserError as error:
+            pytest.skip(f"no sandbox on this machine: {error}")
+    monkeypatch.chdir(ROOT)
+    kind = recipe.partition("_")[2]
+    command = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}.get(kind, "train")
+    rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
+    arguments = [
+        f"model.path={models}/policy", "model.dtype=float32", f"trainer.run_dir={tmp_path}/run", "trainer.epochs=null",
+        "trainer.steps=2", f"data.train_files=[{tmp_path}/rows.jsonl]", f"data.val_files=[{tmp_path}/rows.jsonl]",
+        *SMALL[command], *FEWER.get(recipe, []),
+    ]  # fmt: skip
+    arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []
+    assert main([command, f"recipes/{recipe}.yaml", *arguments]) == 0
+    last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]
+    assert last["step"] == 2 and (tmp_path / "run/checkpoints/step_000002/model/model.safetensors").is_file()
+    if command == "train":
+        assert last["reward/errors"] == last["reward/timeouts"] == 0
+    if recipe == "dapo":
+        assert last["rollout/resample/rounds"] == 3 and last["rollout/resample/unused"] == 2 * 4 * 2
