@@ -1,6 +1,7 @@
 """The command line. Heavy imports happen inside the commands: `--help` answers at once."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -219,12 +220,11 @@ def _configure(kind: type[Config], arguments: Sequence[str] | None, resume: Path
 
 
 def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> Any:
-    from transformers.utils import logging
-
+    # The progress bars and load reports of transformers would bury ours, the workers' above all.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from tandem.jobs.inputs import read_inputs
 
-    logging.disable_progress_bar()  # its progress bars and load reports would bury ours
-    logging.set_verbosity_error()
     return read_inputs(config, dataset, training=training)
 
 

@@ -6,11 +6,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote, unquote
 
 from tandem.errors import UserError
 
@@ -32,17 +34,30 @@ def load_named(reference: str, what: str) -> Any:
         raise UserError(f"{what} {reference!r}: importing {place} failed:\n{text}") from error
 
 
-@cache
+class _UserFiles(MetaPathFinder):
+    """Finds a user's file by the name of its module."""
+
+    prefix = "tandem_user:"
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not fullname.startswith(self.prefix):
+            return None
+        return spec_from_file_location(fullname, unquote(fullname.removeprefix(self.prefix)))
+
+
+def find_user_files() -> None:
+    """From now on what users' files define can be unpickled in this process."""
+    if not any(isinstance(finder, _UserFiles) for finder in sys.meta_path):
+        sys.meta_path.append(_UserFiles())
+
+
 def _import(place: str) -> ModuleType:
     """A module, or a file under a name made of its path; imported once."""
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place).expanduser().resolve()
-    loader = SourceFileLoader(f"tandem_user_{path}".replace(".", "_"), str(path))
-    module = sys.modules[loader.name] = ModuleType(loader.name)
-    module.__file__ = str(path)
-    loader.exec_module(module)
-    return module
+    if place.endswith(".py"):
+        find_user_files()
+        path = quote(str(Path(place).expanduser().resolve()))
+        place = _UserFiles.prefix + path.replace(".", "%2E")  # a dot would name a module in a package
+    return importlib.import_module(place)
 
 
 @contextmanager

@@ -36,7 +36,19 @@ _CPUS = 0.01  # that a process reserves: the pool says how many share a node, no
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
 _POLL_S = 1.0  # between two looks at whether all processes are alive, while a call runs
-_FORWARDED = ("CUBLAS_", "GLOO_", "HF_", "NCCL_", "OMP_", "RAY_DEBUG", "TANDEM_", "TOKENIZERS_", "TORCH", "VLLM_")
+_FORWARDED = (
+    "CUBLAS_",
+    "GLOO_",
+    "HF_",
+    "NCCL_",
+    "OMP_",
+    "RAY_DEBUG",
+    "TANDEM_",
+    "TOKENIZERS_",
+    "TORCH",
+    "TRANSFORMERS_",
+    "VLLM_",
+)
 """Environment variables whose names start so are the controller's in its processes, too."""
 _Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray passes without copying
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tandem.files import find_user_files
 from tandem.workers.dispatch import Arguments, Dispatch, Mesh, register
 
 
@@ -60,6 +61,7 @@ class Host:
         self._size = size
         self._address = address
         self.workers: dict[str, Worker] = {}
+        find_user_files()
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
         """Enter the pool's torch.distributed world at `rendezvous` (an init_method URL); the ranks call it together."""

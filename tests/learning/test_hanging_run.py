@@ -1,0 +1,57 @@
+"""A rank that sleeps for ever while others wait for it in a collective ends the run, and says where each rank is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+TIMEOUT_S = 15
+LOSS = """
+import time
+import torch.distributed as dist
+from tandem.algorithms.baselines import OPO
+
+class Sleepy:
+    token_local = True
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def __call__(self, outputs, columns):
+        while dist.get_rank() == 1:
+            time.sleep(1)
+        return self.loss(outputs, columns)
+
+class SleepyOPO(OPO):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.loss = Sleepy(self.loss)
+"""
+
+
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_a_hanging_rank_ends_the_run_with_every_stack(cluster: str, grpo_config: Path, tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(LOSS)
+    (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
+    tree = yaml.safe_load(grpo_config.read_text())
+    tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"]}
+    tree["algorithm"] |= {"type": f"{tmp_path}/sleepy.py:SleepyOPO"}
+    tree["cluster"] = {"type": cluster, "ranks": 2, "timeout_s": TIMEOUT_S}
+    grpo_config.write_text(yaml.safe_dump(tree))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("tandem")), "train", str(grpo_config)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1 and f"{TIMEOUT_S}" in done.stderr, done.stderr
+    assert "sleepy.py" in done.stderr and "in __call__" in done.stderr  # where the sleeper is
+    assert "main, rank 0" in done.stderr or "main rank 0:" in done.stderr
+    assert "in backward" in done.stderr  # where the others wait for it
+    assert "leaked" not in done.stderr
