@@ -31,9 +31,9 @@ CHAT = (
 POSITIONS = 512
 SHORT = ["data.max_tokens=256", "model.dtype=float32"]
 STAGES = {
-    "sft": ["sft", *SHORT, "data.rows_per_step=32", "trainer.epochs=3", "training.optimizer.lr=3e-3"],
+    "sft": ["sft", *SHORT, "data.rows_per_step=32", "trainer.steps=316", "training.optimizer.lr=3e-3"],
     "dpo": ["dpo", *SHORT, "data.rows_per_step=32", "trainer.eval_every=25", "training.optimizer.lr=1e-4"],
-    "reward_model": ["reward-model", *SHORT, "data.rows_per_step=32", "trainer.eval_every=25",
+    "reward_model": ["reward-model", *SHORT, "data.rows_per_step=32", "trainer.steps=102", "trainer.eval_every=25",
                      "training.optimizer={lr: 3e-4, warmup_steps: 10}"],
     "ppo": ["train", "model.dtype=float32", "data.prompts_per_step=64", "data.max_prompt_tokens=128",
             "generation.max_response_tokens=48", "trainer.epochs=null", "trainer.steps=100", "trainer.eval_every=25",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
@@ -23,6 +24,8 @@ from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch
 from tests.conftest import ROOT
+
+HH = ROOT.parent / "shared/data/hh_rlhf_helpful/pairs_4000.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +118,8 @@ def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> 
     ],
 )
 def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: PreferenceConfig, theirs: dict) -> None:
-    """One batch of eight pairs; the policy has moved away from the reference."""
-    lines = (pairs / "pairs.jsonl").read_text().splitlines()[:8]
+    """One batch of eight HH pairs, without HH of sort4; the policy has moved away from the reference."""
+    lines = hh_pairs() if HH.is_file() else (pairs / "pairs.jsonl").read_text().splitlines()[:8]
     policy = AutoModelForCausalLM.from_pretrained(pairs / "model")
     torch.manual_seed(0)
     with torch.no_grad():
@@ -143,11 +146,20 @@ def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: Pre
     )
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     batch.tokens.weights = slopes.numpy()
-    engine.forward_backward(micro_batches(batch, range(16), 64), SlopeLoss())
+    engine.forward_backward(micro_batches(batch, range(16), 512), SlopeLoss())
     largest = max(parameter.grad.abs().max().item() for parameter in policy.parameters())
     ours = dict(engine.model.named_parameters())
     for name, parameter in policy.named_parameters():
         assert (ours[name].grad - parameter.grad).abs().max().item() < 1e-5 * largest, name
+
+
+def hh_pairs() -> list[str]:
+    """Eight short ones, as text."""
+    start = "\n\nAssistant:"
+    with gzip.open(HH, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines if len(line) < 400][:8]
+    split = [(row["chosen"].rpartition(start), row["rejected"].rpartition(start)) for row in rows]
+    return [json.dumps({"prompt": a[0] + start, "chosen": a[2], "rejected": b[2]}) for a, b in split]
 
 
 def trl_loss(policy: Any, reference: Path, rows: list[dict], directory: Path, options: dict) -> torch.Tensor:
@@ -170,7 +182,7 @@ def trl_loss(policy: Any, reference: Path, rows: list[dict], directory: Path, op
 
 def logprobs(engine: Any, batch: Batch) -> torch.Tensor:
     found = torch.zeros(len(batch.response_ids))
-    parts = micro_batches(batch, range(16), 64)
+    parts = micro_batches(batch, range(16), 512)
     for part, outputs in zip(parts, engine.forward(parts), strict=True):
         found[torch.from_numpy(part.source)] = outputs.logprobs_S
     return found
