@@ -10,11 +10,12 @@ from tandem.types import Prompt
 
 
 def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
-    """At most `count` rows, spread evenly over the file: their prompts, without token ids, and their right answers."""
+    """`count` rows or all, spread evenly over the file: their prompts, without token ids, and their right answers."""
     rows = list(read_rows(path))
     prompts: list[Prompt] = []
     answers: list[str] = []
-    for number, row in rows[:: -(-len(rows) // count)]:
+    count = min(count, len(rows))
+    for number, row in (rows[place * len(rows) // count] for place in range(count)):
         try:
             if isinstance(row, BadRow):
                 raise row

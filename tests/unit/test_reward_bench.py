@@ -12,6 +12,7 @@ from tandem.reward.bench import answers, examine, mutated
 from tandem.types import Prompt
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
+MEASURED = [r"So $\boxed{1,500}$.", "x\n#### -7.5", r"\boxed{x^2}", "#### 7 of them"]
 FUNCTIONS = """
 import time
 def naive(completion, ground_truth):
@@ -60,10 +61,13 @@ def test_a_changed_answer_has_another_outcome(golden: str, changed: str | None) 
 def test_kinds_of_answers() -> None:
     kinds = {kind: (right, text) for kind, right, text in answers("so 1200", "so 7")}
     assert kinds["thousands separators"] == (True, "so 1,200")
+    assert "with a unit" not in kinds
     assert kinds["right answer, then another"][0] is False and kinds["right answer, then another"][1].endswith("so 7")
     assert len(kinds["two megabytes of noise"][1]) >= 2_000_000
     assert "answer to another row" not in {kind for kind, _, _ in answers("so 1200", None)}
     latex = {kind: text for kind, _, text in answers(r"\boxed{(\frac{1}{2},3)}", None)}
+    measured = [dict((kind, text) for kind, _, text in answers(a, None)).get("with a unit") for a in MEASURED]
+    assert measured == [r"So $\boxed{1,500\text{ cm}}$.", "x\n#### -7.5 cm", None, None]
     assert latex["LaTeX spelled otherwise"] == r"\boxed{\left(\dfrac{1}{2},3\right)}"
 
 
