@@ -32,6 +32,7 @@ ALGORITHMS = {
     "gspo": ["algorithm.type=gspo", *TWO_STEPS, "algorithm.loss={clip_ratio_low: 0.05, clip_ratio_high: 0.05}"],
     "kl_cov": [*TWO_STEPS, "algorithm.loss={type: kl_cov, share: 0.02}"],
     "clip_cov": [*TWO_STEPS, "algorithm.loss={type: clip_cov, share: 0.02}"],
+    "reinforce": ["algorithm.loss={type: reinforce}"],
     "ppo": [],
 }
 """What differs from recipes/sort4_grpo.yaml; ppo has a recipe of its own."""
