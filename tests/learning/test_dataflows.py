@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "ray, 2 ranks": {"cluster": {"type": "ray", "ranks": 2}},
     "ray, split": {"cluster": {"type": "ray"}, "placement": SPLIT},
 }
+MEGATRON = {"tp2": {"tensor_parallel": 2}, "pp2": {"pipeline_parallel": 2}}
+if find_spec("megatron"):
+    RUNS |= {
+        f"megatron, {name}": {"cluster": {"ranks": 2}, "training": {"type": "megatron", **degrees}}
+        for name, degrees in MEGATRON.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,9 @@ def recipe(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         "def digits(completion, ground_truth):\n    return sum(map(str.isdigit, completion)) / 8\n"
     )
     tree = yaml.safe_load((ROOT / "recipes/sort4_ppo.yaml").read_text())
-    tree["model"] = {"path": str(sort4 / "model")}
+    tree["model"] = {"path": str(shutil.copytree(sort4 / "model", directory / "model"))}
+    described = directory / "model/config.json"  # transformers trains no embedding of padding, which it says here
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"pad_token_id": None}))
     tree["data"] |= {"train_files": [str(sort4 / "train.jsonl")], "val_files": [], "prompts_per_step": 10}
     tree["algorithm"] |= {"group_size": 3, "minibatches": 2, "kl": {"place": "reward", "coefficient": 0.05}}
     tree["training"]["tokens_per_micro_batch"] = 64
@@ -50,6 +61,7 @@ def recipe(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 def run(recipe: dict[str, Any], directory: Path, changes: dict[str, Any]) -> Path:
     tree = {**recipe, **changes, "trainer": {**recipe["trainer"], "run_dir": str(directory / "run")}}
+    tree["training"] = recipe["training"] | changes.get("training", {})
     (directory / "config.yaml").write_text(yaml.safe_dump(tree))
     assert main(["train", str(directory / "config.yaml")]) == 0
     return directory / "run"
