@@ -3,7 +3,8 @@
 The same warmed model, prompts, 16 prompts x 8 samples, temperature 1, AdamW, clip 0.2, token mean, no KL. Two tasks of
 examples/sort4: `sort4` (responses of about 5 tokens) and `skewed` (a fifth of them long, 256 at most). Both sides run
 in processes of their own, in turn, and count the CPU time of all their children. Tandem keeps its ordinary outputs
-(metrics, trajectories); TRL's logging and saving are off.
+(metrics, trajectories); TRL's logging, saving and activation checkpointing are off. The side `trl_defaults` is TRL with
+its own defaults for logging and activation checkpointing.
 
     python benchmarks/grpo_step.py [--tasks sort4 skewed] [--rounds 3] [--steps N] [--workdir DIR]
 
@@ -208,7 +209,7 @@ def trl_steps(job: Job) -> Figures:
     return trl_steps(job)
 
 
-SIDES = {"tandem": tandem_steps, "trl": trl_steps}
+SIDES = {"tandem": tandem_steps, "trl": trl_steps, "trl_defaults": trl_steps}
 
 
 def in_own_process(job: Job, trl_path: Path | None) -> Figures:
@@ -232,7 +233,7 @@ def compare(task: str, arguments: argparse.Namespace, workdir: Path) -> dict[str
             figures = in_own_process(job, arguments.trl_path)
             measured[side].append(figures)
             print(
-                f"{task:<7} {side:<7} {figures.cpu_s:7.4f} CPU-s a step  {figures.response_tokens:6.1f} tokens a "
+                f"{task:<7} {side:<12} {figures.cpu_s:7.4f} CPU-s a step  {figures.response_tokens:6.1f} tokens a "
                 f"response  reward {figures.reward:.3f}",
                 flush=True,
             )
@@ -248,11 +249,16 @@ def summarize(measured: dict[str, dict[str, list[Figures]]]) -> dict[str, Any]:
             sides[side][f"{task}_cpu_s_per_step"] = round(median(r.cpu_s for r in rounds), 5)
             sides[side][f"{task}_cpu_us_per_response_token"] = round(median(r.cpu_us_per_token for r in rounds), 2)
             sides[side][f"{task}_response_tokens_mean"] = round(fmean(r.response_tokens for r in rounds), 2)
-        pairs = list(zip(by_side["trl"], by_side["tandem"], strict=True))
-        ratio[task] = round(median(trl.cpu_s / ours.cpu_s for trl, ours in pairs), 2)
-        per_token = median(trl.cpu_us_per_token / ours.cpu_us_per_token for trl, ours in pairs)
-        ratio[f"{task}_per_token"] = round(per_token, 2)
-    baseline = {"name": "TRL 1.16.0 GRPOTrainer, transformers generation", **sides["trl"]}
+        for name in ("trl", "trl_defaults"):
+            pairs = list(zip(by_side[name], by_side["tandem"], strict=True))
+            ratio[f"{task}_{name}"] = round(median(trl.cpu_s / ours.cpu_s for trl, ours in pairs), 2)
+            per_token = median(trl.cpu_us_per_token / ours.cpu_us_per_token for trl, ours in pairs)
+            ratio[f"{task}_{name}_per_token"] = round(per_token, 2)
+    baseline = {
+        "name": "TRL 1.16.0 GRPOTrainer, transformers generation",
+        **sides["trl"],
+        "defaults": sides["trl_defaults"],
+    }
     return {"benchmark": "grpo_step", "figures": sides["tandem"], "baseline": baseline, "ratio": ratio}
 
 
