@@ -53,12 +53,12 @@ class Placement:
 
     def costs(self, tokens: float, seconds: float) -> StepMetrics:
         """Of a step: its time, throughput, and the highest peak memory of any process so far."""
-        peaks = [peak for group in self._first for peak in group.peak_memory_gib().get()]
+        peaks: list[StepMetrics] = [peak for group in self._first for peak in group.peak_memory().get()]
         return {
             "time/step_s": seconds,
             "perf/tokens_per_s": tokens / seconds,
             "perf/tokens_per_s_per_gpu": tokens / seconds / len(peaks),
-            "perf/peak_memory_gib": max(peaks),
+            **{name: max(peak.get(name, 0.0) for peak in peaks) for one in peaks for name in one},
         }
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """A process of a pool, and the workers of all roles that live in it. The same in one process, on a machine, on Ray."""
 
 import os
-import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 
 from tandem.files import find_user_files
+from tandem.types import StepMetrics
 from tandem.workers.dispatch import Arguments, Dispatch, Mesh, register
+from tandem.workers.memory import PeakMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Place:
     """Where processes of other pools reach this one."""
     neighbours: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The workers of other roles in this process, by role."""
+    memory: PeakMemory = field(default_factory=PeakMemory)
 
 
 class Worker:
@@ -43,11 +45,9 @@ class Worker:
         return {"training": Mesh({"data": self.place.size})}
 
     @register(Dispatch.ALL, mesh="ranks")
-    def peak_memory_gib(self) -> float:
-        """Of its GPU so far, or of its process where there is none."""
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() / 2**30
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    def peak_memory(self) -> StepMetrics:
+        """`perf/peak_memory_gib` of its GPU so far, whole and by phase, or of its process where there is none."""
+        return self.place.memory.metrics()
 
     def close(self) -> None:
         """Free what the worker holds outside its own memory."""
@@ -61,6 +61,7 @@ class Host:
         self._size = size
         self._address = address
         self.workers: dict[str, Worker] = {}
+        self._memory = PeakMemory()
         find_user_files()
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
@@ -80,12 +81,14 @@ class Host:
 
     def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
         """Make the worker of `role`; answers its meshes."""
-        place = Place(role, self._rank, self._size, self._address, self.workers)
-        self.workers[role] = kind(place, *arguments.args, **arguments.kwargs)
+        place = Place(role, self._rank, self._size, self._address, self.workers, self._memory)
+        with self._memory.of("create"):
+            self.workers[role] = kind(place, *arguments.args, **arguments.kwargs)
         return self.workers[role].meshes
 
     def call(self, role: str, method: str, arguments: Arguments) -> Any:
-        return getattr(self.workers[role], method)(*arguments.take(), **arguments.kwargs)
+        with self._memory.of(method):
+            return getattr(self.workers[role], method)(*arguments.take(), **arguments.kwargs)
 
     def close(self) -> None:
         while self.workers:

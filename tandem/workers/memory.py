@@ -1,0 +1,53 @@
+"""How much of its device a process has seen in use, by phase of a step."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tandem.types import StepMetrics
+
+_METRIC = "perf/peak_memory_gib"
+_PHASES = {
+    "wake": "generation",
+    "generate": "generation",
+    "generate_for_eval": "generation",
+    "onload": "training",
+    "logprobs": "training",
+    "squared_probs": "training",
+    "values": "training",
+    "learn": "training",
+    "publish": "publish",
+    "send_weights": "publish",
+}
+"""By the worker's method that runs. Other methods count towards the whole alone."""
+
+
+class PeakMemory:
+    """Of the GPU: what this process has reserved at the highest, and what others have there at the end of each call.
+
+    Engines in processes of their own reserve what they need before they answer. Without a GPU: of this process, whole.
+    """
+
+    def __init__(self) -> None:
+        self._peaks_gib: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, method: str) -> Iterator[None]:
+        """While a method of a worker runs."""
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        yield
+        if torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            given_back = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+            phase = _PHASES.get(method, "")
+            self._peaks_gib[phase] = max(self._peaks_gib.get(phase, 0.0), (total - free + given_back) / 2**30)
+
+    def metrics(self) -> StepMetrics:
+        """`perf/peak_memory_gib`, and by phase `perf/peak_memory_gib/<phase>`; so far."""
+        if not self._peaks_gib:
+            return {_METRIC: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+        phases = {f"{_METRIC}/{phase}": peak for phase, peak in self._peaks_gib.items() if phase}
+        return {_METRIC: max(self._peaks_gib.values()), **phases}
