@@ -127,6 +127,29 @@ def test_whatever_happens_to_processes_each_sample_completes_by_the_weights_it_c
     assert before != [replica.process.pid for replica in engine._replicas]
 
 
+def test_two_hundred_publishes_under_load_lose_no_request_and_mistake_no_version(make: Make) -> None:
+    engine = make(replicas=2)
+    asked = [request(place, seeds=range(3), max_tokens=40) for place in range(6)]
+
+    async def publish_under_load() -> int:
+        done = 0
+        answers = {asyncio.create_task(collect(engine, one)): one for one in asked}
+        for version in range(1, 201):
+            engine.load_weights(version, weights(version))
+            await asyncio.sleep(0.005)
+            for answer in [answer for answer in answers if answer.done()]:
+                one = answers.pop(answer)
+                check(one, answer.result())
+                done += len({*np.concatenate([completion.versions for completion in answer.result()])}) > 1
+                answers[asyncio.create_task(collect(engine, one))] = one
+        for answer, one in answers.items():
+            check(one, await answer)
+        return done
+
+    assert run(publish_under_load()) > 10, "requests that publishes met on their way"
+    assert engine.version == 200
+
+
 def test_a_restarted_replica_serves_only_by_the_current_weights(make: Make) -> None:
     engine = make(replicas=1)
     engine.load_weights(4, weights(4))
