@@ -100,7 +100,7 @@ class Quickstart:
 
     def _train(self) -> None:
         model = _latest_model(self.warmup_dir / "sft")
-        _tandem("train", *self._recipe(model), f"trainer.run_dir={self.run_dir}")
+        _tandem("train", *self._recipe(model), "trainer.steps=150", f"trainer.run_dir={self.run_dir}")
 
     def _evaluate(self, model: Path) -> Accuracies:
         sampling = {"pass_at_1": (1.0, SAMPLES), "greedy": (0.0, 1)}
