@@ -45,7 +45,10 @@ SMALL = {
     "sft": ["data.rows_per_step=4"],
 }
 SMALL |= dict.fromkeys(("dpo", "reward-model"), SMALL["sft"])
-FEWER = {"dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"]}
+FEWER = {
+    "mbpp_cure": ["algorithm.group_size=2"],
+    "dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"],
+}
 
 
 @pytest.fixture(scope="module")
