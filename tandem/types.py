@@ -107,6 +107,9 @@ class Completion:
     versions: IntArray
     """`[T]`: the policy version that made each token."""
     status: Status
+    experts: IntArray | None = None
+    """`[prompt and response, but for its last token, layers, top_k]`: those that a mixture of experts sent each token
+    to, where the engine tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class Trajectory:
     status: Status
     turns: tuple[Turn, ...] = ()
     generation_s: float = 0.0
+    experts: IntArray | None = None
+    """As in Completion."""
 
 
 @dataclass(frozen=True)  # no slots: it is pickled often, which they make slow
@@ -212,6 +217,8 @@ class Batch:
     scored: BoolArray
     """`[B]`: False on rows whose reward failed. They take no part in group statistics, loss or metrics."""
     tokens: TokenColumns[np.ndarray[Any, Any]]
+    experts: IntArray | None = None
+    """`[all prompt tokens, then all response tokens, layers, top_k]`: as in Completion; a row's last token has any."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -242,6 +249,8 @@ class MicroBatch:
     """`[S]`, aligned with `targets`."""
     source: IntArray
     """`[S]`: where in the batch's response tokens each target stands."""
+    experts: IntArray | None = None
+    """`[N, layers, top_k]`: the experts to send each token to, where that was recorded."""
 
 
 @dataclass(slots=True)

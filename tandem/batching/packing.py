@@ -19,6 +19,7 @@ from tandem.types import (
     MicroBatch,
     Preference,
     TokenColumns,
+    Trajectory,
 )
 
 
@@ -33,7 +34,19 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     batch.groups = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
     batch.versions = _head_to_tail([row.versions for row in rows], np.int32)
     batch.tokens.rollout_logprobs = _head_to_tail([row.rollout_logprobs for row in rows], np.float32)
+    batch.experts = _experts(rows)
     return batch
+
+
+def _experts(rows: Sequence[Trajectory]) -> IntArray | None:
+    """Of all prompts, then of all responses; a last token, which no model sees, has those of the one before it."""
+    told = [row.experts for row in rows if row.experts is not None]
+    if not told or len(told) < len(rows):
+        return None
+    prompts = [experts[: len(row.prompt.token_ids)] for row, experts in zip(rows, told, strict=True)]
+    padded = [np.concatenate((experts, experts[-1:])) for experts in told]
+    responses = [experts[len(row.prompt.token_ids) :] for row, experts in zip(rows, padded, strict=True)]
+    return np.concatenate((*prompts, *responses))
 
 
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
@@ -106,6 +119,8 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         return np.concatenate([values[:0], *(values[offsets[row] : offsets[row + 1]] for row in rows)])
 
     prompts, responses = batch.prompt_offsets, batch.response_offsets
+    parts = ((0, prompts), (prompts[-1], responses))
+    chosen = None if batch.experts is None else [take(batch.experts[start:], offsets) for start, offsets in parts]
     return Batch(
         prompt_ids=take(batch.prompt_ids, prompts),
         prompt_offsets=np.r_[0, np.diff(prompts)[rows]].cumsum(),
@@ -117,6 +132,7 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         rewards=batch.rewards[rows],
         scored=batch.scored[rows],
         tokens=batch.tokens.map(lambda column: take(column, responses)),
+        experts=None if chosen is None else np.concatenate(chosen),
     )
 
 
@@ -165,16 +181,18 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     source_S = response_starts_R[row_S] + place_S
     before_S = begins_R[np.where(place_S == 0, owner_R[row_S], same_R[row_S])] + place_S
     segment_N, place_N = _ragged(lengths)
+    token_N = starts[segment_N] + place_N
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = row_S
     return MicroBatch(
-        token_ids=np.concatenate((batch.prompt_ids, batch.response_ids))[starts[segment_N] + place_N],
+        token_ids=np.concatenate((batch.prompt_ids, batch.response_ids))[token_N],
         offsets=np.r_[0, lengths[lengths > 0]].cumsum(),
         prefixes=prefixes[lengths > 0],
         scored=before_S - 1,
         targets=batch.response_ids[source_S],
         columns=columns,
         source=source_S,
+        experts=None if batch.experts is None else batch.experts[token_N],
     )
 
 

@@ -66,6 +66,8 @@ class MegatronTrainingConfig(TrainingSection):
     """Coefficient of the loss that keeps experts equally busy (Fedus et al. 2021), 0: none."""
     router_z_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
+    router_replay: bool = False
+    """Send tokens to the experts that the generation engine sent them to, instead of choosing again."""
 
     @property
     def expert_ranks(self) -> int:

@@ -51,4 +51,5 @@ def _trajectory(prompt: Prompt, completion: Completion, seconds: float, text: st
         status=completion.status,
         turns=(Turn("policy", len(completion.token_ids)),),
         generation_s=seconds,
+        experts=completion.experts,
     )

@@ -52,7 +52,8 @@ class TrainEngine(Protocol):
         ...
 
     def optimizer_step(self) -> dict[str, float]:
-        """Clip, step, zero the gradients, advance the schedule; returns `grad_norm` (before clipping) and `lr` (used).
+        """Clip, step, zero the gradients, advance the schedule; returns `grad_norm` (before clipping), `lr` (used) and
+        what else an engine measures.
 
         A gradient norm that is not finite raises EngineError before anything is changed.
         """

@@ -62,6 +62,7 @@ PP2 = {"pipeline_parallel": 2}
 VPP2 = {**PP2, "virtual_pipeline": 2}
 CP2 = {"context_parallel": 2}
 EP2 = {"expert_parallel": 2}
+ROUTER_LOSSES: dict[str, Any] = {"load_balancing_loss": 50.0, "router_z_loss": 10.0}
 DENSE, MOE = ("qwen2", CRITIC), ("qwen3_moe",)
 SAVED: dict[str, dict[str, int]] = {"qwen2": TP2, CRITIC: TP2, "qwen3_moe": {**SP2, **EP2}}
 """The layout in which each model is saved after two steps."""
@@ -294,6 +295,12 @@ def carried(directory: Path, layout: dict[str, int]) -> dict[Any, Any]:
     return findings
 
 
+def balanced(directory: Path, layout: dict[str, int]) -> dict[str, float]:
+    """The first step of the experts with both losses of their routers."""
+    engine = megatron(directory, "qwen3_moe", {**layout, **ROUTER_LOSSES})
+    return train(engine, range(1), *place_of(layout))[0]
+
+
 def compared(directory: Path, ranks: int) -> dict[Any, Any]:
     """Every layout of so many ranks; at one rank FSDP's engine, too."""
     findings: dict[Any, Any] = {}
@@ -304,6 +311,8 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
         for name in models:
             findings[name_of(layout), name] = trained(megatron(directory, name, layout), *place_of(layout))
         findings |= carried(directory, layout)
+        if "qwen3_moe" in models and place_of(layout)[1] == 1:  # the losses are of micro-batches, which data ranks cut
+            findings["balanced", name_of(layout)] = balanced(directory, layout)
         leave()
     return findings
 

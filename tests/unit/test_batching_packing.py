@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.batching.packing import demonstrations_to_batch, micro_batches, split_groups, to_batch
+from tandem.batching.packing import demonstrations_to_batch, micro_batches, select_rows, split_groups, to_batch
 from tandem.types import Batch, Demonstration, Group, Prompt, Score, Status, TokenColumns, Trajectory
 
 
@@ -50,6 +50,19 @@ def test_to_batch_lays_rows_head_to_tail(batch: Batch) -> None:
     assert batch.tokens.rollout_logprobs.tolist() == [-10, -11, -12, -13, -14, -15, -16]
     types = [batch.prompt_ids, batch.prompt_offsets, batch.groups, batch.rewards, batch.tokens.rollout_logprobs]
     assert [str(array.dtype) for array in types] == ["int32", "int64", "int32", "float32", "float32"]
+
+
+def test_recorded_choices_stay_with_their_tokens() -> None:
+    rows = [trajectory([1, 2], [10, 11], [True] * 2), trajectory([1, 2], [12, 13, 14], [True] * 3, 1)]
+    for row in rows:
+        tokens = np.concatenate((row.prompt.token_ids, row.response_ids))[:-1]
+        row.experts = np.stack([tokens, tokens + 100], axis=1)[:, None]  # of one layer, two experts a token
+    batch = select_rows(to_batch([Group(rows, [Score(1.0), Score(0.5)])]), np.array([1, 0]))
+    (part,) = micro_batches(batch, range(2), 1000)
+    assert part.experts is not None and part.experts.shape == (len(part.token_ids), 1, 2)
+    assert part.experts[:, 0].tolist() == [[token, token + 100] for token in part.token_ids]
+    rows[0].experts = None
+    assert to_batch([Group(rows, [Score(1.0), Score(0.5)])]).experts is None
 
 
 def test_a_row_without_a_reward_is_neither_scored_nor_masked_in(batch: Batch) -> None:

@@ -28,12 +28,14 @@ from torch.utils.checkpoint import checkpoint
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
+from tandem.errors import UserError
 from tandem.training.base import LossResult, sum_parts
 from tandem.training.megatron.checkpoint import load_state, save_model, save_state
 from tandem.training.megatron.fixes import keep_the_padding_of_buckets, mend
 from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
-from tandem.training.megatron.rows import Rows, lay_out
+from tandem.training.megatron.routers import expert_load
+from tandem.training.megatron.rows import Plan, Rows, lay_out
 from tandem.training.megatron.vocabulary import TokenStatistics
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
@@ -54,6 +56,7 @@ class MegatronEngine:
         critic: bool = False,
     ) -> None:
         join(training)
+        self._training = training
         self._bridged = Bridged(model, training, critic)
         self._temperature = temperature
         self._device = torch.device(torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
@@ -82,7 +85,8 @@ class MegatronEngine:
         return LossResult(*sum_parts(parts), outputs)
 
     def optimizer_step(self) -> dict[str, float]:
-        return self._trained.step()
+        load = expert_load(self._stages, self._bridged.config, self._device) if self._has_experts else {}
+        return {**self._trained.step(), **load}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self._weights_here():
@@ -143,6 +147,8 @@ class MegatronEngine:
         multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
         padded = [*micro_batches, *[None] * (passes - len(micro_batches))]
         rows = [(part, lay_out(part, group, multiple, self._device)) for part in padded]
+        if self._has_experts:
+            self._instruct_routers([part.plan for _, part in rows], replay=bool(micro_batches))
         results: list[LossResult] = get_forward_backward_func()(
             forward_step_func=partial(self._forward_step, loss),
             data_iterator=[iter(rows) for _ in self._models],
@@ -153,6 +159,27 @@ class MegatronEngine:
             forward_only=loss is None,
         )
         return results[: len(micro_batches)]
+
+    @property
+    def _has_experts(self) -> bool:
+        return bool(self._bridged.config.num_moe_experts)
+
+    def _instruct_routers(self, plans: Sequence[Plan], replay: bool) -> None:
+        """Their losses are means over the real tokens of a pass."""
+        tokens = torch.stack([(~plan.padding).sum() for plan in plans]).sum()
+        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        for plan in plans:
+            plan.coefficients = (
+                self._training.load_balancing_loss / int(tokens),
+                self._training.router_z_loss / int(tokens),
+            )
+            if not self._training.router_replay:
+                plan.experts = None
+        if replay and self._training.router_replay and plans[0].experts is None:
+            raise UserError(
+                "training.router_replay: the generation engine does not tell which experts it chose; "
+                "use generation.type: vllm with engine_args: {enable_return_routed_experts: true}"
+            )
 
     def _passes(self, own: int) -> int:
         """As many as the rank with the most of them has; virtual stages need a multiple of the pipeline's length."""

@@ -10,9 +10,11 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from tandem.training.megatron.routers import Router
 from tandem.training.megatron.rows import Plan
 
 FUSED = find_spec("transformer_engine") is not None
@@ -37,6 +39,10 @@ def layer_specs(config: Any, stage: int | None) -> TransformerBlockSubmodules:
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=FUSED, normalization=config.normalization, vp_stage=stage
     )
+    for layer in block.layer_specs or []:
+        experts: Any = layer.submodules.mlp.submodules
+        if isinstance(experts, MoESubmodules):
+            experts.router = Router
     if not FUSED:
         block.layer_norm = RMSNorm
         for layer in block.layer_specs or []:

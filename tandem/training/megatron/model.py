@@ -23,6 +23,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.storage import read_safetensors
 from tandem.training.megatron.layers import FUSED, LOCAL, layer_specs
+from tandem.training.megatron.routers import tell_routers
 
 VALUE_HEAD = {"score.weight": "weight", "score.bias": "bias"}
 """Hugging Face names of the parameters of a critic's output layer."""
@@ -33,6 +34,7 @@ class Stage(GPTModel):
 
     def __init__(self, *args: Any, values: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        tell_routers(self)
         if not self.post_process:
             return
         if values:
@@ -81,7 +83,8 @@ class Bridged:
             **self._bridge._DIRECT_MAPPING,
             "output_layer.weight": embedding if self._tied else output,
         }
-        self._bridge.set_extra_args(**_options(training))
+        normalised = getattr(self.hf_config, "norm_topk_prob", True)
+        self._bridge.set_extra_args(**_options(training), moe_router_pre_softmax=not normalised)
 
     @property
     def config(self) -> Any:
@@ -200,6 +203,7 @@ def _options(training: MegatronTrainingConfig) -> dict[str, Any]:
     options |= {
         "sequence_parallel": training.sequence_parallel,
         "variable_seq_lengths": True,
+        "moe_router_fusion": False,
         "calculate_per_token_loss": True,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,

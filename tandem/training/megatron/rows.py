@@ -8,6 +8,7 @@ cut into 2 * ranks chunks, of which rank r holds the r-th from either end, so th
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,12 @@ class Plan(PackedSeqParams):
     """Which of their tokens this rank holds."""
     gathered: Tensor | None = None
     """Where each of their tokens is when the ranks' own are put one after another."""
+    padding: Any = None
+    """bool `[tokens of this rank]`: those that stand for nothing."""
+    experts: Tensor | None = None
+    """int64 `[tokens of this rank, layers, top_k]`: what the routers must choose; None: what they like."""
+    coefficients: tuple[float, float] = (0.0, 0.0)
+    """Of the routers' losses, over the tokens of the pass: for balance, and for small logits."""
 
 
 @dataclass(slots=True)
@@ -38,8 +45,6 @@ class Rows:
     token_ids: Tensor
     """int64 `[1, tokens of this rank]`."""
     plan: Plan
-    padding: Tensor
-    """bool, as `token_ids`: tokens that stand for nothing."""
     scored: Tensor
     """Which of the rank's tokens predict the targets that it scores."""
     order: Tensor
@@ -54,8 +59,10 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     chunks = 2 * ranks if ranks > 1 else 1
     if micro_batch is None:
         lengths, whole, scored = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        tokens, choices = whole, None
     else:
         lengths, whole, scored = whole_rows(micro_batch)
+        tokens, choices = micro_batch.token_ids[whole], micro_batch.experts
     padded = -(-lengths // chunks) * chunks
     gap = -int(padded.sum()) % (chunks * multiple) or (0 if len(lengths) else chunks * multiple)
     padded = np.append(padded, gap) if gap else padded
@@ -63,7 +70,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     offsets = np.r_[0, padded.cumsum()]
     place = np.concatenate([offsets[row] + np.arange(length) for row, length in enumerate(lengths)])
     token_ids = np.zeros(offsets[-1], np.int64)
-    token_ids[place] = whole
+    token_ids[place] = tokens
     padding = np.ones(offsets[-1], np.bool_)
     padding[place] = False
     held = [_held(offsets, chunks, one) for one in range(ranks)]
@@ -75,10 +82,15 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     def tensor(array: IntArray | BoolArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    plan = _plan(offsets, held[rank], np.argsort(np.concatenate(held)), device)
+    plan.padding = tensor(padding[held[rank]])
+    if choices is not None:
+        experts = np.tile(np.arange(choices.shape[2]), (offsets[-1], choices.shape[1], 1))  # of padding: any
+        experts[place] = choices[whole]
+        plan.experts = tensor(experts[held[rank]])
     return Rows(
         token_ids=tensor(token_ids[held[rank]])[None],
-        plan=_plan(offsets, held[rank], np.argsort(np.concatenate(held)), device),
-        padding=tensor(padding[held[rank]])[None],
+        plan=plan,
         scored=tensor(mine[order]),
         order=tensor(order),
         targets=tensor(np.zeros(0, np.int64) if micro_batch is None else micro_batch.targets.astype(np.int64)),
@@ -86,7 +98,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
 
 
 def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
-    """Lengths and tokens of rows that each begin with their prefix, and the scored places in these tokens."""
+    """Lengths of rows that each begin with their prefix, which tokens they are, and the scored places among these."""
     offsets, prefixes = micro_batch.offsets, micro_batch.prefixes
     lengths = np.diff(offsets)
     ends = np.setdiff1d(np.arange(len(lengths)), prefixes)  # segments that nothing continues: one a row
@@ -99,7 +111,7 @@ def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
         if prefixes[segment] >= 0:
             begins[prefixes[segment]] = start
     parts = [
-        micro_batch.token_ids[offsets[segment] : offsets[segment + 1]]
+        np.arange(int(offsets[segment]), int(offsets[segment + 1]))
         for end in ends
         for segment in ([prefixes[end], end] if prefixes[end] >= 0 else [end])
     ]
