@@ -15,6 +15,7 @@ import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -105,9 +106,11 @@ class VllmEngine:
             self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(part.version))
         elif isinstance(part, Directory):
+            self._engine.collective_rpc("unpack_experts")
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(part.path)})
         else:
             if not self._updating:
+                self._engine.collective_rpc("unpack_experts")
                 self._engine.collective_rpc("start_weight_update")
                 self._updating = True
             self._engine.collective_rpc("update_weights", args=({"bucket": part},))
@@ -142,6 +145,13 @@ class WorkerExtension:
         """Log-probs after temperature, but before top-k and top-p, whose own come renormalised."""
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler)
+
+    def unpack_experts(self) -> None:
+        """On a CPU a mixture of experts multiplies with packed weights, which vLLM packs for its first kernel only."""
+        if current_platform.is_cpu():
+            for layer in self.model_runner.get_model().modules():
+                if isinstance(layer, RoutedExperts):
+                    layer.quant_method.moe_kernel = None
 
     def pack_output_layer(self) -> None:
         """On a CPU it multiplies with a packed copy, which a reload leaves old where its weight is the embedding's."""

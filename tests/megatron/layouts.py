@@ -68,30 +68,24 @@ SAVED: dict[str, dict[str, int]] = {"qwen2": TP2, CRITIC: TP2, "qwen3_moe": {**S
 """The layout in which each model is saved after two steps."""
 RESUMED: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
     1: [({}, DENSE)],
-    2: [(PP2, DENSE), (VPP2, DENSE), ({}, DENSE), (EP2, MOE)],
+    2: [(PP2, DENSE), (VPP2, ("qwen2",)), ({}, ("qwen2",)), (EP2, MOE)],
     4: [({**PP2, **EP2}, MOE)],
 }
 """By the number of ranks: layouts that continue from there."""
 RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
     2: [
         ({}, (*DENSE, *MOE)),
-        (TP2, (*DENSE, "qwen3", "llama")),
+        (TP2, DENSE),
         (SP2, (*DENSE, "qwen3", *MOE)),
         (PP2, (*DENSE, "llama", *MOE)),
         (VPP2, DENSE),
         (CP2, (*DENSE, *MOE)),
         (EP2, MOE),
         ({**SP2, **EP2}, MOE),
-        ({**SP2, "activation_checkpointing": True}, ("qwen2", *MOE)),
+        ({**SP2, "activation_checkpointing": True}, MOE),
     ],
     1: [({}, (*MODELS, CRITIC)), ({"activation_checkpointing": True}, ("qwen2",))],
-    4: [
-        ({**TP2, **PP2}, DENSE),
-        ({**SP2, **PP2, **EP2}, MOE),
-        ({**SP2, **CP2}, DENSE),
-        ({**PP2, **EP2}, MOE),
-        ({**SP2, **EP2, "expert_tensor_parallel": 2}, MOE),
-    ],
+    4: [({**TP2, **PP2}, DENSE), ({**SP2, **PP2, **EP2}, MOE), ({**SP2, **EP2, "expert_tensor_parallel": 2}, MOE)],
 }
 """By the number of ranks: layouts, and the models that train in each."""
 
