@@ -40,13 +40,11 @@ def to_batch(groups: Sequence[Group]) -> Batch:
 
 def _experts(rows: Sequence[Trajectory]) -> IntArray | None:
     """Of all prompts, then of all responses; a last token, which no model sees, has those of the one before it."""
-    told = [row.experts for row in rows if row.experts is not None]
+    told = [np.concatenate((row.experts, row.experts[-1:])) for row in rows if row.experts is not None]
     if not told or len(told) < len(rows):
         return None
-    prompts = [experts[: len(row.prompt.token_ids)] for row, experts in zip(rows, told, strict=True)]
-    padded = [np.concatenate((experts, experts[-1:])) for experts in told]
-    responses = [experts[len(row.prompt.token_ids) :] for row, experts in zip(rows, padded, strict=True)]
-    return np.concatenate((*prompts, *responses))
+    parts = [np.split(experts, [len(row.prompt.token_ids)]) for row, experts in zip(rows, told, strict=True)]
+    return np.concatenate([half for halves in zip(*parts, strict=True) for half in halves])
 
 
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:

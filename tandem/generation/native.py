@@ -29,6 +29,7 @@ from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, sample, streams
 from tandem.models.attention import ATTENTION
+from tandem.models.loading import named_part
 from tandem.types import Completion, FloatArray, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
@@ -135,7 +136,7 @@ class NativeEngine:
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         for name, weight in weights or ():
-            self._model.get_parameter(name).data.copy_(weight)
+            named_part(self._model, name).copy_(weight)
         self._version = version
 
     def sleep(self) -> None:

@@ -80,6 +80,8 @@ def _read(
 
 def _check_degrees(config: TrainConfig | SftConfig) -> None:
     training, path, pools = config.training, config.model.path, pools_of(config)
+    if training.type == "megatron" and config.model.lora:
+        raise UserError("model.lora: adapters are of training.type: fsdp; take that, or train the whole model")
     if training.type == "megatron" and (path / "config.json").is_file():
         for ranks in {pools.get_resource_pool(role).size for role in (Role.Actor, Role.Critic, Role.RefPolicy)}:
             check_degrees(path, training, ranks)

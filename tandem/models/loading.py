@@ -1,5 +1,6 @@
 """Model directories -> tokenizers, policies, critics."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,13 @@ def _check_directory(path: Path) -> None:
             f"model: {path} is not a local Hugging Face model directory, for it holds no config.json "
             "(`hf download NAME --local-dir DIR` makes one)"
         )
+
+
+def named_part(model: PreTrainedModel, name: str) -> torch.Tensor:
+    """What a published name stands for in `model`: a parameter, or one expert of those that it holds together."""
+    matched = re.fullmatch(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name)
+    if matched is None:
+        return model.get_parameter(name).data
+    whole, number, kind = matched.groups()
+    fused = model.get_parameter(f"{whole}.{'down' if kind == 'down' else 'gate_up'}_proj").data[int(number)]
+    return fused if kind == "down" else fused.chunk(2)[kind == "up"]

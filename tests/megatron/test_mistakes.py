@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tandem.cli import main
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.training.megatron import degrees
 from tandem.training.megatron.degrees import check_degrees
+from tests.conftest import ROOT
 
+INSTALLED = find_spec("megatron") is not None
 DENSE = {
     "model_type": "qwen2",
     "num_hidden_layers": 6,
@@ -75,9 +78,26 @@ def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path, installed:
     assert message.count("does not divide") == 4
 
 
-@pytest.mark.skipif(find_spec("megatron") is not None, reason="Megatron-Core is installed here")
+@pytest.mark.skipif(INSTALLED, reason="Megatron-Core is installed here")
 def test_missing_packages_are_named(tmp_path: Path) -> None:
     assert "not installed (megatron, mbridge): pip install 'tandem-rl[megatron]'" in told(tmp_path, DENSE, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["training.tensor_parallel=2"], "= 2 does not divide 3 ranks" if INSTALLED else "not installed (megatron"),
+        (["model.lora.rank=4"], "model.lora: adapters are of training.type: fsdp"),
+    ],
+)
+def test_a_run_is_refused_before_anything_starts(
+    sort4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    files = [f"model.path={sort4 / 'model'}", f"data.train_files=[{sort4 / 'train.jsonl'}]", "data.val_files=[]"]
+    run = ["cluster.ranks=3", "training.type=megatron", f"trainer.run_dir={tmp_path / 'run'}"]
+    assert main(["train", str(ROOT / "recipes/sort4_grpo.yaml"), *files, *run, *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,10 @@ def told(model: Any, rows: Batch, row: int) -> tuple[torch.Tensor, torch.Tensor]
         for ids, offsets in ((rows.prompt_ids, rows.prompt_offsets), (rows.response_ids, rows.response_offsets))
     )
     ids = torch.from_numpy(np.concatenate((prompt, response)))
-    outputs = model(ids[None, :-1], output_router_logits=True)
-    logprobs = outputs.logits[0].float().log_softmax(-1)[len(prompt) - 1 :]
-    return logprobs.gather(1, ids[len(prompt) :, None])[:, 0], torch.stack(outputs.router_logits, 1)
+    experts = "num_experts_per_tok" in model.config.to_dict()
+    outputs = model(ids[None, :-1], **({"output_router_logits": True} if experts else {}))
+    logprobs = outputs.logits[0].float().log_softmax(-1)[len(prompt) - 1 :].gather(1, ids[len(prompt) :, None])[:, 0]
+    return logprobs, torch.stack(outputs.router_logits, 1) if experts else torch.zeros(0)
 
 
 def recorded(model: Any, rows: Batch) -> tuple[FloatArray, IntArray]:

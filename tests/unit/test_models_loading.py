@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.loading import load_model, load_policy, load_tokenizer
+from tandem.models.loading import load_model, load_policy, load_tokenizer, named_part
 
 
 @pytest.fixture
@@ -50,3 +50,17 @@ def test_a_directory_without_tokenizer_or_model_is_refused(directory: Path, tmp_
         load_tokenizer(ModelConfig(path=directory))
     with pytest.raises(UserError, match=r"holds no config\.json"):
         load_policy(ModelConfig(path=tmp_path / "nothing"))
+
+
+def test_what_is_published_of_experts_goes_where_the_model_holds_them_together(tmp_path: Path) -> None:
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "head_dim": 4}
+    config = Qwen3MoeConfig(vocab_size=11, intermediate_size=8, **shape, **experts)
+    trained, served = AutoModelForCausalLM.from_config(config), AutoModelForCausalLM.from_config(config)
+    trained.save_pretrained(tmp_path)  # by the names that are published
+    published = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.mlp.experts.2.up_proj.weight" in published
+    for name, tensor in published.items():
+        named_part(served, name).copy_(tensor)
+    for name, parameter in trained.named_parameters():
+        assert parameter.equal(served.get_parameter(name)), name

@@ -85,8 +85,7 @@ class MegatronEngine:
         return LossResult(*sum_parts(parts), outputs)
 
     def optimizer_step(self) -> dict[str, float]:
-        load = expert_load(self._stages, self._bridged.config, self._device) if self._has_experts else {}
-        return {**self._trained.step(), **load}
+        return {**self._trained.step(), **expert_load(self._stages, self._bridged.config, self._device)}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self._weights_here():
@@ -147,8 +146,8 @@ class MegatronEngine:
         multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
         padded = [*micro_batches, *[None] * (passes - len(micro_batches))]
         rows = [(part, lay_out(part, group, multiple, self._device)) for part in padded]
-        if self._has_experts:
-            self._instruct_routers([part.plan for _, part in rows], replay=bool(micro_batches))
+        if config.num_moe_experts:
+            self._instruct_routers([part.plan for _, part in rows])
         results: list[LossResult] = get_forward_backward_func()(
             forward_step_func=partial(self._forward_step, loss),
             data_iterator=[iter(rows) for _ in self._models],
@@ -160,26 +159,20 @@ class MegatronEngine:
         )
         return results[: len(micro_batches)]
 
-    @property
-    def _has_experts(self) -> bool:
-        return bool(self._bridged.config.num_moe_experts)
-
-    def _instruct_routers(self, plans: Sequence[Plan], replay: bool) -> None:
+    def _instruct_routers(self, plans: Sequence[Plan]) -> None:
         """Their losses are means over the real tokens of a pass."""
         tokens = torch.stack([(~plan.padding).sum() for plan in plans]).sum()
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        losses = self._training.load_balancing_loss, self._training.router_z_loss
         for plan in plans:
-            plan.coefficients = (
-                self._training.load_balancing_loss / int(tokens),
-                self._training.router_z_loss / int(tokens),
-            )
+            plan.coefficients = losses[0] / int(tokens), losses[1] / int(tokens)
             if not self._training.router_replay:
                 plan.experts = None
-        if replay and self._training.router_replay and plans[0].experts is None:
-            raise UserError(
-                "training.router_replay: the generation engine does not tell which experts it chose; "
-                "use generation.type: vllm with engine_args: {enable_return_routed_experts: true}"
-            )
+            elif plan.experts is None and not plan.padding.all():
+                raise UserError(
+                    "training.router_replay: the generation engine does not tell which experts it chose "
+                    "(Completion.experts); turn it off, or use an engine that does"
+                )
 
     def _passes(self, own: int) -> int:
         """As many as the rank with the most of them has; virtual stages need a multiple of the pipeline's length."""

@@ -39,14 +39,13 @@ def layer_specs(config: Any, stage: int | None) -> TransformerBlockSubmodules:
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=FUSED, normalization=config.normalization, vp_stage=stage
     )
-    for layer in block.layer_specs or []:
-        experts: Any = layer.submodules.mlp.submodules
-        if isinstance(experts, MoESubmodules):
-            experts.router = Router
     if not FUSED:
         block.layer_norm = RMSNorm
-        for layer in block.layer_specs or []:
-            parts: Any = layer.submodules
+    for layer in block.layer_specs or []:
+        parts: Any = layer.submodules
+        if isinstance(parts.mlp.submodules, MoESubmodules):
+            parts.mlp.submodules.router = Router
+        if not FUSED:
             parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
             attention = parts.self_attention.submodules
             attention.core_attention = PackedAttention

@@ -1,7 +1,6 @@
 """Routers of a mixture of experts: choices that are counted, or given; losses that keep experts busy and logits small.
 
-The losses are sums over all tokens of a pass with weights that are normalised for the whole pass, as all losses here,
-so that they do not depend on how tokens lie on the ranks; Megatron-Core's own are means of each rank's.
+The losses are sums over tokens with weights for the whole pass; Megatron-Core's own are means of what each rank holds.
 """
 
 # pyright: reportMissingImports=false
@@ -23,11 +22,12 @@ from tandem.training.megatron.rows import Plan
 class Router(TopKRouter):
     """Of one layer."""
 
+    plan: Plan
+    """Of the pass under way."""
+
     def __init__(self, config: Any, pg_collection: Any = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         self.router_replay = SimpleNamespace(get_replay_topk=self._choose)
-        self.plan: Plan | None = None
-        """Of the pass under way."""
         self.chosen: Any = 0
         """`[experts]`: tokens that chose each, padding left out, since this was last set to 0."""
 
@@ -35,18 +35,17 @@ class Router(TopKRouter):
         probs, chosen = super().routing(logits)
         if not (self.training and torch.is_grad_enabled()):
             return probs, chosen
-        assert self.plan is not None
         real = ~self._own(self.plan.padding)
         counts = chosen[real].sum(0)
         self.chosen = self.chosen + counts
-        if not any(self.plan.coefficients):
-            return probs, chosen
-        return MoEAuxLossAutoScaler.apply(probs, self._loss(logits.flatten(0, 1)[real].float(), counts)), chosen
+        if any(self.plan.coefficients):
+            probs = MoEAuxLossAutoScaler.apply(probs, self._loss(logits.flatten(0, 1)[real].float(), counts))
+        return probs, chosen
 
     def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
         """experts * sum of tokens' probabilities * share of all tokens' choices (Fedus et al. 2021, equation 4), and
         the squares of log sum exp logits (Zoph et al. 2022, equation 5): this rank's part of the micro-batch."""
-        balancing, smallness = self.plan.coefficients if self.plan else (0.0, 0.0)
+        balancing, smallness = self.plan.coefficients
         counts = counts.float()
         dist.all_reduce(counts, group=self.tp_cp_group)
         busy = (logits.softmax(-1).sum(0) * counts / counts.sum().clamp(min=1)).sum() * len(counts)
@@ -54,7 +53,7 @@ class Router(TopKRouter):
 
     def _choose(self, scores: Tensor, top_k: int, groups: Any, group_top_k: Any, choose: Any) -> tuple[Tensor, Tensor]:
         """(scores, numbers) of the experts of each token."""
-        if self.plan is None or self.plan.experts is None:
+        if self.plan.experts is None:
             return choose(scores, top_k, groups, group_top_k)
         experts = self._own(self.plan.experts)[:, self.layer_number - 1]
         return scores.gather(1, experts), experts
@@ -63,10 +62,6 @@ class Router(TopKRouter):
         """Of the tokens of a context-parallel rank those that this tensor-parallel rank holds."""
         shared = self.config.sequence_parallel
         return column.chunk(self.tp_group.size())[self.tp_group.rank()] if shared else column
-
-
-def routers_of(stages: Sequence[Any]) -> list[Router]:
-    return [layer.mlp.router for stage in stages for layer in stage.decoder.layers if isinstance(layer.mlp, MoELayer)]
 
 
 def tell_routers(stage: Any) -> None:
@@ -82,8 +77,10 @@ def _tell(layer: Any, args: Any, options: dict[str, Any]) -> None:
 
 def expert_load(stages: Sequence[Any], config: Any, device: torch.device) -> dict[str, float]:
     """Tokens of the busiest and the idlest expert over the mean, mean over layers, since it was last asked."""
+    if not config.num_moe_experts:
+        return {}
     counts = torch.zeros(config.num_layers, config.num_moe_experts, device=device)
-    for router in routers_of(stages):
+    for router in (module for stage in stages for module in stage.modules() if isinstance(module, Router)):
         counts[router.layer_number - 1] += router.chosen
         router.chosen = 0
     dist.all_reduce(counts)
