@@ -8,6 +8,7 @@ Beside the weights themselves there is one bucket, whatever the size of the mode
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -123,18 +124,23 @@ class _Half:
             from torch.multiprocessing.reductions import reduce_tensor
 
             return reduce_tensor(self._bytes)
-        return self._path, len(self._bytes)
+        assert self._file is not None
+        return self._path, len(self._bytes), os.fstat(self._file).st_ino
 
 
 def attach(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     """The engine's end: (name, view of the shared memory). EngineError when a checksum differs."""
-    first, second = bucket.memory
-    shared: Any
-    shared = first(*second) if callable(first) else torch.from_file(first, shared=True, size=second, dtype=torch.uint8)
+    first, *others = bucket.memory
+    shared: Any = first(*others[0]) if callable(first) else _mapped(first, *others)
     for number, (name, tensor) in enumerate(_views(shared, bucket)):
         if bucket.checksums and fingerprint(tensor) != bucket.checksums[number]:
             raise EngineError(f"weight {name} arrived with another checksum than it was sent with")
         yield name, tensor
+
+
+@lru_cache(maxsize=2)  # both halves stay mapped: to fault their pages in costs more than to copy them
+def _mapped(path: str, size: int, inode: int) -> Tensor:  # `inode`: another file may get the same path
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
 
 def fingerprint(tensor: Tensor) -> int:

@@ -69,6 +69,14 @@ def test_buckets_bring_every_bit_and_are_no_larger_than_they_may_be() -> None:
     sync.close()
 
 
+def test_memory_that_takes_the_place_of_another_is_not_taken_for_it() -> None:
+    for seed in (1, 2):
+        sync, engine = SharedMemorySync(1 << 20), Engine()
+        sync.publish(seed, weights(seed).items(), engine.deliver)
+        check(engine.held, weights(seed))
+        sync.close()
+
+
 def test_a_changed_byte_is_noticed() -> None:
     engine, sync = Engine(), SharedMemorySync(1 << 20, checksum=True)
 
