@@ -157,10 +157,12 @@ def start(*arguments: str, terminal: int | None = None) -> Iterator[subprocess.P
 
 def until(script: subprocess.Popen[str], word: str) -> list[str]:
     assert script.stdout is not None
+    read: list[str] = []
     for line in script.stdout:
+        read.append(line)
         if line.startswith(word):
             return line.split()
-    raise AssertionError(f"{word} was not printed")
+    raise AssertionError(f"{word} was not printed, only {''.join(read)}")
 
 
 def test_a_killed_controller_takes_all_its_processes_along() -> None:
