@@ -116,6 +116,8 @@ def main() -> None:
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the engine's process
+    torch.set_num_threads(1)
     model = make_model(arguments.gib)
     size = sum(parameter.nbytes for parameter in model.parameters())
     engine = start(arguments, model)
