@@ -62,10 +62,16 @@ def reset_adapters(model: PreTrainedModel) -> None:
             parameter.zero_()
 
 
-def merged_weights(model: PreTrainedModel, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, weight with its adapter added), one at a time; `full` makes a parameter whole."""
+def merged_weights(
+    model: PreTrainedModel, full: Callable[[Tensor], Tensor], changed: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, weight with its adapter added), one at a time; `full` makes a parameter whole.
+
+    `changed`: only of attentions and feed-forward layers in which there are adapters, each of which engines may fuse.
+    """
+    adapted = {_block(name) for name, _ in model.named_parameters() if changed and ".base_layer." in name}
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_adapter(name) or (adapted and _block(name) not in adapted):
             continue
         weight, (path, base, kind) = full(parameter), name.rpartition(".base_layer.")
         if base and kind == "weight":
@@ -74,6 +80,11 @@ def merged_weights(model: PreTrainedModel, full: Callable[[Tensor], Tensor]) -> 
             change = up @ down * layer.scaling["default"]
             weight = (weight.float() + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+
+
+def _block(name: str) -> str:
+    """`layers.0.mlp` of `layers.0.mlp.up_proj.weight`."""
+    return name.replace(".base_layer.", ".").rsplit(".", 2)[0]
 
 
 def write_adapters(model: PreTrainedModel, full: Callable[[Tensor], Tensor], directory: Path, first: bool) -> None:

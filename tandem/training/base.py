@@ -60,7 +60,7 @@ class TrainEngine(Protocol):
         ...
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor), one at a time; the tensors are the engine's own, to be read only."""
+        """(Hugging Face name, full tensor), one at a time, to be read only; with adapters what they can change."""
         ...
 
     def offload(self) -> None:

@@ -101,7 +101,7 @@ class FsdpEngine:
         return self._trained.step()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return merged_weights(self.model, self._layout.full)
+        return merged_weights(self.model, self._layout.full, changed=True)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -110,7 +110,7 @@ class FsdpEngine:
         self._move(self._layout.home)
 
     def save(self, directory: Path) -> None:
-        self._layout.save(self.named_weights(), directory / "model")
+        self._layout.save(merged_weights(self.model, self._layout.full), directory / "model")
         if any(is_adapter(name) for name, _ in self.model.named_parameters()):
             write_adapters(self.model, self._layout.full, directory / "adapter", self._layout.first)
         self._trained.save(directory / "state")
