@@ -43,6 +43,7 @@ _FORWARDED = (
     "NCCL_",
     "OMP_",
     "RAY_DEBUG",
+    "SGLANG_",
     "TANDEM_",
     "TOKENIZERS_",
     "TORCH",

@@ -79,6 +79,15 @@ class VllmGenerationConfig(ServedGenerationConfig):
     type: Literal["vllm"]
 
 
+class SglangGenerationConfig(ServedGenerationConfig):
+    """SGLang, on CUDA; seeds hold as long as `engine_args` leaves its deterministic inference on."""
+
+    type: Literal["sglang"]
+
+
 GenerationConfig = Annotated[
-    Annotated[NativeGenerationConfig, Tag("native")] | Annotated[VllmGenerationConfig, Tag("vllm")], by_type("native")
+    Annotated[NativeGenerationConfig, Tag("native")]
+    | Annotated[VllmGenerationConfig, Tag("vllm")]
+    | Annotated[SglangGenerationConfig, Tag("sglang")],
+    by_type("native"),
 ]

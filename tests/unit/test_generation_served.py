@@ -1,9 +1,13 @@
-"""Which releases of vLLM are served, and what the others are told."""
+"""Which releases of vLLM and SGLang are served, and what the others are told."""
+
+from pathlib import Path
 
 import pytest
 
+from tandem.config.generation import VllmGenerationConfig
+from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import UserError
-from tandem.generation.served import check_vllm
+from tandem.generation.served import check_sglang, check_vllm, serve
 
 
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.1", "0.32.3+cpu"])
@@ -25,3 +29,21 @@ def test_supported_releases(found: str) -> None:
 def test_refused_ones_say_why_and_what_to_install(found: str | None, reason: str) -> None:
     with pytest.raises(UserError, match=rf"{reason}.*install vllm>=0.32,<0.33 \(scripts/vllm-env"):
         check_vllm(found)
+
+
+def test_of_sglang_one_release_is_served() -> None:
+    check_sglang("0.5.23")
+    for found, reason in (
+        (None, "not installed"),
+        ("0.5.22", "interface"),
+        ("0.5.24", "interface"),
+        ("0.6", "interface"),
+    ):
+        with pytest.raises(UserError, match=rf"generation.type: sglang.*{reason}.*install sglang>=0.5.23,<0.5.24"):
+            check_sglang(found)
+
+
+def test_weights_that_no_publish_fills_do_not_leave_the_device() -> None:
+    model = ModelConfig(path=Path("model"), lora=LoraConfig())
+    with pytest.raises(UserError, match=r"generation\.sleep: weights.*use cache"):
+        serve(model, VllmGenerationConfig(type="vllm", sleep="weights"), None)
