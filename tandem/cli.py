@@ -130,7 +130,7 @@ def check(arguments: ConfigAndOverrides = None) -> None:
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
-    engine: Annotated[str, typer.Option(help="native or vllm.")] = "native",
+    engine: Annotated[str, typer.Option(help="native, vllm or sglang.")] = "native",
     host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
 ) -> None:
@@ -141,8 +141,8 @@ def serve(
     from tandem.config.tree import ModelConfig
     from tandem.jobs.serve import run
 
-    if engine not in ("native", "vllm"):
-        raise UserError(f"--engine {engine}: unknown; give native or vllm")
+    if engine not in ("native", "vllm", "sglang"):
+        raise UserError(f"--engine {engine}: unknown; give native, vllm or sglang")
     token = os.environ.get("TANDEM_API_KEY")
     if not token:
         token = secrets.token_urlsafe(24)

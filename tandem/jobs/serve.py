@@ -2,8 +2,8 @@
 
     HTTP threads --coroutine--> the event loop of the main thread <-> engine
 
-GET /v1/models, POST /v1/completions and /v1/chat/completions: n, seed, temperature, top_p, stop, max_tokens, logprobs.
-Answers come whole; `stream` is refused.
+GET /v1/models, POST /v1/completions and /v1/chat/completions: n, seed, temperature, top_p, stop, max_tokens, logprobs,
+stream.
 """
 
 import asyncio
@@ -11,15 +11,19 @@ import hmac
 import json
 import random
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from threading import Thread
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
+from tandem.config.generation import NativeGenerationConfig, SglangGenerationConfig, VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.data.chat import encode, render
 from tandem.data.rows import BadRow
@@ -28,9 +32,10 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.served import serve as start_engine
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
-from tandem.types import Completion, Request, SamplingParams, Status
+from tandem.types import Completion, IntArray, Request, SamplingParams, Status
 
 _LONGEST_BODY = 16 * 2**20
+_PIECE_TOKENS = 16  # of a sample, in an event of a stream
 
 
 class Body(BaseModel):
@@ -60,25 +65,51 @@ class Endpoint:
         self.name = name
         self.loop = asyncio.new_event_loop()
 
-    def answer(self, path: str, body: bytes) -> dict[str, Any]:
-        """Raises UserError on what cannot be answered."""
+    def read(self, path: str, body: bytes) -> tuple[Body, Request]:
+        """UserError when it cannot be answered."""
         try:
             asked = Body.model_validate_json(body)
-            request = self._request(asked, chat=path.endswith("/chat/completions"))
+            return asked, self._request(asked, chat=path.endswith("/chat/completions"))
         except (ValidationError, BadRow) as error:
             raise UserError(str(error)) from error
-        made = asyncio.run_coroutine_threadsafe(self._collect(request), self.loop).result()
-        kind = "chat.completion" if asked.messages else "text_completion"
-        choices = [self._choice(completion, bool(asked.messages), bool(asked.logprobs)) for completion in made]
+
+    def answer(self, asked: Body, request: Request) -> dict[str, Any]:
+        """UserError when it does not fit the engine."""
+        (made,) = self._collect([request])
+        choices = [self._choice(completion, asked, self._text(completion.token_ids)) for completion in made]
         new = sum(len(completion.token_ids) for completion in made)
         usage = {"prompt_tokens": len(request.token_ids), "completion_tokens": new}
         usage["total_tokens"] = sum(usage.values())
-        identity = {"id": f"tandem-{random.getrandbits(64):x}", "object": kind, "created": int(time.time())}
-        return {**identity, "model": self.name, "choices": choices, "usage": usage}
+        return {**self._identity(asked, "chat.completion"), "choices": choices, "usage": usage}
+
+    def stream(self, asked: Body, request: Request) -> Iterator[dict[str, Any]]:
+        """The answer in pieces: each a request that continues those before it, made when the last one was taken."""
+        self._collect([replace(request, seeds=())])  # refuses what does not fit
+        identity = self._identity(asked, "chat.completion.chunk")
+        sampling, start, made = request.sampling, len(request.token_ids), 0
+        rows, told = dict.fromkeys(range(len(request.seeds)), request.token_ids), dict.fromkeys(range(asked.n), "")
+        while rows:
+            # a stop string may lie across two pieces
+            size = sampling.max_tokens if sampling.stop_strings else min(_PIECE_TOKENS, sampling.max_tokens - made)
+            limit = replace(sampling, max_tokens=size)
+            parts = [Request(row, limit, _seeds(request.seeds[n], made)) for n, row in rows.items()]
+            made += size
+            for (sample, row), (piece,) in zip(list(rows.items()), self._collect(parts), strict=True):
+                ids = np.concatenate((row, piece.token_ids))
+                text = self._text(ids[start:])
+                if last := piece.status is not Status.TRUNCATED or made == sampling.max_tokens:
+                    del rows[sample]
+                else:
+                    rows[sample], text = ids, text.rstrip("\ufffd")  # a letter whose bytes have not all come
+                choice = self._choice(replace(piece, sample=sample), asked, text[len(told[sample]) :])
+                told[sample] = text
+                yield {**identity, "choices": [choice if last else {**choice, "finish_reason": None}]}
+
+    def _identity(self, asked: Body, chat: str) -> dict[str, Any]:
+        kind, number = chat if asked.messages else "text_completion", random.getrandbits(64)
+        return {"id": f"tandem-{number:x}", "object": kind, "created": int(time.time()), "model": self.name}
 
     def _request(self, asked: Body, chat: bool) -> Request:
-        if asked.stream:
-            raise UserError("stream: answers come whole; leave it out")
         if chat and asked.messages:
             text = render(self._tokenizer, asked.messages, generation_prompt=True)
             ids = encode(self._tokenizer, text, special_tokens=False)
@@ -96,23 +127,35 @@ class Endpoint:
             stop_token_ids=self._stop_ids,
             stop_strings=tuple(stop),
         )
-        seeds = np.random.SeedSequence(abs(seed)).generate_state(asked.n, "u8").tolist()
-        return Request(np.array(ids, dtype=np.int32), sampling, tuple(seeds))
+        return Request(np.array(ids, dtype=np.int32), sampling, _seeds(abs(seed), count=asked.n))
 
-    async def _collect(self, request: Request) -> list[Completion]:
-        return sorted([completion async for completion in self._engine.generate(request)], key=lambda made: made.sample)
+    def _collect(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        async def one(request: Request) -> list[Completion]:
+            return sorted([made async for made in self._engine.generate(request)], key=lambda made: made.sample)
 
-    def _choice(self, made: Completion, chat: bool, logprobs: bool) -> dict[str, Any]:
-        text = self._tokenizer.decode(made.token_ids.tolist(), skip_special_tokens=True)
+        async def together() -> list[list[Completion]]:
+            return await asyncio.gather(*map(one, requests))
+
+        return asyncio.run_coroutine_threadsafe(together(), self.loop).result()
+
+    def _text(self, token_ids: IntArray) -> str:
+        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def _choice(self, made: Completion, asked: Body, text: str) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": made.sample, "logprobs": None}
         choice["finish_reason"] = "stop" if made.status is Status.COMPLETED else "length"
-        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        if logprobs:
+        message = {"delta" if asked.stream else "message": {"role": "assistant", "content": text}}
+        choice |= message if asked.messages else {"text": text}
+        if asked.logprobs:
             pieces = [self._tokenizer.decode([token]) for token in made.token_ids.tolist()]
             values = made.logprobs.tolist()
             pairs = [{"token": piece, "logprob": value} for piece, value in zip(pieces, values, strict=True)]
-            choice["logprobs"] = {"content": pairs} if chat else {"tokens": pieces, "token_logprobs": values}
+            choice["logprobs"] = {"content": pairs} if asked.messages else {"tokens": pieces, "token_logprobs": values}
         return {**choice, "token_ids": made.token_ids.tolist()}
+
+
+def _seeds(*place: int, count: int = 1) -> tuple[int, ...]:
+    return tuple(np.random.SeedSequence(place).generate_state(count, "u8").tolist())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -126,7 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path != "/v1/models":
             return self._say(404, {"error": {"message": f"no such path: {self.path}"}})
-        return self._guard(lambda: {"object": "list", "data": [{"id": self._endpoint.name, "object": "model"}]})
+        listed = {"object": "list", "data": [{"id": self._endpoint.name, "object": "model"}]}
+        return self._guard(lambda: self._say(200, listed))
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -134,16 +178,37 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self._say(404, {"error": {"message": f"no such path, or too long a body: {self.path}"}})
         body = self.rfile.read(length)
-        return self._guard(lambda: self._endpoint.answer(self.path, body))
+        return self._guard(lambda: self._answer(body))
 
-    def _guard(self, answer: Any) -> None:
+    def _guard(self, answer: Callable[[], None]) -> None:
         given = self.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return self._say(401, {"error": {"message": "give the token: Authorization: Bearer …"}})
         try:
-            return self._say(200, answer())
+            return answer()
         except TandemError as error:
             return self._say(400 if isinstance(error, UserError) else 500, {"error": {"message": str(error)}})
+
+    def _answer(self, body: bytes) -> None:
+        asked, request = self._endpoint.read(self.path, body)
+        if asked.stream:
+            chunks = self._endpoint.stream(asked, request)
+            with suppress(OSError):  # the client left
+                self._say_in_pieces(chain([next(chunks)], chunks))
+        else:
+            self._say(200, self._endpoint.answer(asked, request))
+
+    def _say_in_pieces(self, chunks: Iterable[dict[str, Any]]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            for chunk in chunks:
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
+        except TandemError as error:
+            self.wfile.write(f"data: {json.dumps({'error': {'message': str(error)}})}\n\n".encode())
 
     def _say(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
@@ -165,7 +230,8 @@ def make_endpoint(model: ModelConfig, engine: str) -> tuple[Endpoint, Generation
             load_policy(model), max_running=NativeGenerationConfig().max_running, tokenizer=tokenizer
         )
     else:
-        made = start_engine(model, VllmGenerationConfig(type="vllm"), tokenizer)
+        config = VllmGenerationConfig(type="vllm") if engine == "vllm" else SglangGenerationConfig(type="sglang")
+        made = start_engine(model, config, tokenizer)
     made.load_weights(0, None)
     return Endpoint(made, tokenizer, stop_token_ids(model, tokenizer), model.path.name), made
 

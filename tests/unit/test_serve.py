@@ -1,7 +1,8 @@
 """The endpoint over real HTTP, on the native engine."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -12,25 +13,38 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tandem.config.tree import ModelConfig
-from tandem.jobs.serve import listen, make_endpoint
+from tandem.jobs.serve import Endpoint, listen, make_endpoint
 
 TOKEN = "a token"
 
 
 @pytest.fixture(scope="module")
-def address(sort4: Path) -> Iterator[str]:
+def endpoint(sort4: Path) -> Iterator[Endpoint]:
     endpoint, engine = make_endpoint(ModelConfig(path=sort4 / "model"), "native")
     endpoint._tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     loop = Thread(target=endpoint.loop.run_forever)
     loop.start()
-    with closing(listen(endpoint, "127.0.0.1", 0, TOKEN)) as server:
-        server.close = server.server_close  # type: ignore[method-assign]
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    yield endpoint
     endpoint.loop.call_soon_threadsafe(endpoint.loop.stop)
     loop.join()
     endpoint.loop.close()
     engine.close()
+
+
+@pytest.fixture(scope="module")
+def address(endpoint: Endpoint) -> Iterator[str]:
+    with closing(listen(endpoint, "127.0.0.1", 0, TOKEN)) as server:
+        server.close = server.server_close  # type: ignore[method-assign]
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def endless(endpoint: Endpoint) -> Iterator[None]:
+    """No token ends an answer."""
+    endpoint._stop_ids, kept = (), endpoint._stop_ids
+    yield
+    endpoint._stop_ids = kept
 
 
 def ask(url: str, body: dict[str, Any] | None = None, token: str = TOKEN) -> dict[str, Any]:
@@ -71,8 +85,60 @@ def test_nobody_is_answered_without_the_token(address: str) -> None:
 
 def test_what_cannot_be_answered_is_refused_with_the_reason(address: str) -> None:
     path = f"{address}/v1/completions"
-    assert refusal(path, {"prompt": "1=", "stream": True}) == (400, "stream: answers come whole; leave it out")
+    assert "positions" in refusal(path, {"prompt": "1=", "max_tokens": 100_000, "stream": True})[1]
     assert refusal(path, {"messages": []})[0] == 400
     assert "temperature" in refusal(path, {"prompt": "1=", "temperature": -1})[1]
     assert "positions" in refusal(path, {"prompt": "1=", "max_tokens": 100_000})[1]
     assert refusal(f"{address}/v1/else", {})[0] == 404
+
+
+def events(url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+    with urlopen(Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {TOKEN}"})) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        for line in answer:
+            if line == b"data: [DONE]\n":
+                return
+            if line != b"\n":
+                yield json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("no [DONE]")
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("completions", {"prompt": "4821="}), ("chat/completions", {"messages": [{"role": "user", "content": "4821="}]})],
+)
+def test_a_stream_is_the_answer_in_pieces(path: str, prompt: dict[str, Any], address: str, endless: None) -> None:
+    url, how = f"{address}/v1/{path}", {**prompt, "temperature": 0, "max_tokens": 40, "n": 2, "logprobs": True}
+    whole, chunks = ask(url, how), list(events(url, {**how, "stream": True}))
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for choice in whole["choices"]:
+        parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
+        text = "".join(part["text"] if "text" in part else part["delta"]["content"] for part in parts)
+        assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
+        assert [len(part["token_ids"]) for part in parts] == [16, 16, 8]
+        assert [part["finish_reason"] for part in parts] == [None, None, "length"]
+
+
+def test_a_stream_ends_where_the_answer_does_and_keeps_its_seed(address: str) -> None:
+    url, how = f"{address}/v1/completions", {"prompt": "4821=", "max_tokens": 400, "seed": 3, "stream": True}
+    first, second = ([c["choices"][0] for c in events(url, how)] for _ in range(2))
+    assert [piece["token_ids"] for piece in first] == [piece["token_ids"] for piece in second]
+    assert first[-1]["finish_reason"] == "stop"
+    (whole,) = events(url, {**how, "max_tokens": 40, "stop": ["no such text"]})  # in one piece
+    assert len(whole["choices"][0]["token_ids"]) > 16
+
+
+def test_nothing_is_generated_for_a_client_that_left(address: str, endpoint: Endpoint, endless: None) -> None:
+    made: Any = endpoint._engine
+    stream = events(
+        f"{address}/v1/completions", {"prompt": "4821=", "n": 16, "max_tokens": 480, "temperature": 0, "stream": True}
+    )
+    next(stream)
+    stream.close()
+    started = made._prompts
+    while made._rows or made._waiting:
+        time.sleep(0.005)
+    pieces_left_out = 16 * 480 // 16 - (made._prompts - started)
+    assert pieces_left_out > 100
+    ask(f"{address}/v1/completions", {"prompt": "4821=", "max_tokens": 4})
