@@ -124,8 +124,7 @@ class _Half:
             from torch.multiprocessing.reductions import reduce_tensor
 
             return reduce_tensor(self._bytes)
-        assert self._file is not None
-        return self._path, len(self._bytes), os.fstat(self._file).st_ino
+        return self._path, len(self._bytes), os.stat(self._path).st_ino
 
 
 def attach(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:

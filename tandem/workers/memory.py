@@ -10,10 +10,8 @@ from tandem.types import StepMetrics
 
 _METRIC = "perf/peak_memory_gib"
 _PHASES = {
-    "wake": "generation",
     "generate": "generation",
     "generate_for_eval": "generation",
-    "onload": "training",
     "logprobs": "training",
     "squared_probs": "training",
     "values": "training",
