@@ -1,5 +1,6 @@
 """A controller of two local processes, as a script of its own: its worker class lives in `__main__`."""
 
+import signal
 import sys
 
 from tandem.cluster.local import LocalCluster
@@ -18,6 +19,7 @@ class Script(Probe):
 
 
 def main(timeout_s: float, breaks: bool) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs that ignore it
     cluster = LocalCluster(timeout_s)
     group = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "script", Script)
     print("processes", *group.process().get(), flush=True)
