@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
-TIMEOUT_S = 15
+TIMEOUT_S = 10
 LOSS = """
 import time
 import torch.distributed as dist
@@ -34,14 +33,13 @@ class SleepyOPO(OPO):
 """
 
 
-@pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_a_hanging_rank_ends_the_run_with_every_stack(cluster: str, grpo_config: Path, tmp_path: Path) -> None:
+def test_a_hanging_rank_ends_the_run_with_every_stack(grpo_config: Path, tmp_path: Path) -> None:
     (tmp_path / "sleepy.py").write_text(LOSS)
     (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
     tree = yaml.safe_load(grpo_config.read_text())
     tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"]}
     tree["algorithm"] |= {"type": f"{tmp_path}/sleepy.py:SleepyOPO"}
-    tree["cluster"] = {"type": cluster, "ranks": 2, "timeout_s": TIMEOUT_S}
+    tree["cluster"] = {"ranks": 2, "timeout_s": TIMEOUT_S}
     grpo_config.write_text(yaml.safe_dump(tree))
     done = subprocess.run(
         [str(Path(sys.executable).with_name("tandem")), "train", str(grpo_config)],
@@ -52,6 +50,6 @@ def test_a_hanging_rank_ends_the_run_with_every_stack(cluster: str, grpo_config:
     )
     assert done.returncode == 1 and f"{TIMEOUT_S}" in done.stderr, done.stderr
     assert "sleepy.py" in done.stderr and "in __call__" in done.stderr  # where the sleeper is
-    assert "main, rank 0" in done.stderr or "main rank 0:" in done.stderr
+    assert "main rank 0:" in done.stderr and "main rank 1:" in done.stderr
     assert "in backward" in done.stderr  # where the others wait for it
     assert "leaked" not in done.stderr
