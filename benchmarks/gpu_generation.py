@@ -16,33 +16,11 @@ from statistics import median
 
 import numpy as np
 import torch
-from gpu_training import SHAPES, peak_gib, synchronize, timed
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from gpu_training import SHAPES, model_of, peak_gib, synchronize, timed
+from transformers import PreTrainedModel
 
 from tandem.generation.native import NativeEngine
-from tandem.models.attention import ATTENTION
-from tandem.models.lean import make_lean
 from tandem.types import Completion, Request, SamplingParams
-
-
-def model_of(shape: str, device: torch.device) -> PreTrainedModel:
-    hidden, layers, heads, kv_heads, intermediate, vocabulary = SHAPES[shape]
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=True,
-        max_position_embeddings=32_768,
-    )
-    torch.manual_seed(0)
-    with device:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION).eval()
-    make_lean(model)
-    return model
 
 
 def bandwidth(device: torch.device) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
@@ -48,7 +48,7 @@ class PolicyLoss:
         return (columns.weights * (-outputs.logprobs_S - 0.01 * outputs.entropy_S)).sum(), {}
 
 
-def engine_of(shape: str, device: torch.device, checkpointing: bool) -> FsdpEngine:
+def model_of(shape: str, device: torch.device) -> PreTrainedModel:
     hidden, layers, heads, kv_heads, intermediate, vocabulary = SHAPES[shape]
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -65,8 +65,12 @@ def engine_of(shape: str, device: torch.device, checkpointing: bool) -> FsdpEngi
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     make_lean(model)
+    return model
+
+
+def engine_of(shape: str, device: torch.device, checkpointing: bool) -> FsdpEngine:
     training = FsdpTrainingConfig(activation_checkpointing=checkpointing)
-    return FsdpEngine(model, training, OptimizerConfig(lr=1e-6), total_steps=100)
+    return FsdpEngine(model_of(shape, device), training, OptimizerConfig(lr=1e-6), total_steps=100)
 
 
 def rows(tokens: int, prompt: int, vocabulary: int) -> Batch:

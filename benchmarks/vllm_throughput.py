@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,32 @@ def through_tandem(engine: ReplicatedEngine, prompts: list[list[int]], tokens: i
     return asyncio.run(together())
 
 
+def direct_engine(directory: Path) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        model=str(directory),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        async_scheduling=False,
+        enable_chunked_prefill=False,
+        disable_log_stats=True,
+        logprobs_mode="processed_logprobs",
+    )
+
+
+def directly(engine: Any, prompts: list[list[int]], tokens: int) -> int:
+    from vllm import SamplingParams as VllmParams
+
+    params = [
+        VllmParams(max_tokens=tokens, seed=number, logprobs=0, flat_logprobs=True, ignore_eos=True, detokenize=False)
+        for number in range(len(prompts))
+    ]
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
 def cpu_s(pid: int) -> float:
     """Of a process and what it has started and outlived."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -76,40 +103,13 @@ def main() -> None:
     served = engine._replicas[0].process.pid
     for name, value in engine._start.defaults.items():
         os.environ.setdefault(name, value)
-    from vllm import LLM
-    from vllm import SamplingParams as VllmParams
-
-    direct = LLM(
-        model=str(directory),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        async_scheduling=False,
-        enable_chunked_prefill=False,
-        disable_log_stats=True,
-        logprobs_mode="processed_logprobs",
-    )
+    direct = direct_engine(directory)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 4096, rng.integers(20, 60)).tolist() for _ in range(arguments.prompts)]
 
-    def directly() -> int:
-        params = [
-            VllmParams(
-                max_tokens=arguments.tokens,
-                seed=number,
-                logprobs=0,
-                flat_logprobs=True,
-                ignore_eos=True,
-                detokenize=False,
-            )
-            for number in range(len(prompts))
-        ]
-        outputs = direct.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-        return sum(len(output.outputs[0].token_ids) for output in outputs)
-
     ways: dict[str, tuple[Callable[[], int], list[int]]] = {
         "tandem": (lambda: through_tandem(engine, prompts, arguments.tokens), [os.getpid(), served]),
-        "vllm": (directly, [os.getpid()]),
+        "vllm": (lambda: directly(direct, prompts, arguments.tokens), [os.getpid()]),
     }
     wall: dict[str, list[float]] = {name: [] for name in ways}
     cpu: dict[str, list[float]] = {name: [] for name in ways}

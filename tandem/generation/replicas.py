@@ -38,8 +38,7 @@ from tandem.generation.channel import Channel, ChannelClosed
 from tandem.types import Completion, IntArray, Request, Status
 from tandem.weights.base import Deliver, WeightSync
 
-_PINGS = 4
-"""In each health time-out."""
+_PINGS = 4  # in each health time-out
 _AFFINITY_TOKENS = 32
 _AFFINITY_ENTRIES = 65_536
 _AFFINITY_SLACK = 1.5
@@ -300,14 +299,13 @@ class ReplicatedEngine:
                     replica.heard, replica.asked = time.monotonic(), None
                     self._take(replica, verb, arguments)
                 self._check_health(replica)
-            except (ChannelClosed, TypeError, ValueError, AttributeError) as error:
-                if isinstance(error, UserError):
-                    raise
+            except UserError:
+                raise
+            except (ChannelClosed, TypeError, ValueError, AttributeError, IndexError) as error:
                 self._replace(replica, str(error))
         if not self._publishing and self._version is not None:
-            repeat = partial(self._sync.repeat, self._version)
             for replica in [replica for replica in self._replicas if replica.state is State.STALE]:
-                self._publish(self._version, [replica], repeat)
+                self._publish(self._version, [replica], partial(self._sync.repeat, self._version))
 
     def _take(self, replica: Replica, verb: str, arguments: list[Any]) -> None:
         if verb == "done":
@@ -321,11 +319,10 @@ class ReplicatedEngine:
         elif verb == "ready":
             self._max_tokens, replica.vocabulary = arguments
             replica.state = State.STALE
+        elif verb == "failed" and isinstance(arguments[0], UserError):
+            raise arguments[0]
         elif verb == "failed":
-            (error,) = arguments
-            if isinstance(error, UserError):
-                raise error
-            raise ChannelClosed(f"the engine raised:\n{error}")
+            raise ChannelClosed(f"the engine raised:\n{arguments[0]}")
         elif verb != "pong":
             raise ChannelClosed(f"an unknown message: {verb!r}")
 
