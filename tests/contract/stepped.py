@@ -51,8 +51,10 @@ class SteppedEngine:
         for number, (request, _, versions, logprobs) in list(self._running.items()):
             versions.append(self._version)
             logprobs.append(-self._weight)
-            if len(versions) == request.sampling.max_tokens or fault in ("token", "version", "length", "short"):
-                ended.append((number, self._end(number, Status.TRUNCATED, fault)))
+            if len(versions) == request.sampling.max_tokens or fault == "short":
+                ended.append((number, self._end(number, Status.TRUNCATED)))
+            elif fault in ("token", "version", "older", "length"):  # a stop token may end a sample at any time
+                ended.append((number, self._end(number, Status.COMPLETED, fault)))
         return ended
 
     def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
@@ -74,7 +76,8 @@ class SteppedEngine:
         tokens = np.array(expected_tokens(request, sample)[: len(made)], np.int32)
         versions = np.array(made, np.int32)
         tokens[-1:] += VOCABULARY * (fault == "token")
-        versions[-1:] += 1 * (fault == "version")
+        versions[-1:] += 1 * (fault == "version")  # one that was never published
+        versions -= 2 * (fault == "older")  # one that was, before the request
         return Completion(
             sample, tokens, np.array(logprobs[: -1 if fault == "length" else None], np.float32), versions, status
         )

@@ -93,7 +93,7 @@ def test_a_conversation_returns_to_the_replica_that_knows_it(make: Make) -> None
     assert known == again
 
 
-FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short")
+FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short", "older")
 
 
 def strike(engine: ReplicatedEngine, fault: str, file: Path) -> None:
