@@ -41,8 +41,8 @@ class ClipCovLoss(PolicyLoss[ClipCovLossConfig]):
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         selected_S = tokens.columns.selected
         assert selected_S is not None
-        surrogate_S, held_S = clipped_surrogate(self.config, tokens.ratio_S, tokens.advantages_S)
-        return surrogate_S * ~selected_S, held_S | selected_S
+        surrogate_S, clipped_S = clipped_surrogate(self.config, tokens.ratio_S, tokens.advantages_S)
+        return surrogate_S * ~selected_S, clipped_S | selected_S
 
 
 def covariances(rollouts: Rollouts, advantages_T: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class PolicyLoss(ABC, Generic[Config]):
 
     @abstractmethod
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """(surrogate, bool: the token is held back by the loss's trust region), both `[S]`."""
+        """(surrogate, bool: the loss's trust region clips the token's gradient), both `[S]`."""
 
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor | None:
         """Tokens to treat apart, chosen once a step: `columns.selected`."""
@@ -72,29 +72,36 @@ class PolicyLoss(ABC, Generic[Config]):
         return not self.acts_without_advantage and algorithm.kl.place != "loss" and algorithm.entropy_coefficient == 0
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_S, entropy_S, advantages_S = outputs.logprobs_S, outputs.entropy_S, columns.advantages
-        weights_S, shares_S = columns.weights, columns.shares
-        assert logprobs_S is not None and entropy_S is not None and advantages_S is not None
-        assert weights_S is not None and shares_S is not None
-        log_ratio_S = logprobs_S - (logprobs_S.detach() if columns.old_logprobs is None else columns.old_logprobs)
-        tokens = Tokens(logprobs_S, log_ratio_S, advantages_S, columns)
-        term_S, held_S = self.surrogate(tokens)
-        means = {
+        entropy_S, weights_S, shares_S = outputs.entropy_S, columns.weights, columns.shares
+        assert entropy_S is not None and weights_S is not None and shares_S is not None
+        tokens = _tokens(outputs, columns)
+        surrogate_S, clipped_S = self.surrogate(tokens)
+        loss = (weights_S * surrogate_S).sum()
+        metrics = {"actor/pg_loss": loss.detach()}
+        by_token = {
             "actor/entropy": entropy_S,
-            "actor/clip_fraction": held_S.float(),
-            "actor/ppo_kl": -log_ratio_S,
+            "actor/clip_fraction": clipped_S.float(),
+            "actor/ppo_kl": -tokens.log_ratio_S,
             "actor/ratio/mean": tokens.ratio_S,
         }
-        loss = (weights_S * term_S).sum()
-        metrics = {"actor/pg_loss": loss.detach()}
         if self.algorithm.entropy_coefficient != 0:
             loss = loss - self.algorithm.entropy_coefficient * (weights_S * entropy_S).sum()
         if columns.ref_logprobs is not None:
             kl = self.algorithm.kl
-            means["actor/kl"] = kl_S = kl_estimate(kl.estimator, logprobs_S, columns.ref_logprobs)
+            kl_S = kl_estimate(kl.estimator, tokens.logprobs_S, columns.ref_logprobs)
+            by_token["actor/kl"] = kl_S
             if kl.place == "loss":
                 loss = loss + kl.coefficient * (weights_S * kl_S).sum()
-        return loss, metrics | {name: (shares_S * value_S.detach()).sum() for name, value_S in means.items()}
+        means = {name: (shares_S * values_S.detach()).sum() for name, values_S in by_token.items()}
+        return loss, metrics | means
+
+
+def _tokens(outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> Tokens:
+    logprobs_S, old_logprobs_S, advantages_S = outputs.logprobs_S, columns.old_logprobs, columns.advantages
+    assert logprobs_S is not None and advantages_S is not None
+    if old_logprobs_S is None:
+        old_logprobs_S = logprobs_S.detach()
+    return Tokens(logprobs_S, logprobs_S - old_logprobs_S, advantages_S, columns)
 
 
 class ClipLoss(PolicyLoss[ClipLossConfig]):
@@ -105,11 +112,11 @@ class ClipLoss(PolicyLoss[ClipLossConfig]):
     """
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        surrogate_S, held_S = clipped_surrogate(self.config, tokens.ratio_S, tokens.advantages_S)
+        surrogate_S, clipped_S = clipped_surrogate(self.config, tokens.ratio_S, tokens.advantages_S)
         if self.config.dual_clip is not None:
             bound_S = -tokens.advantages_S * self.config.dual_clip
             surrogate_S = torch.where(tokens.advantages_S < 0, surrogate_S.minimum(bound_S), surrogate_S)
-        return surrogate_S, held_S
+        return surrogate_S, clipped_S
 
 
 class ReinforceLoss(PolicyLoss[ReinforceLossConfig]):
@@ -154,9 +161,9 @@ class DPPOLoss(PolicyLoss[DPPOLossConfig]):
         assert sampled_S is not None
         log_ratio_S = tokens.logprobs_S - sampled_S
         away_S = torch.where(advantages_S > 0, log_ratio_S > 0, log_ratio_S < 0)
-        held_S = away_S & (self._divergence(sampled_S, tokens.logprobs_S.detach()) > self.config.max_divergence)
-        weight_S = bounded_exp(log_ratio_S.detach()).clamp(max=self.config.max_ratio) * ~held_S
-        return -advantages_S * weight_S * (tokens.logprobs_S - tokens.logprobs_S.detach()).exp(), held_S
+        clipped_S = away_S & (self._divergence(sampled_S, tokens.logprobs_S.detach()) > self.config.max_divergence)
+        weight_S = bounded_exp(log_ratio_S.detach()).clamp(max=self.config.max_ratio) * ~clipped_S
+        return -advantages_S * weight_S * (tokens.logprobs_S - tokens.logprobs_S.detach()).exp(), clipped_S
 
     def _divergence(self, sampled_S: Tensor, logprobs_S: Tensor) -> Tensor:
         mu_S, pi_S = sampled_S.exp(), logprobs_S.exp()

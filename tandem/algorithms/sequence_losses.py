@@ -36,8 +36,8 @@ class GMPOLoss(PolicyLoss[GMPOLossConfig]):
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         sign_S = tokens.advantages_S.sign()
         log_ratio_S = sign_S * (sign_S * tokens.log_ratio_S).clamp(max=self.config.clip_log_ratio)
-        held_S = sign_S * tokens.log_ratio_S > self.config.clip_log_ratio
-        return -tokens.advantages_S * bounded_exp(row_mean(log_ratio_S, tokens)), held_S
+        clipped_S = sign_S * tokens.log_ratio_S > self.config.clip_log_ratio
+        return -tokens.advantages_S * bounded_exp(row_mean(log_ratio_S, tokens)), clipped_S
 
 
 def row_mean(values_S: Tensor, tokens: Tokens) -> Tensor:

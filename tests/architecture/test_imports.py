@@ -104,8 +104,3 @@ def test_exported_names_exist_and_are_sorted() -> None:
                 loaded = __import__(module, fromlist=names)
                 assert [name for name in names if not hasattr(loaded, name)] == []
                 assert sorted(names, key=str.swapcase) == names or sorted(names) == names
-
-
-def test_the_package_stays_small() -> None:
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in FILES)
-    assert lines < 14_000, f"{lines} lines in tandem/"

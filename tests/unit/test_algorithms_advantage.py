@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithms.policy_gradient import reward_at_last_token
 from tandem.algorithms.ppo import gae, masked_whiten
+from tandem.algorithms.reward_shaping import reward_at_last_token
 from tandem.algorithms.siblings import Siblings
 
 

@@ -1,0 +1,47 @@
+"""What happens to rewards before they become advantages: normalising, punishing length, placing them on tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class RunningMoments:
+    """Mean and standard deviation of all rewards of a run so far, by Chan et al. 1979; plain numbers, float64."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of the squared distances of the rewards from their mean."""
+
+    def update(self, rewards: Tensor) -> None:
+        """Take in the rewards of one step, at least one of them."""
+        count = self.count + len(rewards)
+        shift = rewards.mean().item() - self.mean
+        within = (rewards - rewards.mean()).square().sum().item()
+        between = shift**2 * self.count * len(rewards) / count
+        self.mean += shift * len(rewards) / count
+        self.squares += within + between
+        self.count = count
+
+    def normalize(self, rewards_B: Tensor) -> Tensor:
+        """The rewards minus the mean, over the sample's standard deviation."""
+        std = (self.squares / max(self.count - 1, 1)) ** 0.5
+        return (rewards_B - self.mean) / (std + 1e-8)
+
+
+def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens: float) -> Tensor:
+    """Soft overlong punishment (DAPO, Yu et al. 2025, equation 13).
+
+    0 up to the buffer, which is the last `buffer_tokens` before `max_response_tokens`; in it, falling to -1 at its end.
+    """
+    return ((max_response_tokens - buffer_tokens - lengths_B) / buffer_tokens).clamp(-1, 0)
+
+
+def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
+    """The reward of each row on its last policy token, 0 on all others; float32 `[T]`."""
+    tokens_K = mask_T.nonzero().squeeze(1)
+    rows_K = rows_T[tokens_K]
+    last_of_row_K = torch.searchsorted(rows_K, rows_K, right=True) - 1
+    return torch.zeros(len(mask_T)).index_put((tokens_K[last_of_row_K],), rewards_B[rows_K])
