@@ -180,14 +180,13 @@ def reward_test(
     timeout_s: Annotated[float, typer.Option(help="For one call.")] = 30.0,
 ) -> None:
     """Run a reward on right, wrong, changed and adversarial answers, and report what it gets wrong."""
-    import yaml
-
+    from tandem.config import yaml12
     from tandem.config.tree import RewardConfig
     from tandem.data.answered import read_answered
     from tandem.reward.bench import examine, report
     from tandem.reward.functions import check_functions
 
-    given = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in argument or [])}
+    given = {name: yaml12.read(value) for name, _, value in (pair.partition("=") for pair in argument or [])}
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})
     prompts, answers = read_answered(data, rows)

@@ -1,14 +1,14 @@
-"""YAML + dotted overrides -> the typed tree, or every error at once."""
+"""YAML 1.2 + dotted overrides -> the typed tree, or every error at once."""
 
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tandem.config import yaml12
 from tandem.config.tree import DpoConfig, Section, SftConfig, TrainConfig
 from tandem.errors import UserError
 
@@ -45,15 +45,15 @@ def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
 
 def dump_config(config: TrainConfig | SftConfig) -> str:
     """The resolved configuration as YAML: enough to repeat the run."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml12.write(config.model_dump(mode="json"))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml12.read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: no such configuration file ({error.strerror})") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml12.YAMLError) as error:
         raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: must hold sections (model:, data:, …)")
@@ -71,8 +71,8 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
             section: Any = tree
             for name in parents:
                 section = section.setdefault(name, {})
-            section[last] = yaml.safe_load(text)
-        except (AttributeError, TypeError, yaml.YAMLError):  # the first two: a parent is a value
+            section[last] = yaml12.read(text)
+        except (AttributeError, TypeError, yaml12.YAMLError):  # the first two: a parent is a value
             yield f"override {override!r}: write it as section.key=YAML value"
 
 

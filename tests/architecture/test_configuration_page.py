@@ -16,6 +16,10 @@ HEAD = """# Configuration
 
 Every key, from the typed tree in `tandem/config/tree.py`. A configuration file states what differs from the defaults;
 `section.key=value` on the command line overrides it. Paths are relative to the directory the command runs in.
+
+Files and overrides are YAML 1.2: `1e-3` and `1e3` are numbers, `0o17` is 15 and `017` is 17, booleans are `true` and
+`false`. `yes`, `no`, `on` and `off` are text, which keys of kind `bool` understand all the same. The same key twice in
+one section is an error.
 """
 
 

@@ -1,10 +1,14 @@
 """The loader: YAML and overrides to the typed tree, every mistake of both at once, and back to YAML."""
 
+import math
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tandem.config import yaml12
 from tandem.config.algorithms import GRPOConfig, PPOConfig
+from tandem.config.generation import VllmGenerationConfig
 from tandem.config.load import dump_config, load_config
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
@@ -62,9 +66,41 @@ def test_overrides_are_yaml_and_reach_every_depth(sound: Path) -> None:
     assert first == "rewards.py:score" and not isinstance(second, str) and second.weight == 0.1
 
 
-def test_numbers_of_the_file_in_scientific_notation(sound: Path) -> None:
-    """YAML 1.1 takes 1e-6 for a string."""
-    assert load_config(TrainConfig, sound).training.optimizer.lr == 1e-6
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, sound: Path) -> None:
+    """YAML 1.1 takes 1e-6 for text and 017 for octal; engine_args have no type that would mend it."""
+    written = "{a: 1e-3, b: 1e3, c: 0o17, d: 017, e: 1.5, f: -.inf, g: 0x1F, h: [2E2], i: -3}"
+    path = tmp_path / "engine.yaml"
+    path.write_text(f"{SOUND}\ngeneration: {{type: vllm, engine_args: {written}}}")
+    numbers = {"a": 1e-3, "b": 1e3, "c": 15, "d": 17, "e": 1.5, "f": -math.inf, "g": 31, "h": [200.0], "i": -3}
+    for config in (
+        load_config(TrainConfig, path),
+        load_config(TrainConfig, sound, ["generation.type=vllm", f"generation.engine_args={written}"]),
+    ):
+        assert isinstance(config.generation, VllmGenerationConfig)
+        assert config.generation.engine_args == numbers
+        assert all(type(value) is type(numbers[key]) for key, value in config.generation.engine_args.items())
+        assert config.training.optimizer.lr == 1e-6
+
+
+def test_text_that_yaml_1_1_takes_for_something_else(sound: Path) -> None:
+    written = "[yes, No, on, OFF, 12:30, 1_000, 2026-01-31, '1e-3', 0b11, 1e, nan]"
+    config = load_config(TrainConfig, sound, ["generation.type=vllm", f"generation.engine_args={{a: {written}}}"])
+    assert isinstance(config.generation, VllmGenerationConfig)
+    texts = ["yes", "No", "on", "OFF", "12:30", "1_000", "2026-01-31", "1e-3", "0b11", "1e", "nan"]
+    assert config.generation.engine_args == {"a": texts}
+    assert load_config(TrainConfig, sound, ["data.shuffle=no"]).data.shuffle is False, "a key of kind bool knows it"
+
+
+def test_what_is_written_reads_the_same_by_yaml_1_1_and_1_2() -> None:
+    tree = {"text": ["1e-3", "0o17", "yes", "12:30", "", "null", "…"], "numbers": [1e-6, 1e300, 17, 0.5], "n": None}
+    text = yaml12.write(tree)
+    assert yaml12.read(text) == tree and yaml.safe_load(text) == tree
+
+
+def test_a_key_that_is_there_twice(sound: Path) -> None:
+    sound.write_text(SOUND + "model: {path: other}\n")
+    with pytest.raises(UserError, match=r"(?s)not valid YAML: the key 'model' is there twice.*line 7"):
+        load_config(TrainConfig, sound)
 
 
 def test_the_last_override_wins(sound: Path) -> None:

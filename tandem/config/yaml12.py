@@ -1,0 +1,70 @@
+"""YAML 1.2 core schema in and out, through PyYAML, which by itself speaks YAML 1.1.
+
+    1e-3  0.5  .inf        numbers (1.1 takes the first for text)
+    17  017  0o17  0x1f    17, 17, 15, 31 (1.1 takes the second for octal, the third for text)
+    true  false  null  ~   booleans and nulls, also capitalised
+    yes  no  on  off       text, as are 1_000, 12:30 and 2026-01-31
+
+https://yaml.org/spec/1.2.2/#103-core-schema. Merge keys (`<<`) of YAML 1.1 still work; two equal keys are an error.
+"""
+
+import re
+from typing import Any, cast
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.nodes import MappingNode, ScalarNode
+
+YAMLError = yaml.YAMLError
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_SCHEMA = (
+    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    ("float", _FLOAT, [*"-+.0123456789"]),
+    ("merge", r"<<", ["<"]),
+)
+"""(tag, pattern of the whole scalar, its possible first characters), tried in this order."""
+
+
+def read(text: str) -> Any:
+    """The value of one YAML document. Raises YAMLError, which says where."""
+    return yaml.load(text, _Loader)
+
+
+def write(tree: Any) -> str:
+    """Plain data as YAML that readers of 1.1 and of 1.2 understand alike: text that either would misread is quoted."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}
+
+    def construct_int(self, node: ScalarNode) -> int:
+        text = self.construct_scalar(node)
+        bases = {"0o": 8, "0x": 16}
+        return int(text.removeprefix("0o"), bases[text[:2]]) if text[:2] in bases else int(text)
+
+    def construct_float(self, node: ScalarNode) -> float:
+        text = self.construct_scalar(node).lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, ScalarNode)]
+        named = [(key.tag, key.value) for key in keys]
+        for place, key in enumerate(keys):
+            if named[place] in named[:place]:
+                raise ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1, whose resolvers it has, or 1.2 takes for something else."""
+
+
+for _kind, _pattern, _first in _SCHEMA:
+    for _class in cast(list[Any], [_Loader, _Dumper]):
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_int)
+_Loader.add_constructor(f"{_TAG}float", _Loader.construct_float)
