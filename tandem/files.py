@@ -29,9 +29,22 @@ def load_named(reference: str, what: str) -> Any:
         return getattr(_import(place), name, None)
     except UserError:
         raise
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        text = traceback.format_exc()
-        raise UserError(f"{what} {reference!r}: importing {place} failed:\n{text}") from error
+    except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything
+        raise UserError(f"{what} {reference!r}: importing {place} failed:\n{users_traceback(error)}") from error
+
+
+def users_traceback(error: BaseException, caller: str = __file__) -> str:
+    """The traceback of what the user's code raised, without the frames that led there.
+
+    Those are the first ones, of the file `caller`, of importlib and of asyncio. Where the error comes from before the
+    user's code runs, as with a syntax error in it, no frames are left.
+    """
+    library = os.path.dirname(os.__file__)
+    before = (caller, "<frozen ", f"{library}/importlib/", f"{library}/asyncio/")
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename.startswith(before):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
 
 
 class _UserFiles(MetaPathFinder):

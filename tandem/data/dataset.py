@@ -78,8 +78,8 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
     """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
 
     @property
-    def data_sources(self) -> list[str]:
-        return sorted({prompt.data_source for prompt in self._items})
+    def prompts(self) -> Sequence[Prompt]:
+        return self._items
 
     def _read(self, row: Row) -> tuple[str, Prompt]:
         templated = not isinstance(row.get("prompt"), str)

@@ -48,9 +48,11 @@ def read_inputs(
     if isinstance(config, TrainConfig):
         _catch(problems, _check_length, config)
         _catch(problems, _check_reward_model, config.model, tokenizer)
-        sources = {source for read in (train, val) if isinstance(read, RLHFDataset) for source in read.data_sources}
+        read = {"data.train_files": train, "data.val_files": val}
+        data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
+        sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged_by_model = config.model.reward_model_path is not None
-        _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources))
+        _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources), data)
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if problems:
         raise UserError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} errors", *problems]))

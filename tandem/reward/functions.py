@@ -8,8 +8,7 @@ import math
 import pickle
 import random
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import numpy as np
 
 from tandem.errors import UserError
-from tandem.files import load_named
+from tandem.files import load_named, users_traceback
 from tandem.reward.rules import BUILT_IN, CHECKS
 from tandem.types import Prompt, Score, Status
 
@@ -30,6 +29,9 @@ SIGNATURES = """
   f(prompts, completions, **columns) -> list[float | None]
   f(completion, ground_truth, **row) -> float | dict"""
 _VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_OFFERED = ("data_source", "ground_truth", "prompts")
+"""What functions of the other signatures may ask for besides columns."""
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NUMERIC = (int, float, SupportsFloat)
 """numpy's numbers and one-element tensors too; the slow check comes last."""
 _UNCHANGEABLE = (str, int, float, type(None))
@@ -67,6 +69,17 @@ class RewardFunction:
         taken = offered if takes_any else offered.keys() & self.parameters.keys()
         return {name: offered[name] for name in taken if name not in self.given}
 
+    def needed_columns(self) -> list[str]:
+        """The columns without which a call fails: parameters that have no other value, and `judge_together`."""
+        offered = {self.kind, *_VERL_ARGUMENTS} if self.kind is Kind.VERL else {self.kind, *_OFFERED}
+        needed = [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in _VARIABLE
+        ]
+        together = [self.judge_together] if self.judge_together else []
+        return [name for name in needed if name not in offered and name not in self.given] + together
+
     def completion(self, prompt: Prompt, text: str) -> Any:
         """The text; where TRL asks with messages, a message."""
         chat = self.kind is Kind.TRL and not isinstance(prompt.row.get("prompt", ""), str)
@@ -89,8 +102,14 @@ class Call:
     """It may have hung or killed a worker, so it runs alone next time."""
 
 
-def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[RewardFunction]:
-    """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`."""
+def check_functions(
+    config: RewardConfig, data_sources: Iterable[str], data: Mapping[str, Sequence[Prompt]] | None = None
+) -> list[RewardFunction]:
+    """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`.
+
+    `data` holds the prompts whose answers will be scored, by where they are from (`data.train_files`): each must have
+    the columns that the functions need.
+    """
     named: list[tuple[str, dict[str, Any]]] = [
         (f, {}) if isinstance(f, str) else (f.function, f.model_dump(exclude={"function"})) for f in config.functions
     ]
@@ -109,9 +128,44 @@ def check_functions(config: RewardConfig, data_sources: Iterable[str]) -> list[R
     missing = [] if named else sorted(set(data_sources) - set(BUILT_IN))
     if missing:
         problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
+    for where, prompts in (data or {}).items():
+        problems += _absent_columns(functions, where, prompts)
     if problems:
         raise UserError("reward.functions: " + "\n".join(problems))
     return functions
+
+
+def _absent_columns(functions: Sequence[RewardFunction], where: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """What to say of each column that a function needs and that rows of `where` lack."""
+    count = len(prompts)
+    for function in functions:
+        for column in function.needed_columns():
+            lacking = [prompt for prompt in prompts if not _has_column(prompt, column)]
+            if lacking:
+                rows = "no row has" if len(lacking) == count else f"{len(lacking):,} of {count:,} rows lack"
+                has = ", ".join(lacking[0].row) or "no columns"
+                yield (
+                    f"{function.reference!r} needs the column `{column}`, which {rows} in {where} (one of these has "
+                    f"only {has}); add the column, or give the parameter a default or a value in `arguments`"
+                )
+
+
+def _has_column(prompt: Prompt, name: str) -> bool:
+    try:
+        column_value(prompt, name)
+    except KeyError:
+        return False
+    return True
+
+
+def column_value(prompt: Prompt, name: str) -> Any:
+    """The value of a column, or of an entry in it (`extra_info.problem`). Raises KeyError where there is none."""
+    value: Any = prompt.row
+    for key in name.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        value = value[key]
+    return value
 
 
 def load(
@@ -156,9 +210,9 @@ def execute(function: RewardFunction, call: Call) -> list[Score]:
     try:
         rewards = _rewards(function, call)
         return [_read(function.kind, reward, (time.perf_counter() - start) / count) for reward in rewards]
-    except BaseException:  # noqa: BLE001 - user code may raise anything, SystemExit too
-        error = f"failed\n{traceback.format_exc().rstrip()}"
-        return lost(count, error, Status.REWARD_ERROR, (time.perf_counter() - start) / count)
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too
+        shown = f"failed\n{users_traceback(error, __file__)}"
+        return lost(count, shown, Status.REWARD_ERROR, (time.perf_counter() - start) / count)
 
 
 def lost(count: int, error: str, failure: Status, seconds: float) -> list[Score]:

@@ -4,7 +4,7 @@ import logging
 import pickle
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tandem.config.tree import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError
-from tandem.reward.functions import Call, Kind, RewardFunction, check_functions
+from tandem.reward.functions import Call, Kind, RewardFunction, check_functions, column_value
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.workers import WorkerPool
 from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
@@ -78,7 +78,7 @@ class RewardManager:
                 arguments = pickle.dumps(function.arguments(group[0].prompt))
                 judged = [(t, arguments) for t in alive]
                 if function.judge_together:
-                    together[function.reference, _column(group[0].prompt, function.judge_together)] += judged
+                    together[function.reference, _alike(group[0].prompt, function.judge_together)] += judged
                     continue
                 for part in [judged] if function.kind is Kind.TRL else [[one] for one in judged]:
                     yield self._call(function, part, step)
@@ -124,14 +124,13 @@ class RewardManager:
         )
 
 
-def _column(prompt: Prompt, name: str) -> Any:
-    """The value of a column, or in it: `extra_info.problem`. Raises UserError where there is none."""
-    value: Any = prompt.row
-    for key in name.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            raise UserError(f"reward.functions: judge_together: {name}, but data row {prompt.index} has no such column")
-        value = value[key]
-    return value
+def _alike(prompt: Prompt, column: str) -> Any:
+    """What prompts that are judged together have in common. Raises UserError where this one has no such column."""
+    try:
+        return column_value(prompt, column)
+    except KeyError:
+        place = f"data row {prompt.index}"
+        raise UserError(f"reward.functions: judge_together: {column}, but {place} has no such column") from None
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:

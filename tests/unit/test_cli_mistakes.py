@@ -85,6 +85,24 @@ def test_broken_data_files(capsys: pytest.CaptureFixture[str], grpo_config: Path
         assert str(path) in refused(capsys, "train", str(grpo_config), f"data.train_files=[{path}]")
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f(completion, level): return 1.0", ["needs the column `level`, which no row has in data.train_files"]),
+        ("def f(completion:\n  return 1", ["rewards.py", "line 1", "def f(completion:", "SyntaxError: '(' was never"]),
+    ],
+)
+def test_a_reward_that_cannot_work(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path, source: str, said: list[str]
+) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(source)
+    message = refused(capsys, "train", str(grpo_config), f"reward.functions=[{path}:f]")
+    for words in said:
+        assert words in message, message
+    assert "tandem/" not in message and not (tmp_path / "run").exists()
+
+
 def test_a_model_without_tokenizer(
     capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
 ) -> None:

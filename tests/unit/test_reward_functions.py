@@ -147,6 +147,49 @@ def test_whatever_is_raised_is_that_trajectorys_error(write: Any, error: str) ->
     assert score.failure is Status.REWARD_ERROR and f"raise {error}" in str(score.error)
 
 
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_an_error_shows_the_users_own_frames(write: Any, prefix: str) -> None:
+    reference = write(f"def inner():\n    return 1 / 0\n\n{prefix}def f(completion):\n    return inner()")
+    path = reference.rpartition(":")[0]
+    assert str(judge(reference, trajectory())[0].error).replace("~", "^").splitlines() == [
+        "failed", "Traceback (most recent call last):",
+        f'  File "{path}", line 5, in f', "    return inner()", "           ^^^^^^^",
+        f'  File "{path}", line 2, in inner', "    return 1 / 0", "           ^^^^^",
+        "ZeroDivisionError: division by zero",
+    ]  # fmt: skip
+
+
+def test_an_error_before_the_users_code_shows_no_frames(write: Any) -> None:
+    reference = write("def f(completion, level): return 1.0")
+    assert (
+        judge(reference, trajectory())[0].error
+        == "failed\nTypeError: f() missing 1 required positional argument: 'level'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("x = 1\ndef f(:", ['  File "{path}", line 2', "    def f(:", "          ^", "SyntaxError: invalid syntax"]),
+        (
+            "def check(): raise ValueError('odd')\ncheck()\ndef f(completion): ...",
+            [
+                "Traceback (most recent call last):", '  File "{path}", line 2, in <module>', "    check()",
+                '  File "{path}", line 1, in check', "    def check(): raise ValueError('odd')",
+                "                 ^^^^^^^^^^^^^^^^^^^^^^^", "ValueError: odd",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_imported_shows_its_own_frames(write: Any, source: str, shown: list[str]) -> None:
+    reference = write(source)
+    path = reference.rpartition(":")[0]
+    with pytest.raises(UserError) as caught:
+        load(reference)
+    told = f"reward function {reference!r}: importing {path} failed:"
+    assert str(caught.value).splitlines() == [told, *(line.format(path=path) for line in shown)]
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -265,3 +308,33 @@ def test_arguments_that_a_function_does_not_take(write: Any) -> None:
 def test_a_reason_becomes_the_scores_note(write: Any) -> None:
     score = judge(write("def f(completion): return {'score': 0.0, 'reason': 'no number'}"), trajectory())[0]
     assert (score.value, score.failure, score.error, score.parts) == (0.0, None, "no number", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "complaint"),
+    [
+        (
+            "def f(completion, level): ...",
+            {},
+            r"needs the column `level`, which no row has in data.train_files \(.*prompt",
+        ),
+        ("def f(completions, prompts, level): ...", {}, "needs the column `level`, which no row has"),
+        ("def f(completion, sometimes): ...", {}, "needs the column `sometimes`, which 1 of 2 rows lack"),
+        ("def f(completions): ...", {"judge_together": "extra_info.problem"}, "`extra_info.problem`, which no row has"),
+        ("def f(completion, level=1): ...", {}, None),
+        ("def f(completion, level): ...", {"arguments": {"level": 2}}, None),
+        ("def f(completion, extra_info, data_source, ground_truth, **row): ...", {}, None),
+        ("def f(solution_str, extra_info, ground_truth): ...", {}, None),
+        ("def f(completions): ...", {"judge_together": "extra_info.index"}, None),
+    ],
+)
+def test_columns_that_rows_lack_are_told(write: Any, source: str, options: Any, complaint: str | None) -> None:
+    config = RewardConfig(functions=[RewardFunctionConfig(function=write(source), **options)])
+    rows: list[dict[str, Any]] = [{"sometimes": 1}, {}]
+    row = {"prompt": MESSAGES, "extra_info": {"index": 7}}
+    data = {"data.train_files": [trajectory(**row, **more).prompt for more in rows], "data.val_files": []}
+    if complaint is None:
+        check_functions(config, [], data)
+        return
+    with pytest.raises(UserError, match=complaint):
+        check_functions(config, [], data)
