@@ -1,55 +1,52 @@
 """The run directory: one run a directory, and a resumed run is the same run."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tandem.config.load import dump_config, load_config
+from tandem.config.resume import Change, changes
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.files import temporary_name, write_text
 
-_FREE = (
-    "tracking.", "trainer.run_dir", "trainer.steps", "trainer.epochs", "trainer.resume", "trainer.best_metric",
-    "trainer.eval_every", "trainer.save_every", "trainer.keep_last", "trainer.trajectories_every",
-)  # fmt: skip
-"""How long a run goes and what it records; a resumed run may change that."""
+CONFIG = "config.yaml"
+_COMMAND = "trainer.resume"
+"""A key that says what to do now; it is no setting of the run."""
 
 
-def open_run_dir(path: Path, config_yaml: str, resume: bool) -> None:
-    """Make `path` the directory of the run that `config_yaml` (the resolved configuration) describes.
+def open_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
+    """Make `trainer.run_dir` the directory of the run that `config` describes.
 
-    Raises UserError when it holds something else, another run (unless that failed before its first step), or the same
-    run with other settings.
+    Returns what differs from the settings that the run in it has had so far. Raises UserError as `check_run_dir` does.
     """
-    stored = path / "config.yaml"
+    changed = check_run_dir(config)
+    path = config.trainer.run_dir
+    path.mkdir(parents=True, exist_ok=True)
+    write_text(path / CONFIG, dump_config(config))
+    return changed
+
+
+def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
+    """What `open_run_dir` would return; nothing is written.
+
+    Raises UserError when the directory holds something else, another run (unless that failed before its first step), or
+    the same run with other values of keys that a resumed run must keep.
+    """
+    path, stored = config.trainer.run_dir, config.trainer.run_dir / CONFIG
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give trainer.run_dir a directory")
-    path.mkdir(parents=True, exist_ok=True)
-    found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored))
+    found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored)) if path.exists() else []
     if found and not stored.exists():
-        raise UserError(f"{path}: not a run (no config.yaml, but {', '.join(found[:3])}); give another trainer.run_dir")
-    if (path / "checkpoints").exists() or (path / "metrics.jsonl").exists():
-        mend = "or give another trainer.run_dir"
-        if not resume:
-            raise UserError(f"{path}: holds another run; continue it with --resume {path}, {mend}")
-        before, after = _settings(stored.read_text(encoding="utf-8")), _settings(config_yaml)
-        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-        if changed:
-            listed = "".join(f"\n  - {key}: {before.get(key)} -> {after.get(key)}" for key in changed)
-            raise UserError(f"{path}: cannot be resumed with other settings; give the old values, {mend}{listed}")
-    write_text(stored, config_yaml)
-
-
-def _settings(config_yaml: str) -> dict[str, Any]:
-    """Dotted key -> value of everything that a resumed run must keep."""
-    return {key: value for key, value in _leaves(yaml.safe_load(config_yaml)) if not key.startswith(_FREE)}
-
-
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is not a section."""
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree
+        raise UserError(f"{path}: not a run (no {CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
+    if not (path / "checkpoints").exists() and not (path / "metrics.jsonl").exists():
+        return []
+    if not config.trainer.resume:
+        raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
+    kind: Any = type(config)
+    changed = [change for change in changes(load_config(kind, stored), config) if change.key != _COMMAND]
+    if fixed := [change for change in changed if not change.allowed]:
+        listed = "".join(f"\n  - {change}" for change in fixed)
+        raise UserError(
+            f"{path}: cannot be resumed with other values of these keys, which decide what a run learns; give the old "
+            f"values, or give another trainer.run_dir{listed}"
+        )
+    return changed

@@ -1,10 +1,28 @@
 """What every section of the typed tree is made of."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt
 
-__all__ = ["NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt", "Section", "Share", "by_type"]
+__all__ = [
+    "MAY_CHANGE",
+    "MayChange",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Section",
+    "Share",
+    "by_type",
+]
+
+T = TypeVar("T")
+MAY_CHANGE = "may change on resume"
+MayChange = Annotated[T, MAY_CHANGE]
+"""The kind of a key, or of a whole section, that a resumed run may give another value: `timeout_s: MayChange[float]`.
+
+Every other key is fixed for the length of a run, because it decides what the run learns. See `tandem/config/resume.py`.
+"""
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]

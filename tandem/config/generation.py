@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
 
 
 class EvalSamplingConfig(Section):
@@ -33,9 +33,9 @@ class NativeGenerationConfig(SamplingConfig):
     """The built-in engine: continuous batching on the trainer's own parameters."""
 
     type: Literal["native"] = "native"
-    max_running: PositiveInt = 256
+    max_running: MayChange[PositiveInt] = 256
     """Samples that decode at once."""
-    cuda_graphs: bool = True
+    cuda_graphs: MayChange[bool] = True
     """On a GPU, record decoding steps and replay them. Turn it off for a family whose forward pass cannot be recorded,
     as those that wait for a number from the GPU."""
 
@@ -56,20 +56,20 @@ class WeightSyncConfig(Section):
 class ServedGenerationConfig(SamplingConfig):
     """What engines in processes of their own have."""
 
-    replicas: PositiveInt = 1
+    replicas: MayChange[PositiveInt] = 1
     """Engines on each rank that hosts any; requests go to the least loaded one."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: MayChange[PositiveInt] = 1
     """Devices that share one engine: those of this many neighbouring ranks, or of one rank that sees them all."""
-    sleep: Literal["never", "cache", "weights"] = "cache"
+    sleep: MayChange[Literal["never", "cache", "weights"]] = "cache"
     """What leaves the device while the trainer works on it; pools of their own never sleep."""
-    health_timeout_s: PositiveFloat = 60.0
+    health_timeout_s: MayChange[PositiveFloat] = 60.0
     """A replica that gives no sign of life for so long is killed and replaced; no engine step may take longer."""
-    start_timeout_s: PositiveFloat = 600.0
+    start_timeout_s: MayChange[PositiveFloat] = 600.0
     """For a replica to load its model."""
-    max_restarts: NonNegativeInt = 3
+    max_restarts: MayChange[NonNegativeInt] = 3
     """In a row, without a sample completed between them; one more failure ends the run."""
-    sync: WeightSyncConfig = WeightSyncConfig()
-    engine_args: dict[str, Any] = {}
+    sync: MayChange[WeightSyncConfig] = WeightSyncConfig()
+    engine_args: MayChange[dict[str, Any]] = {}
     """Further options of the engine, passed on as they are."""
 
 

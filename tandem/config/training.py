@@ -5,16 +5,16 @@ from typing import Annotated, Literal, Self
 from pydantic import Tag, model_validator
 
 from tandem.config.algorithms import OptimizerConfig
-from tandem.config.base import NonNegativeFloat, PositiveInt, Section, by_type
+from tandem.config.base import MayChange, NonNegativeFloat, PositiveInt, Section, by_type
 
 
 class TrainingSection(Section):
     """What every engine has."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
-    tokens_per_micro_batch: PositiveInt = 16_384
+    tokens_per_micro_batch: MayChange[PositiveInt] = 16_384
     """Of one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: MayChange[bool] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     skip_zero_advantage: bool = True
     """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
@@ -28,13 +28,13 @@ class FsdpTrainingConfig(TrainingSection):
     """The PyTorch engine: plain torch on one rank, FSDP2 on several."""
 
     type: Literal["fsdp"] = "fsdp"
-    shard_size: PositiveInt | None = None
+    shard_size: MayChange[PositiveInt | None] = None
     """Ranks that share one copy of the model; the others hold replicas. Default: all share one."""
-    cpu_offload: bool = False
+    cpu_offload: MayChange[bool] = False
     """Keep the optimizer, and on several ranks the shards, in host memory; the optimizer runs there."""
-    reduce_once: bool = True
+    reduce_once: MayChange[bool] = True
     """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
-    context_parallel: PositiveInt = 1
+    context_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the tokens of a micro-batch: for responses too long for one."""
 
     def mesh(self, ranks: int) -> dict[str, int]:
@@ -48,19 +48,19 @@ class MegatronTrainingConfig(TrainingSection):
     """
 
     type: Literal["megatron"]
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: MayChange[PositiveInt] = 1
     """Ranks that share every matrix: inside a node."""
-    sequence_parallel: bool = False
+    sequence_parallel: MayChange[bool] = False
     """They share what lies between the matrices by token, too; a mixture of experts needs it."""
-    pipeline_parallel: PositiveInt = 1
+    pipeline_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the layers, one stage after another."""
-    virtual_pipeline: PositiveInt = 1
+    virtual_pipeline: MayChange[PositiveInt] = 1
     """Stages a rank: more of them, shorter waits, more messages."""
-    context_parallel: PositiveInt = 1
+    context_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the tokens of every row: for long rows."""
-    expert_parallel: PositiveInt = 1
+    expert_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the experts; they hold rows or tokens of their own elsewhere."""
-    expert_tensor_parallel: PositiveInt | None = None
+    expert_tensor_parallel: MayChange[PositiveInt | None] = None
     """Ranks that share the matrices of each expert. Default: 1, or `tensor_parallel` if all ranks hold all experts."""
     load_balancing_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps experts equally busy (Fedus et al. 2021), 0: none."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 
 from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
-from tandem.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
+from tandem.config.base import MayChange, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
@@ -31,7 +31,7 @@ class ModelConfig(Section):
     Its tokenizer must be that of `path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
-    trust_remote_code: bool = False
+    trust_remote_code: MayChange[bool] = False
     """Run Python code that the model directory brings. Only for directories you trust."""
     lora: LoraConfig | None = None
     """Train adapters in place of the policy's weights; a critic trains its own weights."""
@@ -80,31 +80,31 @@ class RewardConfig(Section):
     """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
     model_weight: float = 1.0
     """Of the score of `model.reward_model_path`."""
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: MayChange[PositiveFloat] = 30.0
     """For one call."""
-    workers: PositiveInt = 2
-    max_error_share: Share = 0.2
+    workers: MayChange[PositiveInt] = 2
+    max_error_share: MayChange[Share] = 0.2
     """The run stops when a larger share of a step's trajectories lost its reward to errors and time-outs."""
 
 
 class TrainerConfig(Section):
-    run_dir: Path
-    steps: PositiveInt | None = None
-    epochs: PositiveInt | None = None
+    run_dir: MayChange[Path]
+    steps: MayChange[PositiveInt | None] = None
+    epochs: MayChange[PositiveInt | None] = None
     seed: NonNegativeInt = 0
-    eval_every: NonNegativeInt = 0
+    eval_every: MayChange[NonNegativeInt] = 0
     """Steps between validations, and one before the first step; 0: never."""
-    save_every: NonNegativeInt = 0
+    save_every: MayChange[NonNegativeInt] = 0
     """Steps between checkpoints; the last step is always saved. 0: only then."""
-    keep_last: PositiveInt = 2
+    keep_last: MayChange[PositiveInt] = 2
     """Checkpoints that stay; the best one stays besides."""
-    best_metric: str | None = None
+    best_metric: MayChange[str | None] = None
     """A metric name: the checkpoint where it was highest is kept as `best`."""
-    trajectories_every: NonNegativeInt = 1
+    trajectories_every: MayChange[NonNegativeInt] = 1
     """Steps between trajectory files; 0: none."""
-    resume: bool = False
+    resume: MayChange[bool] = False
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
-    max_restarts: NonNegativeInt = 0
+    max_restarts: MayChange[NonNegativeInt] = 0
     """How often the run goes on from its last checkpoint by itself after workers died or hung."""
 
     @model_validator(mode="after")
@@ -169,8 +169,8 @@ class RunConfig(Section):
     model: ModelConfig
     training: TrainingConfig = FsdpTrainingConfig()
     trainer: TrainerConfig
-    cluster: ClusterConfig = Field(default=LocalClusterConfig(), validate_default=True)
-    tracking: TrackingConfig = TrackingConfig()
+    cluster: MayChange[ClusterConfig] = Field(default=LocalClusterConfig(), validate_default=True)
+    tracking: MayChange[TrackingConfig] = TrackingConfig()
 
 
 class SftConfig(RunConfig):
@@ -192,7 +192,7 @@ class TrainConfig(RunConfig):
     algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
     generation: GenerationConfig = NativeGenerationConfig()
     reward: RewardConfig = RewardConfig()
-    placement: PlacementConfig = PlacementConfig()
+    placement: MayChange[PlacementConfig] = PlacementConfig()
 
     @field_validator("placement")
     @classmethod

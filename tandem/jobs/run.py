@@ -11,7 +11,6 @@ from typing import Protocol
 
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
-from tandem.config.load import dump_config
 from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
 from tandem.controller.roles import Placement
 from tandem.errors import WorkerLost
@@ -70,7 +69,8 @@ class _Progress:
 
 def claim_run_dir(config: TrainConfig | SftConfig) -> None:
     """Make `trainer.run_dir` this run's; raises UserError when it holds something else."""
-    open_run_dir(config.trainer.run_dir, dump_config(config), config.trainer.resume)
+    for change in open_run_dir(config):
+        print(f"changed since the run was started: {change}", flush=True)
     write_environment(config.trainer.run_dir, config.trainer.seed)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from tandem.config.algorithms import PUBLISHED, PolicyGradientConfig
+from tandem.config.base import MAY_CHANGE
 from tandem.config.tree import DpoConfig, Section, TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -20,6 +22,9 @@ Every key, from the typed tree in `tandem/config/tree.py`. A configuration file 
 Files and overrides are YAML 1.2: `1e-3` and `1e3` are numbers, `0o17` is 15 and `017` is 17, booleans are `true` and
 `false`. `yes`, `no`, `on` and `off` are text, which keys of kind `bool` understand all the same. The same key twice in
 one section is an error.
+
+A run that is continued with `--resume` may change the keys marked *may change* (`tandem/config/resume.py`): resources,
+time-outs, what is recorded, and how long the run goes. The others decide what the run learns, and stay as they were.
 """
 
 
@@ -47,18 +52,23 @@ def kind(annotation: Any) -> str:
     )
 
 
-def rows(section: type[Section], prefix: str, values: Section | None = None) -> Iterator[str]:
-    """`values`: what an outer section has as its default for this one."""
+def on_resume(field: FieldInfo, outer: str = "") -> str:
+    """What may be done to a key of a resumed run; `outer`: to the section that it is in."""
+    return "may change" if MAY_CHANGE in field.metadata else outer
+
+
+def rows(section: type[Section], prefix: str, outer: str = "", values: Section | None = None) -> Iterator[str]:
+    """`outer`: the rule on resume of the section, `values`: what an outer section has as its default for this one."""
     for name, field in section.model_fields.items():
-        inner = sections_in(field.annotation)
+        inner, rule = sections_in(field.annotation), on_resume(field, outer)
         if len(inner) == 1 and "list" not in str(field.annotation):
             value = field.default if values is None else getattr(values, name)
-            yield from rows(inner[0], f"{prefix}{name}.", value if isinstance(value, Section) else None)
+            yield from rows(inner[0], f"{prefix}{name}.", rule, value if isinstance(value, Section) else None)
             continue
         default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
         default = default if values is None else shown(getattr(values, name))
         about = " ".join((field.description or "").split())
-        yield f"| `{prefix}{name}` | {kind(field.annotation)} | {default} | {about} |"
+        yield f"| `{prefix}{name}` | {kind(field.annotation)} | {default} | {rule} | {about} |"
 
 
 def shown(default: Any) -> str:
@@ -71,16 +81,16 @@ def shown(default: Any) -> str:
 
 def table(title: str, section: type[Section], lines: list[str]) -> list[str]:
     about = " ".join((section.__doc__ or "").split())
-    head = ["| key | kind | default | |", "| --- | --- | --- | --- |"]
+    head = ["| key | kind | default | on resume | |", "| --- | --- | --- | --- | --- |"]
     return [f"### {title}", "", *([about, ""] if about else []), *([*head, *lines, ""] if lines else [])]
 
 
-def tables(name: str, sections: list[type[Section]]) -> list[str]:
-    """A table a section; what many sections have in common comes once, before them."""
+def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[str]:
+    """A table a section; what many sections have in common comes once, before them. `outer`: as in `rows`."""
     shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
     if len(sections) < 4:
-        return [line for section in sections for line in table(name, section, [*rows(section, f"{name}.")])]
-    common = [*rows(shared, f"{name}.")]
+        return [line for section in sections for line in table(name, section, [*rows(section, f"{name}.", outer)])]
+    common = [*rows(shared, f"{name}.", outer)]
     lines = table(f"{name}, of every type", shared, common)
     if issubclass(shared, PolicyGradientConfig):
         lines += ["What names bring along:", ""]
@@ -89,11 +99,11 @@ def tables(name: str, sections: list[type[Section]]) -> list[str]:
         ]
         lines += [""]
     for section in sections:
-        own = [row for row in rows(section, f"{name}.") if row not in common and f"| `{name}.type`" not in row]
+        own = [row for row in rows(section, f"{name}.", outer) if row not in common and f"| `{name}.type`" not in row]
         lines += table(f"{name}.type: {', '.join(get_args(section.model_fields['type'].annotation))}", section, own)
     for key, field in shared.model_fields.items():
         if len(sections_in(field.annotation)) > 3:
-            lines += tables(f"{name}.{key}", sections_in(field.annotation))
+            lines += tables(f"{name}.{key}", sections_in(field.annotation), on_resume(field, outer))
     return lines
 
 
@@ -108,7 +118,7 @@ def render() -> str:
     for command, config in COMMANDS:
         lines += [f"## {command}", ""]
         for name, field in config.model_fields.items():
-            lines += tables(name, sections_in(field.annotation))
+            lines += tables(name, sections_in(field.annotation), on_resume(field))
     return "\n".join(lines)
 
 

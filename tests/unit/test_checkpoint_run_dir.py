@@ -1,103 +1,154 @@
-"""One run a directory; resuming compares configurations; files are whole."""
+"""One run a directory; resuming compares configurations, key by key; files are whole."""
 
-import copy
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tandem import files
-from tandem.checkpoint.run_dir import open_run_dir
+from tandem.checkpoint.run_dir import check_run_dir, open_run_dir
+from tandem.config.load import dump_config
+from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 
-CONFIG = {
-    "model": {"path": "m", "critic_path": None},
-    "data": {"train_files": ["a.parquet"], "prompts_per_step": 8},
-    "trainer": {"run_dir": "r", "steps": 10, "epochs": None, "save_every": 5},
-    "tracking": {"tensorboard": False},
-}
 
-
-def config(**changes) -> str:
-    tree = copy.deepcopy(CONFIG)
+def config(run: Path, resume: bool = False, **changes: Any) -> TrainConfig:
+    """A configuration of a run in `run`; `section__key=value` sets a key."""
+    tree: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train_files": ["a.parquet"], "prompts_per_step": 8},
+        "trainer": {"run_dir": str(run), "steps": 10, "save_every": 5, "resume": resume},
+    }
     for dotted, value in changes.items():
-        section, key = dotted.split("__")
-        tree[section][key] = value
-    return yaml.safe_dump(tree, sort_keys=False)
+        *parents, key = dotted.split("__")
+        section = tree
+        for name in parents:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return TrainConfig.model_validate(tree)
+
+
+def started(run: Path, **changes: Any) -> Path:
+    """A run that has made its first step."""
+    open_run_dir(config(run, **changes))
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    return run
 
 
 def test_a_new_run_writes_its_configuration(tmp_path):
     run = tmp_path / "deep" / "run"
-    open_run_dir(run, config(), resume=False)
-    assert yaml.safe_load((run / "config.yaml").read_text()) == CONFIG
+    assert open_run_dir(config(run)) == []
+    assert TrainConfig.model_validate(yaml.safe_load((run / "config.yaml").read_text())) == config(run)
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
-
-
-def started(run: Path) -> Path:
-    """A run that has made its first step."""
-    open_run_dir(run, config(), resume=False)
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    return run
 
 
 def test_another_run_is_refused_unless_resumed(tmp_path):
     run = started(tmp_path / "run")
     with pytest.raises(UserError, match="holds another run; continue it with --resume"):
-        open_run_dir(run, config(), resume=False)
-    open_run_dir(run, config(), resume=True)
+        open_run_dir(config(run))
+    open_run_dir(config(run, resume=True))
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_start_that_failed_before_its_first_step_is_taken_over(tmp_path, resume):
-    open_run_dir(tmp_path, config(), resume=False)
+    open_run_dir(config(tmp_path))
     (tmp_path / "environment.json").touch()
-    open_run_dir(tmp_path, config(trainer__seed=1), resume)
-    assert (tmp_path / "config.yaml").read_text() == config(trainer__seed=1)
+    open_run_dir(config(tmp_path, resume, trainer__seed=1))
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["seed"] == 1
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds another run"):
-        open_run_dir(tmp_path, config(), resume=False)
+        open_run_dir(config(tmp_path))
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_directory_that_is_not_a_run_is_refused(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UserError, match=r"not a run \(no config.yaml, but thesis.tex\)"):
-        open_run_dir(tmp_path, config(), resume)
+        open_run_dir(config(tmp_path, resume))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is a file"):
-        open_run_dir(tmp_path / "thesis.tex", config(), resume)
+        open_run_dir(config(tmp_path / "thesis.tex", resume))
 
 
 def test_resume_without_a_run_starts_one(tmp_path):
-    open_run_dir(tmp_path / "run", config(), resume=True)
+    open_run_dir(config(tmp_path / "run", resume=True))
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_resume_may_change_length_and_records(tmp_path):
-    started(tmp_path)
-    longer = config(trainer__steps=20, trainer__save_every=2, tracking__tensorboard=True, trainer__run_dir="/moved")
-    open_run_dir(tmp_path, longer, resume=True)
-    assert (tmp_path / "config.yaml").read_text() == longer
+def test_checking_writes_nothing(tmp_path):
+    check_run_dir(config(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
-def test_resume_refuses_other_settings_and_lists_them(tmp_path):
+def test_resources_time_outs_records_and_length_may_change(tmp_path):
+    started(tmp_path, cluster={"type": "ray", "ranks": 1, "address": "10.0.0.1:6379"})
+    after = config(
+        tmp_path,
+        resume=True,
+        cluster={"type": "ray", "ranks": 4, "address": "10.0.0.2:6379", "timeout_s": 7200},
+        tracking={"tensorboard": True},
+        training={"context_parallel": 2},
+        trainer__steps=20,
+        trainer__save_every=2,
+        trainer__keep_last=5,
+        trainer__max_restarts=3,
+    )
+    assert [str(change) for change in open_run_dir(after)] == [
+        "training.context_parallel: 1 -> 2",
+        "trainer.steps: 10 -> 20",
+        "trainer.save_every: 5 -> 2",
+        "trainer.keep_last: 2 -> 5",
+        "trainer.max_restarts: 0 -> 3",
+        "cluster.ranks: 1 -> 4",
+        "cluster.address: 10.0.0.1:6379 -> 10.0.0.2:6379",
+        "cluster.timeout_s: 1800.0 -> 7200.0",
+        "tracking.tensorboard: False -> True",
+    ]
+    assert (tmp_path / "config.yaml").read_text() == dump_config(after)
+
+
+def test_another_kind_of_cluster_is_one_change(tmp_path):
     started(tmp_path)
-    other = config(data__prompts_per_step=16, model__critic_path="c", trainer__steps=20, trainer__seed=1)
+    [change] = [c for c in open_run_dir(config(tmp_path, True, cluster={"type": "ray"})) if "cluster" in c.key]
+    assert str(change) == "cluster.type: local -> ray"
+
+
+def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
+    started(tmp_path, algorithm={"type": "grpo", "group_size": 4})
+    other = config(
+        tmp_path,
+        resume=True,
+        data__prompts_per_step=16,
+        model__dtype="bfloat16",
+        model__lora={"rank": 4},
+        algorithm={"type": "ppo", "group_size": 4},
+        training={"optimizer": {"lr": 0.5}},
+        trainer__steps=20,
+        trainer__seed=1,
+    )
+    before = (tmp_path / "config.yaml").read_text()
     with pytest.raises(UserError) as raised:
-        open_run_dir(tmp_path, other, resume=True)
-    message = str(raised.value)
-    assert "data.prompts_per_step: 8 -> 16" in message
-    assert "model.critic_path: None -> c" in message
-    assert "trainer.seed: None -> 1" in message
-    assert "trainer.steps" not in message
-    assert "another trainer.run_dir" in message
-    assert (tmp_path / "config.yaml").read_text() == config()
+        open_run_dir(other)
+    first, *listed = str(raised.value).splitlines()
+    assert "give the old values" in first and "another trainer.run_dir" in first
+    assert listed == [
+        "  - model.dtype: float32 -> bfloat16",
+        "  - model.lora: null -> {'rank': 4, 'alpha': 32, 'target_modules': 'all-linear'}",
+        "  - training.optimizer.lr: 1e-06 -> 0.5",
+        "  - trainer.seed: 0 -> 1",
+        "  - data.prompts_per_step: 8 -> 16",
+        "  - algorithm.type: grpo -> ppo",
+    ]
+    assert (tmp_path / "config.yaml").read_text() == before
 
 
 def test_the_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".config.yaml.tmp").write_text("model:")
-    open_run_dir(tmp_path, config(), resume=False)
+    open_run_dir(config(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

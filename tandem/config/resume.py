@@ -1,0 +1,54 @@
+"""What may differ between a run and the same run resumed.
+
+Resources, time-outs, what is recorded and how long the run goes may change: their keys are declared with `MayChange` in
+the tree. What is learned, and from what (data, algorithm, model, seed), stays.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from tandem.config.base import MAY_CHANGE, Section
+
+
+class Change(NamedTuple):
+    """One key whose value is not what it was."""
+
+    key: str
+    before: Any
+    after: Any
+    allowed: bool
+    """A resumed run may change it."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+def changes(before: Section, after: Section) -> list[Change]:
+    """Every key in which two configurations of one kind differ, in the order of the tree.
+
+    Of two alternatives, such as `cluster.type: local` and `cluster.type: ray`, only the type is told: what else they
+    have has no counterpart.
+    """
+    return list(_changes(before, after, "", allowed=False))
+
+
+def _changes(before: Section, after: Section, prefix: str, allowed: bool) -> Iterator[Change]:
+    for name, field in type(after).model_fields.items():
+        old, new = getattr(before, name), getattr(after, name)
+        may_change = allowed or MAY_CHANGE in field.metadata
+        if isinstance(old, Section) and type(old) is type(new):
+            yield from _changes(old, new, f"{prefix}{name}.", may_change)
+        elif old != new:
+            types = getattr(old, "type", None), getattr(new, "type", None)
+            if None not in types:
+                yield Change(f"{prefix}{name}.type", *types, may_change)
+            else:
+                yield Change(f"{prefix}{name}", old, new, may_change)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Section):
+        return str(value.model_dump(mode="json"))
+    if isinstance(value, list):
+        return "[" + ", ".join(_shown(item) for item in cast(list[Any], value)) + "]"
+    return "null" if value is None else str(value)

@@ -1,0 +1,65 @@
+"""Every key has a rule on resume, declared beside it: it may change, or (unless it says so) it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from tandem.config.base import MAY_CHANGE, Section
+from tandem.config.tree import DpoConfig, TrainConfig
+
+
+def sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from sections_in(part)
+
+
+def rules(section: type[Section], prefix: str = "", outer: bool = False) -> Iterator[tuple[str, bool]]:
+    """(dotted key, whether it may change) of every key of a section, in all alternatives."""
+    for name, field in section.model_fields.items():
+        may_change = outer or MAY_CHANGE in field.metadata
+        yield prefix + name, may_change
+        for inner in sections_in(field.annotation):
+            yield from rules(inner, f"{prefix}{name}.", may_change)
+
+
+def hidden_markers(section: type[Section]) -> Iterator[str]:
+    """Keys whose marker stands inside a union or a list, where nothing looks for it."""
+    for name, field in section.model_fields.items():
+        if MAY_CHANGE in str(field.annotation):
+            yield name
+        for inner in sections_in(field.annotation):
+            yield from hidden_markers(inner)
+
+
+KEYS = [*rules(TrainConfig), *rules(DpoConfig)]
+
+
+def test_a_key_has_one_rule_in_all_alternatives() -> None:
+    assert len(set(KEYS)) == len(dict(KEYS)), {key for key, rule in KEYS if (key, not rule) in KEYS}
+    assert not [*hidden_markers(TrainConfig), *hidden_markers(DpoConfig)]
+
+
+def test_resources_time_outs_records_and_length_may_change() -> None:
+    may_change = {key for key, rule in KEYS if rule}
+    for section in ("cluster", "placement", "tracking"):
+        assert {key for key, _ in KEYS if key.startswith(section)} <= may_change
+    endings = ("timeout_s", "_every", "_parallel")
+    assert {key for key, _ in KEYS if key.endswith(endings)} <= may_change
+    assert {key for key, _ in KEYS if key.startswith("trainer.")} - may_change == {"trainer.seed"}
+
+
+def test_what_decides_what_is_learned_may_not() -> None:
+    may_change = {key for key, rule in KEYS if rule}
+    assert not {key for key in may_change if key.startswith(("algorithm", "data", "preference"))}
+    assert {key for key in may_change if key.startswith("model")} == {"model.trust_remote_code"}
+    assert not {key for key in may_change if key.startswith("training.optimizer")}
+    fixed = {"trainer.seed", "training.type", "generation.type", "generation.temperature", "reward.functions"}
+    assert not fixed & may_change
+
+
+def test_sections_of_one_name_mean_the_same_in_every_command() -> None:
+    train, others = dict(rules(TrainConfig)), dict(rules(DpoConfig))
+    assert {key for key in train.keys() & others.keys() if train[key] != others[key]} == set()
