@@ -1,8 +1,10 @@
 """The seam: token ids -> completions."""
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from tandem.errors import UserError
@@ -21,11 +23,16 @@ class GenerationEngine(Protocol):
         """The policy version that the engine serves now."""
         ...
 
+    @property
+    def limits(self) -> "Limits":
+        """What requests must keep to; known once weights are loaded."""
+        ...
+
     def generate(self, request: Request) -> AsyncIterator[Completion]:
         """Yield each sample of `request` as it ends, in any order, exactly `len(request.seeds)` in all.
 
-        Raises UserError before the first sample when prompt and `max_tokens` do not fit the engine, and EngineError in
-        every call under way when generation fails. An iterator that is closed early gives its rows back.
+        Raises UserError before the first sample when the request does not keep to `limits`, and EngineError in every
+        call under way when generation fails. An iterator that is closed early gives its rows back.
         """
         ...
 
@@ -45,13 +52,31 @@ class GenerationEngine(Protocol):
         """Abort what runs and free everything; the engine is of no use after it."""
 
 
-def check_request(request: Request, max_tokens: float, tokenizer: Any | None) -> None:
-    """UserError unless an engine of `max_tokens` positions a row and this tokenizer can serve the request."""
-    tokens, sampling = len(request.token_ids), request.sampling
-    if tokens == 0 or sampling.max_tokens < 1 or tokens + sampling.max_tokens > max_tokens:
-        raise UserError(
-            f"generate: {tokens} prompt tokens and {sampling.max_tokens} new ones; neither may be 0, and the model has "
-            f"{max_tokens} positions for both: lower generation.max_response_tokens or data.max_prompt_tokens"
-        )
-    if sampling.stop_strings and tokenizer is None:
-        raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can be asked for."""
+
+    positions: float
+    """Of a row, prompt and response together; infinite where the model has no bound."""
+    vocabulary: int
+    """Token ids are 0 … vocabulary - 1."""
+    stop_strings: bool
+    """The engine has a tokenizer, which stop strings need."""
+
+    def check(self, request: Request) -> None:
+        """UserError unless an engine of these limits can serve `request`."""
+        tokens, sampling = len(request.token_ids), request.sampling
+        if tokens == 0 or sampling.max_tokens < 1 or tokens + sampling.max_tokens > self.positions:
+            raise UserError(
+                f"generate: {tokens} prompt tokens and {sampling.max_tokens} new ones; neither may be 0, and the model "
+                f"has {self.positions} positions for both: "
+                "lower generation.max_response_tokens or data.max_prompt_tokens"
+            )
+        outside = np.flatnonzero((request.token_ids < 0) | (request.token_ids >= self.vocabulary))
+        if len(outside):  # one that reached the model would fail the whole batch, or be taken for another token
+            raise UserError(
+                f"generate: token id {request.token_ids[outside[0]]} at position {outside[0]} of the prompt is not in "
+                f"the model's vocabulary (0 … {self.vocabulary - 1}): take the tokenizer of the model directory"
+            )
+        if sampling.stop_strings and not self.stop_strings:
+            raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")

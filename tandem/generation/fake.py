@@ -30,7 +30,7 @@ class _Chain(torch.nn.Module):
         super().__init__()
         self.logits_VV = torch.nn.Parameter(logits_VV)
         settings: dict[str, Any] = {"max_position_embeddings": max_tokens, "attn_implementation": ATTENTION}
-        self.config = PreTrainedConfig(**settings)
+        self.config = PreTrainedConfig(**settings, vocab_size=len(logits_VV))  # pyright: ignore[reportCallIssue]
         self.device = logits_VV.device
 
     def forward(self, token_1N: Tensor, logits_to_keep: int | Tensor, **_: object) -> CausalLMOutput:

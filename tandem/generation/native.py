@@ -24,7 +24,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
-from tandem.generation.base import check_request
+from tandem.generation.base import Limits
 from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, sample, streams
@@ -90,7 +90,12 @@ class NativeEngine:
         self._weight = next(model.parameters())
         """Any one: it knows the device, which transformers looks up at some cost."""
         self._tokenizer = tokenizer
-        self._max_tokens: float = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
+        config = model.config.get_text_config()
+        self._limits = Limits(
+            positions=getattr(config, "max_position_embeddings", math.inf),
+            vocabulary=config.vocab_size,
+            stop_strings=tokenizer is not None,
+        )
         self._waiting: deque[list[Sample]] = deque()
         """What has not started, each list of one request."""
         self._rows: list[Sample] = []
@@ -113,10 +118,14 @@ class NativeEngine:
             raise EngineError("the generation engine has no weights yet: call load_weights first")
         return self._version
 
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
         if self._asleep or self._version is None:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
-        check_request(request, self._max_tokens, self._tokenizer)
+        self._limits.check(request)
         results: asyncio.Queue[Completion | Exception] = asyncio.Queue()
         pending = len(request.seeds)
         if pending:

@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from tandem.config.generation import ServedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
-from tandem.generation.base import check_request
+from tandem.generation.base import Limits
 from tandem.generation.channel import Channel, ChannelClosed
 from tandem.types import Completion, IntArray, Request, Status
 from tandem.weights.base import Deliver, WeightSync
@@ -86,7 +86,6 @@ class Replica:
     """When it last said something, or was started."""
     asked: float | None = None
     """When it was asked for a sign of life, until it gives one."""
-    vocabulary: int = 0
 
     def kill(self) -> None:
         """With everything that it started."""
@@ -103,9 +102,8 @@ class ReplicatedEngine:
         self._start = start
         self._config = config
         self._sync = sync
-        self._tokenizer = tokenizer
         self._version: int | None = None
-        self._max_tokens = 0
+        self._limits = Limits(positions=0, vocabulary=0, stop_strings=tokenizer is not None)
         self._asleep = False
         self._publishing = False
         self._published: set[int] = set()
@@ -124,10 +122,14 @@ class ReplicatedEngine:
             raise EngineError("the generation engine has no weights yet: call load_weights first")
         return self._version
 
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
         if self._asleep or self._version is None:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
-        check_request(request, self._max_tokens, self._tokenizer)
+        self._limits.check(request)
         results: asyncio.Queue[Completion | Exception] = asyncio.Queue()
         pending = len(request.seeds)
         samples = {next(self._numbers): Sample(request, i, results, self._version) for i in range(pending)}
@@ -236,12 +238,12 @@ class ReplicatedEngine:
         for number, completion in ended:
             sample = replica.samples.get(number)
             if sample is not None:  # else it was dropped
-                self._check(completion, sample, replica)
+                self._check(completion, sample)
                 del replica.samples[number]
                 self._failures = 0
                 sample.results.put_nowait(completion)
 
-    def _check(self, completion: Completion, sample: Sample, replica: Replica) -> None:
+    def _check(self, completion: Completion, sample: Sample) -> None:
         """Raises on what a sound replica cannot say of the sample."""
         tokens, versions = completion.token_ids, completion.versions
         if not (
@@ -250,7 +252,7 @@ class ReplicatedEngine:
             and len(tokens) == len(completion.logprobs) == len(versions) <= sample.request.sampling.max_tokens
             and (len(tokens) == sample.request.sampling.max_tokens or completion.status is not Status.TRUNCATED)
             and (len(tokens) > 0 or completion.status is Status.ABORTED)
-            and ((tokens >= 0) & (tokens < replica.vocabulary)).all()
+            and ((tokens >= 0) & (tokens < self._limits.vocabulary)).all()
             and (completion.logprobs <= 1e-3).all()
             and self._published.issuperset(versions.tolist())
             and (versions >= sample.version).all()
@@ -317,7 +319,8 @@ class ReplicatedEngine:
             if sample := replica.samples.pop(number, None):
                 sample.results.put_nowait(EngineError(f"the engine refused a request:\n{reason}"))
         elif verb == "ready":
-            self._max_tokens, replica.vocabulary = arguments
+            positions, vocabulary = arguments
+            self._limits = replace(self._limits, positions=positions, vocabulary=vocabulary)
             replica.state = State.STALE
         elif verb == "failed" and isinstance(arguments[0], UserError):
             raise arguments[0]

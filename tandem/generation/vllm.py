@@ -127,7 +127,7 @@ class VllmEngine:
         number, sample = map(int, output.request_id.split(":"))
         del self._internal[number]
         made = output.outputs[0]
-        versions = np.empty(len(made.token_ids), dtype=np.int32)
+        versions = np.full(len(made.token_ids), -1, dtype=np.int32)  # which no replica's answer may hold
         for span in made.weight_versions or ():
             versions[span.start : span.end] = int(span.version)
         statuses = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}

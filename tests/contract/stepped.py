@@ -15,6 +15,8 @@ from tandem.types import Completion, Request, Status
 from tandem.weights.base import Commit, Part
 
 VOCABULARY = 50
+IN_ANSWERS = ("token", "version", "unversioned", "older", "length")
+"""Faults that are in an answer itself."""
 
 
 def expected_tokens(request: Request, sample: int) -> list[int]:
@@ -53,7 +55,7 @@ class SteppedEngine:
             logprobs.append(-self._weight)
             if len(versions) == request.sampling.max_tokens or fault == "short":
                 ended.append((number, self._end(number, Status.TRUNCATED)))
-            elif fault in ("token", "version", "older", "length"):  # a stop token may end a sample at any time
+            elif fault in IN_ANSWERS:  # as if a stop token had ended the sample
                 ended.append((number, self._end(number, Status.COMPLETED, fault)))
         return ended
 
@@ -77,6 +79,7 @@ class SteppedEngine:
         versions = np.array(made, np.int32)
         tokens[-1:] += VOCABULARY * (fault == "token")
         versions[-1:] += 1 * (fault == "version")  # one that was never published
+        versions[-1:] = -1 if fault == "unversioned" else versions[-1:]  # as vLLM's are where it names none
         versions -= 2 * (fault == "older")  # one that was, before the request
         return Completion(
             sample, tokens, np.array(logprobs[: -1 if fault == "length" else None], np.float32), versions, status

@@ -255,6 +255,24 @@ def test_impossible_requests_are_refused_before_the_first_sample(make: Make) -> 
     assert ask(engine, request(1, seeds=())) == [[]]
 
 
+def test_a_token_id_outside_the_vocabulary_is_the_fault_of_its_request_alone(make: Make) -> None:
+    engine = make()
+    sound = [request(place, 2, seeds=(place,)) for place in range(4)]
+    wrong = [(1, VOCABULARY), (-1,), (1, 2, 2**31 - 1), (-(2**31), 3)]
+
+    async def together() -> list[object]:
+        asked = [item for pair in zip(sound, (request(*ids) for ids in wrong), strict=True) for item in pair]
+        return await asyncio.gather(*(collect(engine, one) for one in asked), return_exceptions=True)
+
+    answers = run(together())
+    for ids, error in zip(wrong, answers[1::2], strict=True):
+        place, token = next((place, token) for place, token in enumerate(ids) if not 0 <= token < VOCABULARY)
+        assert isinstance(error, UserError), error
+        assert f"token id {token} at position {place} of the prompt" in str(error)
+        assert f"0 … {VOCABULARY - 1}" in str(error)
+    assert [tokens(answer) for answer in answers[::2]] == [tokens(ask(engine, one)[0]) for one in sound]  # type: ignore
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     engine = NativeEngine(model(), max_running=2)
     engine.load_weights(0, None)

@@ -93,7 +93,7 @@ def test_a_conversation_returns_to_the_replica_that_knows_it(make: Make) -> None
     assert known == again
 
 
-FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short", "older")
+FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short", "older", "unversioned")
 
 
 def strike(engine: ReplicatedEngine, fault: str, file: Path) -> None:
@@ -123,7 +123,7 @@ def test_whatever_happens_to_processes_each_sample_completes_by_the_weights_it_c
 
     before = [replica.process.pid for replica in engine._replicas]
     run(suffer())
-    assert engine.version == 7
+    assert engine.version == 9
     assert before != [replica.process.pid for replica in engine._replicas]
 
 

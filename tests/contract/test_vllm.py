@@ -5,6 +5,8 @@ Every test gives the shared engine the weights that it found.
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,3 +100,23 @@ def test_what_vllm_refuses_is_an_error_of_that_request_alone(engine: ReplicatedE
     with pytest.raises(EngineError, match="temperature must be in"):
         ask(engine, request(1, temperature=5.0))
     assert len(ask(engine, request(1))[0]) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # what vLLM's import says
+def test_tokens_that_vllm_names_no_version_for_get_none(vllm: None) -> None:
+    """A replica's answer with version -1 is refused (test_replicas.py)."""
+    from tandem.generation.vllm import VllmEngine
+
+    engine: Any = VllmEngine.__new__(VllmEngine)
+    for spans, versions in ((None, [-1] * 4), ([SimpleNamespace(version="3", start=1, end=3)], [-1, 3, 3, -1])):
+        engine._internal = {7: "its name"}
+        made = SimpleNamespace(
+            token_ids=[1, 2, 3, 4],
+            logprobs=SimpleNamespace(logprobs=[-1.0] * 4),
+            weight_versions=spans,
+            finish_reason="length",
+        )
+        stale = [np.full(4, 9, dtype=np.int32) for _ in range(100)]
+        del stale  # memory that an unfilled array would show
+        number, completion = engine._ended(SimpleNamespace(request_id="7:0", outputs=[made]))
+        assert number == 7 and completion.versions.tolist() == versions
