@@ -158,7 +158,7 @@ def _trained_from(run_dir: Path, warmup_dir: Path) -> bool:
     config = run_dir / "config.yaml"
     if not config.is_file():
         return False
-    return Path(yaml.safe_load(config.read_text())["model"]["path"]).is_relative_to(warmup_dir)
+    return Path(yaml.safe_load(config.read_text())["model"]["path"]).is_relative_to(warmup_dir.absolute())
 
 
 def main() -> int:

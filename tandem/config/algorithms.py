@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from tandem.config.paths import Reference
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
@@ -347,7 +348,7 @@ class PPOConfig(PolicyGradientConfig):
 class OwnAlgorithmConfig(PolicyGradientConfig):
     """An algorithm of your own, in a file or a module of yours: docs/extend.md shows one."""
 
-    type: str = Field(pattern=":")
+    type: Reference = Field(pattern=":")
     """`path/to/file.py:Class` or `package.module:Class`."""
     options: dict[str, Any] = {}
     """For the class, which finds them in `self.config.options`."""

@@ -1,6 +1,5 @@
-"""The typed configuration tree. Sizes carry their unit in the name; validators raise, they never rewrite."""
+"""The typed configuration tree. Sizes carry their unit in the name; validators raise, and rewrite paths alone."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
@@ -8,6 +7,7 @@ from pydantic import Field, Tag, ValidationInfo, field_validator, model_validato
 from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
 from tandem.config.base import MayChange, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
+from tandem.config.paths import LocalPath, ModelPath, Reference
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
 
@@ -22,11 +22,12 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    path: Path
-    """Hugging Face model directory (config, safetensors, tokenizer)."""
-    critic_path: Path | None = None
+    path: ModelPath
+    """Hugging Face model directory (config, safetensors, tokenizer). A run directory stands for the model of its newest
+    checkpoint, as `RUN/checkpoints/latest` does, and `RUN/checkpoints/best` for that of the best one."""
+    critic_path: ModelPath | None = None
     """Model directory that the critic starts from; default: `path`."""
-    reward_model_path: Path | None = None
+    reward_model_path: ModelPath | None = None
     """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
     Its tokenizer must be that of `path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -40,8 +41,8 @@ class ModelConfig(Section):
 class DataFilesConfig(Section):
     """Parquet or JSON-lines (also .gz)."""
 
-    train_files: list[Path] = []
-    val_files: list[Path] = []
+    train_files: list[LocalPath] = []
+    val_files: list[LocalPath] = []
     shuffle: bool = True
     """A new order every epoch, from `trainer.seed`."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -58,14 +59,14 @@ class DataConfig(DataFilesConfig):
 class SftDataConfig(DataFilesConfig):
     """One row a demonstration (`messages`, or `prompt` + `completion`), or a pair of answers (`chosen`, `rejected`)."""
 
-    train_files: list[Path] = Field(min_length=1)
+    train_files: list[LocalPath] = Field(min_length=1)
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""
 
 
 class RewardFunctionConfig(Section):
-    function: str
+    function: Reference
     """`path/to/file.py:function` or `package.module:function`."""
     weight: float = 1.0
     arguments: dict[str, Any] = {}
@@ -76,7 +77,7 @@ class RewardFunctionConfig(Section):
 
 
 class RewardConfig(Section):
-    functions: list[RewardFunctionConfig | str] = []
+    functions: list[RewardFunctionConfig | Reference] = []
     """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
     model_weight: float = 1.0
     """Of the score of `model.reward_model_path`."""
@@ -88,7 +89,7 @@ class RewardConfig(Section):
 
 
 class TrainerConfig(Section):
-    run_dir: MayChange[Path]
+    run_dir: MayChange[LocalPath]
     steps: MayChange[PositiveInt | None] = None
     epochs: MayChange[PositiveInt | None] = None
     seed: NonNegativeInt = 0

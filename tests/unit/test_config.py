@@ -57,13 +57,13 @@ def test_overrides_are_yaml_and_reach_every_depth(sound: Path) -> None:
         ],
     )
     assert config.training.optimizer.lr == 3e-4 and config.training.optimizer.betas == (0.8, 0.1)
-    assert config.data.val_files == [Path("x.jsonl"), Path("y.parquet")] and config.data.shuffle is False
+    assert config.data.val_files == [Path.cwd() / "x.jsonl", Path.cwd() / "y.parquet"] and config.data.shuffle is False
     assert isinstance(config.algorithm, PPOConfig)
     assert config.algorithm.value_clip is None and config.algorithm.gae_lambda == 0.9
     assert config.generation.eval.temperature == 1.0
     assert config.trainer.best_metric == "val/gsm8k/acc/mean@1"
     first, second = config.reward.functions
-    assert first == "rewards.py:score" and not isinstance(second, str) and second.weight == 0.1
+    assert first == f"{Path.cwd()}/rewards.py:score" and not isinstance(second, str) and second.weight == 0.1
 
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, sound: Path) -> None:
@@ -191,3 +191,58 @@ def test_a_dumped_configuration_is_the_same_configuration(sound: Path, tmp_path:
     dumped.write_text(dump_config(config), encoding="utf-8")
     assert load_config(TrainConfig, dumped) == config
     assert "max_response_tokens: 1024" in dumped.read_text(encoding="utf-8"), "defaults are written out"
+
+
+def test_a_dumped_configuration_means_the_same_files_from_every_directory(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for directory in (home, elsewhere):
+        directory.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    overrides = [
+        "model={path: m, critic_path: ../c, reward_model_path: ~/r}",
+        "data.val_files=[v.parquet, /abs.parquet]",
+        "algorithm.type=own.py:Best",
+        "reward.functions=[r.py:f, {function: sub/s.py:g}, package.module:h]",
+    ]
+    config = load_config(TrainConfig, sound, overrides)
+    (elsewhere / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    monkeypatch.chdir(elsewhere)
+    again = load_config(TrainConfig, Path("config.yaml"))
+    assert again == config
+    assert [again.model.path, again.model.critic_path, again.model.reward_model_path] == [
+        home / "m",
+        home / "../c",
+        tmp_path / "r",
+    ]
+    assert again.data.train_files == [home / "a.parquet"]
+    assert again.data.val_files == [home / "v.parquet", Path("/abs.parquet")]
+    assert again.trainer.run_dir == home / "r"
+    assert again.algorithm.type == f"{home}/own.py:Best"
+    first, second, third = again.reward.functions
+    assert first == f"{home}/r.py:f" and third == "package.module:h"
+    assert not isinstance(second, str) and second.function == f"{home}/sub/s.py:g"
+
+
+def test_a_run_stands_for_its_model(sound: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    models = {}
+    for name in ("step_000010", "step_000020"):
+        models[name] = checkpoints / name / "model"
+        models[name].mkdir(parents=True)
+        (models[name] / "config.json").write_text("{}")
+    (checkpoints / "latest").write_text("step_000020\n")
+    (checkpoints / "best").write_text("step_000010\n")
+    for given, wanted in (
+        (tmp_path / "run", models["step_000020"]),
+        (checkpoints / "latest", models["step_000020"]),
+        (checkpoints / "best", models["step_000010"]),
+        (checkpoints / "step_000010", models["step_000010"]),
+        (models["step_000010"], models["step_000010"]),
+        (tmp_path, tmp_path),
+        (checkpoints, checkpoints),
+    ):
+        model = load_config(TrainConfig, sound, [f"model={{path: {given}, reward_model_path: {given}}}"]).model
+        assert model.path == model.reward_model_path == wanted

@@ -1,0 +1,48 @@
+"""Kinds of keys that name files: a loaded configuration means the same files from every directory.
+
+    data/train.parquet      ->  /home/ada/data/train.parquet                            LocalPath
+    rewards.py:score        ->  /home/ada/rewards.py:score                              Reference
+    runs/sft                ->  /home/ada/runs/sft/checkpoints/step_000010/model        ModelPath
+
+Relative paths start at the directory that the command runs in, `~` is the home directory.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # ~name of a user that does not exist
+        raise ValueError(str(error)) from None
+
+
+def absolute_reference(reference: str) -> str:
+    """`file.py:name` with the whole path of the file; `package.module:name` as it is."""
+    place, colon, name = reference.rpartition(":")
+    return f"{absolute(Path(place))}{colon}{name}" if place.endswith(".py") else reference
+
+
+def model_directory(path: Path) -> Path:
+    """The Hugging Face directory that `path` stands for, or `path` where it stands for none.
+
+    A run directory is its newest checkpoint; so is `checkpoints/latest` in it, and `checkpoints/best` is the best one;
+    of a checkpoint it is `model/`.
+    """
+    path = absolute(path)
+    pointer = path if path.is_file() else path / "checkpoints" / "latest"
+    if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
+        path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    inside = path / "model"
+    return inside if (inside / "config.json").is_file() and not (path / "config.json").exists() else path
+
+
+LocalPath = Annotated[Path, AfterValidator(absolute)]
+"""A file or a directory."""
+ModelPath = Annotated[Path, AfterValidator(model_directory)]
+"""A Hugging Face directory, or what `model_directory` finds one in."""
+Reference = Annotated[str, AfterValidator(absolute_reference)]
+"""`path/to/file.py:name` or `package.module:name`."""
