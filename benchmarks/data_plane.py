@@ -30,8 +30,8 @@ from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import Cluster, WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.types import Batch, FloatArray, TokenColumns
-from tandem.workers.dispatch import Dispatch, register
 from tandem.workers.host import Worker
+from tandem.workers.registration import Dispatch, Returns, register
 
 ROWS, WORKERS, MANY = 1024, 4, 64
 MAX_PROMPT, MAX_RESPONSE = 512, 2048
@@ -57,10 +57,10 @@ def make_batch() -> Batch:
     )
 
 
-class Reader(Worker):
+class Reader(Worker[None]):
     """Reads every token, answers a number for each of a response."""
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def column(self, batch: Batch) -> FloatArray:
         return batch.response_ids.astype(np.float32) + np.float32(batch.prompt_ids.sum() * 0)
 

@@ -150,7 +150,7 @@ def tandem_steps(job: Job) -> Figures:
     from tandem.cluster.inline import InlineCluster
     from tandem.config.load import load_config
     from tandem.config.tree import TrainConfig
-    from tandem.controller.roles import Placement, pools_of
+    from tandem.controller.placement import Placement, pools_of
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.inputs import read_inputs
     from tandem.jobs.rl import RlJob

@@ -21,9 +21,8 @@ import torch
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import ModelConfig, TrainConfig
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.generation.native import NativeEngine
 from tandem.jobs.inputs import read_inputs
@@ -65,9 +64,9 @@ class PerturbedRollout(RolloutWorker):
         super().publish(version)
         self._shift(1)
 
-    def generate_for_eval(self, asks: Any) -> Any:
+    def generate_for_eval(self, requests: Any) -> Any:
         self._shift(-1)
-        answers = super().generate_for_eval(asks)
+        answers = super().generate_for_eval(requests)
         self._shift(1)
         return answers
 
@@ -78,8 +77,8 @@ class PerturbedRollout(RolloutWorker):
 
 
 class PerturbedPlacement(Placement):
-    def group(self, role: Role, kind: type, *args: Any, **kwargs: Any) -> WorkerGroup:
-        return super().group(role, PerturbedRollout if role is Role.Rollout else kind, *args, **kwargs)
+    def group(self, role: Role, group: type, kind: type, *args: Any, **kwargs: Any) -> Any:
+        return super().group(role, group, PerturbedRollout if role is Role.Rollout else kind, *args, **kwargs)
 
 
 def curve(correction: list[str], steps: int, every: int, model: Path) -> tuple[list[float], float]:

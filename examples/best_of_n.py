@@ -13,12 +13,14 @@ from tandem.batching.packing import demonstrations_to_batch
 from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import actor_spec, connect, make_rollout
 from tandem.controller.learning import token_shares
-from tandem.controller.roles import Placement, connect, make_rollout, pools_of
+from tandem.controller.placement import Placement, pools_of
+from tandem.controller.roles import Actor
 from tandem.data.sampler import Sampler
 from tandem.jobs.inputs import read_inputs
 from tandem.types import Demonstration, Group
-from tandem.workers.rollout import draw_asks
+from tandem.workers.rollout import seeded_requests
 
 
 def best_of(group: Group) -> Demonstration:
@@ -30,18 +32,18 @@ def best_of(group: Group) -> Demonstration:
 def main() -> None:
     config = load_config(TrainConfig, Path(sys.argv[1]), sys.argv[2:])
     inputs = read_inputs(config, RLHFDataset)
-    trainer, training, steps = config.trainer, config.training, config.trainer.steps or 1
+    trainer, steps = config.trainer, config.trainer.steps or 1
     sampler = Sampler(len(inputs.train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:
         placement = Placement(cluster, pools_of(config))
-        actor = placement.group(Role.Actor, TrainWorker, config.model, training, training.optimizer, steps)
+        actor = placement.group(Role.Actor, Actor, TrainWorker, actor_spec(config, steps))
         rollout = make_rollout(config, inputs.tokenizer, placement)
         publish = connect(actor, rollout, placement)
         publish(0)
         for step in range(1, steps + 1):
             prompts = [inputs.train[row] for row in next(sampler)]
-            asks = draw_asks(prompts, config.algorithm.group_size, trainer.seed, step)
-            groups = reward.score(rollout.generate(asks).get(), step)
+            requests = seeded_requests(prompts, config.algorithm.group_size, trainer.seed, step)
+            groups = reward.score(rollout.generate(requests).get(), step)
             batch = demonstrations_to_batch([best_of(group) for group in groups])
             batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
             metrics, _ = actor.learn(batch, NextTokenLoss()).get()

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from tandem.jobs.ray_trainer import RayPPOTrainer as RayPPOTrainer
     from tandem.jobs.ray_trainer import RayWorkerGroup as RayWorkerGroup
     from tandem.reward.manager import RewardManager as RewardManager
-    from tandem.workers.dispatch import Dispatch as Dispatch
-    from tandem.workers.dispatch import register as register
     from tandem.workers.host import Worker as Worker
+    from tandem.workers.registration import Dispatch as Dispatch
+    from tandem.workers.registration import register as register
     from tandem.workers.rollout import RolloutWorker as RolloutWorker
     from tandem.workers.training import TrainWorker as TrainWorker
 
 __version__ = "0.1.0"
 _MODULES = {
-    "Dispatch": "workers.dispatch",
+    "Dispatch": "workers.registration",
     "RLHFDataset": "data.dataset",
     "RayPPOTrainer": "jobs.ray_trainer",
     "RayWorkerGroup": "jobs.ray_trainer",
@@ -32,7 +32,7 @@ _MODULES = {
     "TrainWorker": "workers.training",
     "Worker": "workers.host",
     "WorkerGroup": "controller.groups",
-    "register": "workers.dispatch",
+    "register": "workers.registration",
 }
 
 

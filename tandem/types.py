@@ -181,6 +181,9 @@ class TokenColumns(Generic[Array]):
     advantages: Array | None = None
     returns: Array | None = None
     """What the critic regresses to."""
+    importance_weights: Array | None = None
+    """Rollout correction: what the surrogate of the policy loss is multiplied with, for the engine drew the token by
+    other log-probs than the trainer's. KL and entropy are not."""
     weights: Array | None = None
     """Share of the token in the loss: loss = sum(weights * token_loss) over all micro-batches and ranks."""
     shares: Array | None = None

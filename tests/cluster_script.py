@@ -6,14 +6,14 @@ import sys
 from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
-from tandem.workers.dispatch import Dispatch, register
+from tandem.workers.registration import Dispatch, register
 from tests.cluster_workers import Probe
 
 
 class Script(Probe):
     @register(Dispatch.ALL)
     def stop_at(self, number: int) -> int:
-        mine = number + self.place.rank
+        mine = number + self.context.rank
         breakpoint()
         return mine
 

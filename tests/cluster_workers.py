@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 
 from tandem.errors import UserError
 from tandem.types import Batch, FloatArray, IntArray, StepMetrics, TokenColumns
-from tandem.workers.dispatch import Arguments, Calls, Dispatch, Mesh, register
-from tandem.workers.host import Place, Worker
+from tandem.workers.host import Worker, WorkerContext
+from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Returns, register
 
 
 def _one_word_each(mesh: Mesh, arguments: Arguments) -> Calls:
@@ -25,34 +25,40 @@ def _one_word_each(mesh: Mesh, arguments: Arguments) -> Calls:
     return [replace(arguments, args=(words[rank],)) if rank < len(words) else None for rank in range(mesh.size)]
 
 
-ONE_WORD_EACH = Dispatch(_one_word_each, lambda mesh, calls, answers: " ".join(a for a in answers if a is not None))
+ONE_WORD_EACH = OwnDispatch(_one_word_each, lambda mesh, calls, answers: " ".join(a for a in answers if a is not None))
 """A user's own pair: ranks without a word are not called."""
 
 
-class Probe(Worker):
-    def __init__(self, place: Place, grid: Mapping[str, int] | None = None, scale: float = 1.0) -> None:
-        super().__init__(place)
-        self._grid = grid or {"data": place.size}
-        self._scale = scale
+@dataclass(frozen=True)
+class ProbeSpec:
+    grid: Mapping[str, int] | None = None
+    scale: float = 1.0
+
+
+class Probe(Worker[ProbeSpec | None]):
+    def __init__(self, context: WorkerContext, spec: ProbeSpec | None) -> None:
+        super().__init__(context, spec)
+        self._grid = (spec and spec.grid) or {"data": context.size}
+        self._scale = spec.scale if spec else 1.0
         self._kept: list[Any] = []
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        return {"training": Mesh({"data": self.place.size}), "grid": Mesh(self._grid)}
+        return {"training": Mesh({"data": self.context.size}), "grid": Mesh(self._grid)}
 
     @register(Dispatch.ALL)
     def echo(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return (self.place.role, self.place.rank, self.place.size, args, kwargs)
+        return (self.context.name, self.context.rank, self.context.size, args, kwargs)
 
     @register(Dispatch.RANK_ZERO)
     def first(self) -> int:
-        return self.place.rank
+        return self.context.rank
 
     @register(Dispatch.REPLICATED)
     def total(self) -> float:
         """Of the ranks' numbers, 1 …, over torch.distributed."""
-        number = torch.tensor([self.place.rank + 1.0])
-        if self.place.size > 1:
+        number = torch.tensor([self.context.rank + 1.0])
+        if self.context.size > 1:
             torch.distributed.all_reduce(number)
         return number.item() * self._scale
 
@@ -60,31 +66,31 @@ class Probe(Worker):
     def shout(self, word: str) -> str:
         return word.upper()
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_ROW)
     def squares(self, numbers: Sequence[int]) -> list[int]:
         return [number**2 for number in numbers]
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_ROW)
     def lengths(self, batch: Batch) -> IntArray:
         return np.diff(batch.response_offsets)
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def score(self, batch: Batch) -> FloatArray:
         """A number a response token that says which it is: of which row, and where in it."""
         rewards_T = batch.rewards[batch.row_of_token]
         return (rewards_T * self._scale + batch.response_ids / 1000).astype(np.float32)
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
     def learn(self, batch: Batch, factor: float) -> tuple[StepMetrics, FloatArray]:
         rows = torch.tensor([float(len(batch))])
-        if self.place.size > 1:
+        if self.context.size > 1:
             torch.distributed.all_reduce(rows)
         return {"rows": rows.item()}, self.score(batch) * np.float32(factor)
 
-    @register(Dispatch.DATA_PARALLEL, mesh="grid")
+    @register(Dispatch.DATA_PARALLEL, mesh="grid", returns=Returns.PER_ROW)
     def who(self, numbers: Sequence[int]) -> list[int]:
         """The rank whose answer was taken for each row."""
-        return [self.place.rank] * len(numbers)
+        return [self.context.rank] * len(numbers)
 
     @register(Dispatch.ALL)
     def keep(self, array: IntArray) -> None:
@@ -109,12 +115,12 @@ class Probe(Worker):
 
     @register(Dispatch.ALL)
     def neighbour(self, role: str) -> float:
-        return self.place.neighbours[role]._scale
+        return self.context.neighbours[role]._scale
 
     @register(Dispatch.ALL)
     def fail(self, rank: int, user: bool = False) -> None:
         """One rank raises; the others wait for it."""
-        if self.place.rank == rank:
+        if self.context.rank == rank:
             raise UserError("model.path: no such directory") if user else ZeroDivisionError("of this rank")
         torch.distributed.barrier()
 
@@ -125,7 +131,7 @@ class Probe(Worker):
     @register(Dispatch.ALL)
     def die(self, rank: int, status: int) -> None:
         """One rank's process ends, killed by signal `-status`, while the others are in a collective."""
-        if self.place.rank == rank:
+        if self.context.rank == rank:
             print("my last words", flush=True)
             if status < 0:
                 os.kill(os.getpid(), -status)
@@ -135,7 +141,7 @@ class Probe(Worker):
     @register(Dispatch.ALL)
     def hang(self) -> None:
         """Rank 0 never comes to the collective."""
-        if self.place.rank == 0:
+        if self.context.rank == 0:
             time.sleep(3600)
         torch.distributed.barrier()
 

@@ -17,6 +17,7 @@ from tandem.types import TokenLoss
 class Signal(Enum):
     """What the loop must ask the engines for before `advantages`."""
 
+    POLICY_LOGPROBS = "log-probs of the policy before the update, by the trainer"
     REF_LOGPROBS = "log-probs of the frozen reference policy"
     VALUES = "values of a critic"
     GREEDY_REWARDS = "the reward of each prompt's greedy answer"
@@ -38,8 +39,9 @@ class Rollouts:
     """int64, ascending: the row of each token."""
     mask_T: Tensor
     """bool: tokens the policy made, in scored rows."""
-    policy_logprobs_T: Tensor
-    """Of the policy that is about to be trained (rollout log-probs where no trainer pass was asked for)."""
+    policy_logprobs_T: Tensor | None = None
+    """Log-probs of the policy that is about to be trained, by the trainer; with
+    `rollout_correction.skip_old_logprobs` those of the generation engine."""
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
     squared_probs_T: Tensor | None = None

@@ -16,6 +16,7 @@ class KLCovLoss(PolicyLoss[KLCovLossConfig]):
     """-A r, and on the `share` of tokens with the highest covariance + coefficient |log r| (section 4.2)."""
 
     acts_without_advantage = True
+    selects_by_logprobs = True
 
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
         covariance_K = covariances(rollouts, advantages_T)
@@ -30,6 +31,8 @@ class KLCovLoss(PolicyLoss[KLCovLossConfig]):
 
 class ClipCovLoss(PolicyLoss[ClipCovLossConfig]):
     """The clipped surrogate, 0 on a `share` of tokens drawn from those whose covariance is within the bounds."""
+
+    selects_by_logprobs = True
 
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
         covariance_K = covariances(rollouts, advantages_T)
@@ -46,7 +49,8 @@ class ClipCovLoss(PolicyLoss[ClipCovLossConfig]):
 
 
 def covariances(rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
-    """Of each trained token, float64 `[K]`."""
+    """The covariance of each trained token, float64 `[K]`."""
+    assert rollouts.policy_logprobs_T is not None
     advantages_K = advantages_T[rollouts.mask_T].double()
     logprobs_K = rollouts.policy_logprobs_T[rollouts.mask_T].double()
     return (advantages_K - advantages_K.mean()) * (logprobs_K - logprobs_K.mean())

@@ -22,11 +22,11 @@ class OTB(PolicyGradient[GroupConfig]):
 
     def __init__(self, config: GroupConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.SQUARED_PROBS}
+        self.needs |= {Signal.SQUARED_PROBS, Signal.POLICY_LOGPROBS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         mask_T, squares_T = rollouts.mask_T, rollouts.squared_probs_T
-        assert squares_T is not None
+        assert squares_T is not None and rollouts.policy_logprobs_T is not None
         rows_K = rollouts.rows_T[mask_T]
         _, returns_T = gae(rewards_T, torch.zeros(len(mask_T)), mask_T, rollouts.rows_T, 1.0, 1.0)
         moved_K = 1 - 2 * rollouts.policy_logprobs_T[mask_T].double().exp() + squares_T[mask_T].double()

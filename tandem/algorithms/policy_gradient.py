@@ -32,6 +32,8 @@ class PolicyGradient(ABC, Generic[Config]):
         self.needs = frozenset[Signal]()
         if config.kl.place != "none":
             self.needs |= {Signal.REF_LOGPROBS}
+        if config.kl.place == "reward" or self._policy_loss.selects_by_logprobs:
+            self.needs |= {Signal.POLICY_LOGPROBS}
         self.loss: TokenLoss[Tensor] = self._policy_loss
         self.value_loss: TokenLoss[Tensor] | None = None
         self.zero_without_advantage = self._policy_loss.zero_without_advantage
@@ -71,7 +73,7 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def _estimate_with_kl(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         """Take the KL to the reference off the rewards, estimate, then let the KL coefficient follow its target."""
-        assert rollouts.ref_logprobs_T is not None
+        assert rollouts.policy_logprobs_T is not None and rollouts.ref_logprobs_T is not None
         coefficient = self._kl_coefficient
         estimator = self.config.kl.estimator
         kl_T = kl_estimate(estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T

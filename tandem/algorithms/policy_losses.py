@@ -45,9 +45,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss(ABC, Generic[Config]):
-    """term = surrogate - entropy_coefficient * entropy + kl.coefficient * kl (with kl.place: loss).
+    """term = w * surrogate - entropy_coefficient * entropy + kl.coefficient * kl (with kl.place: loss).
 
-    Columns: `advantages`, `weights` and `shares`; `ref_logprobs` where there is a reference. No `old_logprobs` says
+    w is the importance weight of the rollout correction, 1 without. Columns: `advantages`, `weights` and `shares`;
+    `importance_weights` and `ref_logprobs` where there are any. No `old_logprobs` says
     that these trajectories are trained on exactly once, by the weights that made them: then r is 1, with a gradient.
     """
 
@@ -57,6 +58,8 @@ class PolicyLoss(ABC, Generic[Config]):
     token_local = True
     acts_without_advantage = False
     """The surrogate may have a gradient at a token whose advantage is 0."""
+    selects_by_logprobs = False
+    """`select` reads the policy's log-probs."""
 
     @abstractmethod
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -65,6 +68,10 @@ class PolicyLoss(ABC, Generic[Config]):
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor | None:
         """Tokens to treat apart, chosen once a step: `columns.selected`."""
         return None
+
+    def corrected(self, surrogate_S: Tensor, importance_weights_S: Tensor, tokens: Tokens) -> Tensor:
+        """The surrogate with the rollout correction's importance weights; KL and entropy have none."""
+        return importance_weights_S * surrogate_S
 
     @property
     def zero_without_advantage(self) -> bool:
@@ -76,6 +83,8 @@ class PolicyLoss(ABC, Generic[Config]):
         assert entropy_S is not None and weights_S is not None and shares_S is not None
         tokens = _tokens(outputs, columns)
         surrogate_S, clipped_S = self.surrogate(tokens)
+        if columns.importance_weights is not None:
+            surrogate_S = self.corrected(surrogate_S, columns.importance_weights, tokens)
         loss = (weights_S * surrogate_S).sum()
         metrics = {"actor/pg_loss": loss.detach()}
         by_token = {

@@ -1,7 +1,8 @@
 """Losses on pairs of answers: what one answer's score should have over the other's.
 
 A pair's loss needs the scores of both answers, which may be trained on different ranks. So all scores are taken first,
-and the loss is differentiated by them here; the pass that trains then descends these slopes (`SlopeLoss`). Dropouts are
+and the loss is differentiated by them here; the pass that trains then descends along that gradient
+(`LinearScoreLoss`). Dropouts are
 0, so both passes see the same scores, and the gradient is exact.
 """
 
@@ -43,12 +44,12 @@ class PairLoss(ABC):
         """(loss, margin) of each pair, `[P]`; the margin is how much better the chosen answer already is."""
 
     def __call__(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, dict[str, float]]:
-        """Slope of the loss at each token's score, float32 `[T]`; loss, margin and accuracy."""
+        """Gradient of the loss by each token's score, float32 `[T]`; loss, margin and accuracy."""
         scores_T = scores_T.double().requires_grad_()
         losses_P, margins_P = self.compare(scores_T, pairs)
-        (slopes_T,) = torch.autograd.grad(losses_P.mean(), scores_T)
+        (gradients_T,) = torch.autograd.grad(losses_P.mean(), scores_T)
         means = {"loss": losses_P, "margin": margins_P, "accuracy": (margins_P > 0).double()}
-        return slopes_T.float(), {name: values_P.mean().item() for name, values_P in means.items()}
+        return gradients_T.float(), {name: values_P.mean().item() for name, values_P in means.items()}
 
 
 class DPOLoss(PairLoss):
@@ -90,8 +91,8 @@ class BradleyTerryLoss(PairLoss):
         return -logsigmoid(chosen_P - rejected_P - pairs.margins_P), chosen_P - rejected_P
 
 
-class SlopeLoss:
-    """The function whose slope at each token's log-prob, of a critic value, is `columns.weights`."""
+class LinearScoreLoss:
+    """The function whose derivative by each token's log-prob, or by a critic's value, is `columns.weights`."""
 
     token_local = True
 

@@ -6,9 +6,10 @@
     truncate            w = min(ratio, upper)
     mask                w = ratio where lower <= ratio <= upper, else 0
 
-`w` multiplies each token's weight in the policy loss. Truncated importance sampling (TIS) at token level is Yao et al.
-2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masked (MIS), sequence and geometric
-ones Liu et al. 2025, "When Speed Kills Stability"; IcePop masks tokens on both sides (Ring-1T, arXiv:2510.18855).
+`w` multiplies each token's surrogate in the policy loss, and neither its KL nor its entropy. Truncated importance
+sampling (TIS) at token level is Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+Training"; masked (MIS), sequence and geometric ones Liu et al. 2025, "When Speed Kills Stability"; IcePop masks tokens
+on both sides (Ring-1T, arXiv:2510.18855).
 """
 
 import torch

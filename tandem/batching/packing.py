@@ -39,12 +39,19 @@ def to_batch(groups: Sequence[Group]) -> Batch:
 
 
 def _experts(rows: Sequence[Trajectory]) -> IntArray | None:
-    """Of all prompts, then of all responses; a last token, which no model sees, has those of the one before it."""
-    told = [np.concatenate((row.experts, row.experts[-1:])) for row in rows if row.experts is not None]
-    if not told or len(told) < len(rows):
+    """The recorded experts of all prompts, then of all responses; None where a row has none.
+
+    A row's last token, which no model sees, gets those of the token before it.
+    """
+    recorded = [np.concatenate((row.experts, row.experts[-1:])) for row in rows if row.experts is not None]
+    if not recorded or len(recorded) < len(rows):
         return None
-    parts = [np.split(experts, [len(row.prompt.token_ids)]) for row, experts in zip(rows, told, strict=True)]
-    return np.concatenate([half for halves in zip(*parts, strict=True) for half in halves])
+    of_prompts: list[IntArray] = []
+    of_responses: list[IntArray] = []
+    for row, experts in zip(rows, recorded, strict=True):
+        of_prompts.append(experts[: len(row.prompt.token_ids)])
+        of_responses.append(experts[len(row.prompt.token_ids) :])
+    return np.concatenate(of_prompts + of_responses)
 
 
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:

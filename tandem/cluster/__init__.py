@@ -15,7 +15,7 @@ def make_cluster(config: RunConfig, pools: ResourcePoolManager | None = None) ->
         from tandem.cluster.ray import RayCluster
 
         return RayCluster(settings.address, settings.timeout_s)
-    from tandem.controller.roles import pools_of  # here: worker processes import this package, and not every engine
+    from tandem.controller.placement import pools_of  # here: worker processes import this package, and not every engine
 
     if [pool.size for pool in (pools or pools_of(config)).pools.values()] == [1]:
         from tandem.cluster.inline import InlineCluster

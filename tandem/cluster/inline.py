@@ -1,12 +1,14 @@
 """One process: every worker is an object of the driver. A breakpoint is a breakpoint, a traceback is a traceback."""
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError
-from tandem.workers.dispatch import Arguments, Calls, Mesh
-from tandem.workers.host import Host, Worker
+from tandem.workers.host import Worker, WorkerHost
+from tandem.workers.registration import Calls, Mesh
+
+Spec = TypeVar("Spec")
 
 
 class InlineCluster:
@@ -15,18 +17,18 @@ class InlineCluster:
     size = 1
 
     def __init__(self) -> None:
-        self.host = Host()
+        self.host = WorkerHost()
 
     def spawn(self, pool: ResourcePool) -> Self:
         if pool.size != 1:
             raise UserError(f"pool {pool.name}: {pool.size} ranks do not fit one process")
         return self
 
-    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self.host.create(role, kind, arguments)
+    def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
+        return self.host.create(name, kind, spec)
 
-    def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        answers = [None if call is None else self.host.call(role, method, call) for call in calls]
+    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
+        answers = [None if call is None else self.host.call(name, method, call) for call in calls]
         return Future(lambda: answers)
 
     def close(self) -> None:

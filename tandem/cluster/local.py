@@ -20,19 +20,20 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from tandem.cluster.debugger import is_open
-from tandem.cluster.process import TELL_STACKS, Start, serve
-from tandem.cluster.shared_memory import Arena, SharedFile, View
+from tandem.cluster.process import TELL_STACKS, CallRequest, CreateRequest, ProcessSetup, process_main
+from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
-from tandem.workers.dispatch import Arguments, Calls, Mesh
 from tandem.workers.host import Worker
+from tandem.workers.registration import Arguments, Calls, Mesh
 
+Spec = TypeVar("Spec")
 _FORK = multiprocessing.get_context("forkserver")
 _PRELOADED = {"tandem.cluster.process", "tandem.workers.rollout", "tandem.workers.training"}
 _LOOK_S = 1.0
@@ -58,8 +59,8 @@ class _Process:
         (self.connection, theirs), (self._output, output) = pipes
         self.answers = View(answers := SharedFile(), writable=True)
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-        start = Start(self.name, rank, pool.size, theirs, output, environment, answers, *shared)
-        self.process = _FORK.Process(target=serve, args=(start,), name=self.name)
+        setup = ProcessSetup(self.name, rank, pool.size, theirs, output, environment, answers, *shared)
+        self.process = _FORK.Process(target=process_main, args=(setup,), name=self.name)
         self.process.start()
         theirs.close()
         output.close()
@@ -78,10 +79,11 @@ class _Process:
                 self.printed.append(line.rstrip().rpartition("\r")[2])  # of a progress bar, its last state
                 print(f"({self.name}) {self.printed[-1]}\n", end="", flush=True)
 
-    def ask(self, call: _Call, *what: Any) -> None:
+    def request(self, call: _Call, name: str, slot: Slot) -> None:
+        """Tell the process of a request that lies in `slot`, for the worker `name`."""
         self.since = self.since if self.pending else time.monotonic()
         self.pending.append(call)
-        self.send((*what, self.answers.released()))
+        self.send((name, slot, self.answers.released()))
 
     def send(self, request: tuple[Any, ...] | None) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its sentinel tells
@@ -89,15 +91,16 @@ class _Process:
 
     def receive(self) -> None:
         """Take an answer. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
-        place, failed, free = self.connection.recv()
+        slot, failed, free = self.connection.recv()
         self._requests.free(free)
         call, self.since = self.pending.popleft(), time.monotonic()
-        call.answers[self.rank] = self.answers.read(place)
+        call.answers[self.rank] = self.answers.read(slot)
         call.missing -= 1
         if failed:
             raise call.answers[self.rank]
 
-    def obituary(self) -> str:
+    def report_end(self) -> str:
+        """How the process ended, and what it printed last."""
         code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         hint = " (as the system does when memory runs out)" if code == -signal.SIGKILL else ""
@@ -131,13 +134,15 @@ class LocalRanks:
             self.processes.append(_Process(self._pool, rank, gpu, self._requests, up, *shared))
         self._wait(up)
 
-    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self._ask("create", (role, kind), [arguments] * self.size).get()[0]
+    def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
+        self._check_open()
+        call = _Call([None] * self.size, self.size)
+        slot = self._requests.write(CreateRequest(kind, spec), self.size)
+        for process in self.processes:
+            process.request(call, name, slot)
+        return self._wait(call)[0]
 
-    def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        return self._ask("call", (role, method), calls)
-
-    def _ask(self, verb: str, subject: tuple[str, Any], calls: Calls) -> Future[list[Any]]:
+    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
         self._check_open()
         sharing: dict[tuple[int, int], dict[int, Arguments]] = {}
         for rank, arguments in enumerate(calls):
@@ -145,10 +150,11 @@ class LocalRanks:
                 sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
         call = _Call([None] * self.size, sum(map(len, sharing.values())))
         for ranks in sharing.values():
-            one, rows = next(iter(ranks.values())), {rank: arguments.rows for rank, arguments in ranks.items()}
-            place = self._requests.write((verb, subject, one.args, one.kwargs, rows), len(ranks))
+            shared = next(iter(ranks.values()))
+            rows = {rank: arguments.rows for rank, arguments in ranks.items()}
+            slot = self._requests.write(CallRequest(method, shared.args, shared.kwargs, rows), len(ranks))
             for rank in ranks:
-                self.processes[rank].ask(call, subject[0], place)
+                self.processes[rank].request(call, name, slot)
         return Future(partial(self._wait, call))
 
     def _wait(self, call: _Call) -> list[Any]:
@@ -248,7 +254,7 @@ class LocalCluster:
 
     def _lost(self) -> NoReturn:
         wait(self._sentinels, _GRACE_S)
-        dead = [process.obituary() for process in self._processes if process.process.exitcode is not None]
+        dead = [process.report_end() for process in self._processes if process.process.exitcode is not None]
         self.close()
         raise WorkerLost("\n".join(dead)) from None
 
@@ -257,6 +263,6 @@ class LocalCluster:
             process.printed.clear()
             process.signal(TELL_STACKS)
         time.sleep(_LOOK_S)
-        told = "\n".join(line for process in self._processes for line in (f"{process.name}:", *process.printed))
+        stacks = "\n".join(line for process in self._processes for line in (f"{process.name}:", *process.printed))
         self.close()
-        raise WorkerLost(f"a call takes longer than cluster.timeout_s: {self._timeout_s:g}; all ranks are at\n{told}")
+        raise WorkerLost(f"a call takes longer than cluster.timeout_s: {self._timeout_s:g}; all ranks are at\n{stacks}")

@@ -1,9 +1,9 @@
-"""What a process of the local cluster runs: a Host that does what comes over a pipe.
+"""What a process of the local cluster runs: a WorkerHost that does what comes over a pipe.
 
-    (role, place, free) --> serve --> (place, failed, free)
+    (worker's name, slot, free) --> process_main --> (slot, failed, free)
 
-At the places, in shared memory, are the call and what it answered or raised; `free` are places of the other side that
-this one needs no more. The first answer is to no call: the process is up. None ends it, and so does the end of the
+In the slots of shared memory lie the call and what it returned or raised; `free` are slots of the other side that this
+one needs no more. The first answer is to no call: the process is up. None ends it, and so does the end of the
 controller, at which the kernel kills us and whatever we started.
 """
 
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,11 @@ from typing import Any
 import torch
 
 from tandem.cluster.debugger import TerminalPdb
-from tandem.cluster.shared_memory import Arena, Place, SharedFile, View
+from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
 from tandem.errors import TandemError, WorkerError
-from tandem.workers.dispatch import Arguments
-from tandem.workers.host import Host
+from tandem.types import IntArray
+from tandem.workers.host import Worker, WorkerHost
+from tandem.workers.registration import Arguments
 
 TELL_STACKS = signal.SIGUSR1
 """Makes a process print the Python stacks of its threads, whatever it is doing."""
@@ -38,8 +39,8 @@ _FOR_EVER_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a process is given."""
+class ProcessSetup:
+    """What a process is given when it starts."""
 
     name: str
     rank: int
@@ -54,39 +55,61 @@ class Start:
     terminal: str | None
 
 
-def serve(start: Start) -> None:
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """Make a worker."""
+
+    kind: type[Worker[Any]]
+    spec: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """Call a worker's method; ranks that get the same arguments read the same request."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    rows: Mapping[int, IntArray | None]
+    """By rank: its rows of the first argument."""
+
+
+def process_main(setup: ProcessSetup) -> None:
     """The process's main function."""
-    _prepare(start)
-    host = Host(start.rank, start.size)
-    requests, answers = View(start.requests), Arena(start.answers)
+    _prepare(setup)
+    host = WorkerHost(setup.rank, setup.size)
+    requests, answers = View(setup.requests), Arena(setup.answers)
 
     def join() -> None:
-        if start.size > 1:
-            host.join(f"file:///proc/self/fd/{start.rendezvous.descriptor}", start.rank, _FOR_EVER_S)
+        if setup.size > 1:
+            host.join(f"file:///proc/self/fd/{setup.rendezvous.descriptor}", setup.rank, _FOR_EVER_S)
 
-    def perform(place: Place) -> Any:
-        verb, subject, args, kwargs, rows = requests.read(place)
-        return getattr(host, verb)(*subject, Arguments(args, kwargs, rows[start.rank]))
+    def perform(name: str, slot: Slot) -> Any:
+        request = requests.read(slot)
+        if isinstance(request, CreateRequest):
+            return host.create(name, request.kind, request.spec)
+        arguments = Arguments(request.args, request.kwargs, request.rows[setup.rank])
+        return host.call(name, request.method, arguments)
 
-    def answer(role: str, work: Callable[[], Any]) -> None:
+    def answer(name: str, work: Callable[[], Any]) -> None:
         try:
-            place, failed = answers.write(work()), False
+            slot, failed = answers.write(work()), False
         except TandemError as error:
-            place, failed = answers.write(error), True
+            slot, failed = answers.write(error), True
         except Exception:  # noqa: BLE001 - whatever it is, the controller raises it
-            place, failed = answers.write(WorkerError(f"{role}, {host}:\n{traceback.format_exc()}")), True
-        start.connection.send((place, failed, requests.released()))
+            slot, failed = answers.write(WorkerError(f"{name}, {host}:\n{traceback.format_exc()}")), True
+        setup.connection.send((slot, failed, requests.released()))
 
-    answer(start.name, join)
+    answer(setup.name, join)
     with suppress(EOFError):
-        while request := start.connection.recv():
-            role, place, free = request
+        while request := setup.connection.recv():
+            name, slot, free = request
             answers.free(free)
-            answer(role, partial(perform, place))
+            answer(name, partial(perform, name, slot))
     host.close()
 
 
-def _prepare(start: Start) -> None:
+def _prepare(setup: ProcessSetup) -> None:
     os.setsid()  # Ctrl-C on the terminal is for the controller
     controller = multiprocessing.parent_process()
     assert controller is not None
@@ -95,10 +118,10 @@ def _prepare(start: Start) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     for number in (1, 2):
-        os.dup2(start.output.fileno(), number)
-    start.output.close()
+        os.dup2(setup.output.fileno(), number)
+    setup.output.close()
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    os.environ |= start.environment
+    os.environ |= setup.environment
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     mallopt = ctypes.CDLL(None).mallopt  # freed memory is kept: page faults cost more than the copies of a batch
     mallopt(_M_MMAP_THRESHOLD, 1 << 25)
@@ -106,4 +129,4 @@ def _prepare(start: Start) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
-    sys.breakpointhook = lambda: TerminalPdb(start.name, start.terminal, start.turn).set_trace(sys._getframe(1))
+    sys.breakpointhook = lambda: TerminalPdb(setup.name, setup.terminal, setup.turn).set_trace(sys._getframe(1))

@@ -1,9 +1,9 @@
 """Ray: the processes of a pool are actors in a placement group. The only file that imports Ray.
 
-    controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> Host.call
+    controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> WorkerHost.call
                <------ Future <-------- object store <----------------- answer -------------------------
 
-A second thread of each actor tells the stack of the first one, and with it that the process is alive.
+A second thread of each actor reports the stack of the first one, and with it that the process is alive.
 """
 
 import logging
@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pickle import PickleBuffer
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import ray
@@ -28,9 +29,10 @@ from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tandem.types import IntArray
-from tandem.workers.dispatch import Arguments, Calls, Mesh
-from tandem.workers.host import Host, Worker
+from tandem.workers.host import Worker, WorkerHost
+from tandem.workers.registration import Arguments, Calls, Mesh
 
+Spec = TypeVar("Spec")
 _COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out ends a call that hangs, with all stacks
 _CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
@@ -73,12 +75,12 @@ def _unpack(packed: _Packed, own: bool = True) -> Any:
 
 
 class _Process:
-    """What an actor is: a Host."""
+    """What an actor is: a WorkerHost."""
 
     def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
         self._address = ray.util.get_node_ip_address()
-        self._host = Host(rank, pool.size, self._address)
+        self._host = WorkerHost(rank, pool.size, self._address)
         for name, addresses in psutil.net_if_addrs().items():  # gloo would go by what the host's name stands for
             if any(address.address == self._address for address in addresses):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -98,21 +100,31 @@ class _Process:
             self._host.join(rendezvous, self._local_rank, _COLLECTIVE_S)
         return f"pool {self._pool.name}, {self._host}"
 
-    def perform(self, role: str, packed: _Packed, rows: IntArray | None) -> _Packed | TandemError:
+    def create(self, name: str, packed: _Packed) -> _Packed | TandemError:
+        return self._guarded(name, lambda: self._host.create(name, *_unpack(packed)))
+
+    def perform(self, name: str, packed: _Packed, rows: IntArray | None) -> _Packed | TandemError:
+        def call() -> Any:
+            method, args, kwargs = _unpack(packed, own=rows is None)
+            return self._host.call(name, method, Arguments(args, kwargs, rows))
+
+        return self._guarded(name, call)
+
+    def _guarded(self, name: str, work: Callable[[], Any]) -> _Packed | TandemError:
+        """What `work` returns, or the error that it raised, for the controller to raise."""
         try:
-            verb, what, args, kwargs = _unpack(packed, own=rows is None)
-            return _pack(getattr(self._host, verb)(role, what, Arguments(args, kwargs, rows)))
+            return _pack(work())
         except TandemError as error:
             return error
-        except Exception:  # noqa: BLE001  the controller raises it
-            return WorkerError(f"{role}, {self._host}:\n{traceback.format_exc()}")
+        except Exception:  # noqa: BLE001  whatever it is
+            return WorkerError(f"{name}, {self._host}:\n{traceback.format_exc()}")
 
     def close(self) -> None:
         self._host.close()
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
-        """Of every thread but this."""
+        """The stacks of every thread but this."""
         frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
         return "\n".join(f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident]))}" for ident in frames)
 
@@ -145,38 +157,34 @@ class RayRanks:
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
         [meeting] = self._wait([self._actors[0].rendezvous.remote()], self._cluster.start_timeout_s)
-        self._ranks = self._wait(self._ask("join", meeting), self._cluster.start_timeout_s)
+        self._ranks = self._wait(self._call_actors("join", meeting), self._cluster.start_timeout_s)
 
-    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        return self._perform("create", role, kind, [arguments] * self.size).get()[0]
+    def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
+        return _unpack(self._wait(self._call_actors("create", name, ray.put(_pack((kind, spec)))))[0])
 
-    def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
-        return self._perform("call", role, method, calls)
-
-    def _perform(self, verb: str, role: str, what: Any, calls: Calls) -> Future[list[Any]]:
-        """`Host.<verb>(role, what, call)` on each rank that has a call."""
-        sent: dict[tuple[int, int], ObjectRef] = {}
-        asked: dict[int, ObjectRef] = {}
+    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
+        put: dict[tuple[int, int], ObjectRef] = {}
+        pending: dict[int, ObjectRef] = {}
         for rank, call in enumerate(calls):
             if call is not None:
-                same = id(call.args), id(call.kwargs)
-                if same not in sent:
-                    sent[same] = ray.put(_pack((verb, what, call.args, call.kwargs)))
-                asked[rank] = self._actors[rank].perform.remote(role, sent[same], call.rows)
+                shared = id(call.args), id(call.kwargs)
+                if shared not in put:
+                    put[shared] = ray.put(_pack((method, call.args, call.kwargs)))
+                pending[rank] = self._actors[rank].perform.remote(name, put[shared], call.rows)
 
         def wait() -> list[Any]:
-            answers = dict(zip(asked, self._wait(list(asked.values())), strict=True))
+            answers = dict(zip(pending, self._wait(list(pending.values())), strict=True))
             return [_unpack(answers[rank]) if rank in answers else None for rank in range(self.size)]
 
         return Future(wait)
 
-    def _ask(self, method: str, *arguments: Any) -> list[ObjectRef]:
+    def _call_actors(self, method: str, *arguments: Any) -> list[ObjectRef]:
         return [getattr(actor, method).remote(*arguments) for actor in self._actors]
 
-    def _wait(self, asked: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
+    def _wait(self, references: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
         """The answers. A failure ends all pools; its cause is a dead process, if any, as that breaks collectives."""
         try:
-            return self._collect(asked, limit_s or self._cluster.timeout_s)
+            return self._collect(references, limit_s or self._cluster.timeout_s)
         except (TandemError, RayError) as error:
             try:
                 if not isinstance(error, WorkerLost):
@@ -187,10 +195,10 @@ class RayRanks:
                 raise
             raise WorkerLost(f"pool {self._pool.name}: {error}") from None
 
-    def _collect(self, asked: list[ObjectRef], limit_s: float) -> list[Any]:
+    def _collect(self, references: list[ObjectRef], limit_s: float) -> list[Any]:
         deadline = time.monotonic() + limit_s
         answers: dict[ObjectRef, Any] = {}
-        while pending := [reference for reference in asked if reference not in answers]:
+        while pending := [reference for reference in references if reference not in answers]:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=_POLL_S)
             for reference, answer in zip(ready, ray.get(ready), strict=True):
                 if isinstance(answer, TandemError):
@@ -199,24 +207,24 @@ class RayRanks:
             stacks = self._cluster.stacks() if pending else ""
             if pending and time.monotonic() > deadline:
                 raise WorkerLost(f"pool {self._pool.name}: no answer in {limit_s:g} s; all processes are at\n{stacks}")
-        return [answers[reference] for reference in asked]
+        return [answers[reference] for reference in references]
 
     def stacks(self) -> str:
-        """Of each process; WorkerLost when one is dead."""
-        asked = self._ask("stacks")
-        ready, _ = ray.wait(asked, num_returns=self.size, timeout=_PATIENCE_S)
-        told = ""
-        for rank, reference in zip(self._ranks, asked, strict=True):
+        """The stacks of each process; WorkerLost when one is dead."""
+        references = self._call_actors("stacks")
+        ready, _ = ray.wait(references, num_returns=self.size, timeout=_PATIENCE_S)
+        stacks = ""
+        for rank, reference in zip(self._ranks, references, strict=True):
             try:
-                told += f"{rank}:\n{ray.get(reference) if reference in ready else 'too busy to answer'}\n"
+                stacks += f"{rank}:\n{ray.get(reference) if reference in ready else 'too busy to answer'}\n"
             except RayError as error:
                 raise WorkerLost(f"{rank}: the process died\n{error}") from None
-        return told
+        return stacks
 
     def close(self, patience_s: float = _PATIENCE_S) -> None:
         if self in self._cluster.spawned:
             self._cluster.spawned.remove(self)
-            ray.wait(self._ask("close"), num_returns=self.size, timeout=patience_s)
+            ray.wait(self._call_actors("close"), num_returns=self.size, timeout=patience_s)
             for actor in self._actors:
                 ray.kill(actor)
             remove_placement_group(self._group)
@@ -260,7 +268,7 @@ class RayCluster:
         return group
 
     def stacks(self) -> str:
-        """Of all processes; WorkerLost when one is dead."""
+        """The stacks of all processes; WorkerLost when one is dead."""
         return "".join([ranks.stacks() for ranks in self.spawned])
 
     def end(self, patience_s: float = _PATIENCE_S) -> None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts, Signal
 from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
-from tandem.controller.groups import WorkerGroup
-from tandem.controller.learning import old_policy_changes, update
-from tandem.controller.reward_model import Rewards
-from tandem.controller.roles import Roles
+from tandem.controller.assembly import ExperienceRoles, Roles
+from tandem.controller.learning import needs_old_logprobs, update
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.types import Batch, Group, Prompt, StepMetrics
-from tandem.workers.rollout import Ask, draw_asks
+from tandem.workers.rollout import RolloutRequest, seeded_requests
 
 R = TypeVar("R")
 TRAIN, EVAL = 0, 1
@@ -27,6 +25,8 @@ TRAIN, EVAL = 0, 1
 
 
 class Step(NamedTuple):
+    """What a step leaves behind."""
+
     groups: list[Group]
     batch: Batch
     metrics: StepMetrics
@@ -49,106 +49,118 @@ class Clock:
 def train_step(
     roles: Roles, algorithm: Algorithm, config: TrainConfig, prompts: Iterator[Sequence[Prompt]], step: int
 ) -> Step:
-    """Generate, score, prepare, judge, learn, publish. `step` counts from 1; the trained weights are its version.
+    """Generate and score, then learn. `step` counts from 1; the weights that it trains are published as its version.
 
     Sheng et al. 2024 (HybridFlow), figure 1: generation, preparation and learning stages of RLHF.
     """
     clock = Clock()
-    groups, drawn = generate_and_score(roles.rollout, roles.reward, config, prompts, step, clock, algorithm.needs)
+    groups, sampling_metrics = generate_and_score(roles.experience, config, prompts, step, clock, algorithm.needs)
     done = learn_step(roles, algorithm, config, groups, step, clock)
-    return done._replace(metrics={**done.metrics, **drawn})
+    return done._replace(metrics={**done.metrics, **sampling_metrics})
+
+
+def learn_step(
+    roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, clock: Clock
+) -> Step:
+    """Prepare, compute advantages, update, publish: what follows on scored groups."""
+    batch = to_batch(groups)
+    roles.experience.devices.to_training()
+    clock("preparation", lambda: prepare(roles, algorithm, config, batch))
+    metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
+    metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, batch, config, step))
+    clock("publish", lambda: roles.publish(step))
+    return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
 
 
 def generate_and_score(
-    rollout: WorkerGroup,
-    reward: Rewards,
+    roles: ExperienceRoles,
     config: TrainConfig,
     prompts: Iterator[Sequence[Prompt]],
     step: int,
     clock: Clock,
     needs: frozenset[Signal] = frozenset(),
 ) -> tuple[list[Group], StepMetrics]:
-    """A group for each prompt of a step, and how the groups were come by.
+    """A group for each prompt of a step, and metrics of how the groups were sampled.
 
-    With `algorithm.resample_rounds` (DAPO's dynamic sampling, Yu et al. 2025, equation 11) groups that teach nothing,
-    for their rewards are all equal, are replaced by groups of further prompts. What then is missing after the last
-    round they fill up themselves.
+    With `algorithm.resample_rounds` (DAPO's dynamic sampling, Yu et al. 2025, equation 11) uninformative groups, whose
+    rewards are all equal, are replaced by groups of further prompts. After the last round they fill what is missing.
     """
     rounds = config.algorithm.resample_rounds
-    kept: list[Group] = []
-    dull: list[Group] = []
-    size = done = 0
-    while done <= rounds and (done == 0 or len(kept) < size):
+    informative: list[Group] = []
+    uninformative: list[Group] = []
+    wanted = done = 0
+    while done <= rounds and (done == 0 or len(informative) < wanted):
         batch = next(prompts)
-        place = (config.trainer.seed, TRAIN, step, done) if done else (config.trainer.seed, TRAIN, step)
-        groups = _ask(rollout, reward, draw_asks(batch, config.algorithm.group_size, *place), step, clock, needs)
-        kept += [group for group in groups if not rounds or _teaches(group)]
-        dull += [group for group in groups if rounds and not _teaches(group)]
-        size, done = len(batch), done + 1
-    used, unused = (kept + dull)[:size], (kept + dull)[size:]
-    counts = {"rounds": done, "unused": sum(len(group.scores) for group in unused), "dull": max(size - len(kept), 0)}
-    return used, {f"rollout/resample/{name}": float(count) for name, count in counts.items() if rounds}
+        seed = (config.trainer.seed, TRAIN, step, done) if done else (config.trainer.seed, TRAIN, step)
+        requests = seeded_requests(batch, config.algorithm.group_size, *seed)
+        for group in _score_answers(roles, requests, step, clock, needs):
+            (informative if not rounds or is_informative(group) else uninformative).append(group)
+        wanted, done = len(batch), done + 1
+    groups = informative + uninformative
+    if not rounds:
+        return groups, {}
+    return groups[:wanted], {
+        "rollout/resample/rounds": float(done),
+        "rollout/resample/unused": float(sum(len(group.scores) for group in groups[wanted:])),
+        "rollout/resample/uninformative": float(max(wanted - len(informative), 0)),
+    }
 
 
-def _ask(
-    rollout: WorkerGroup, reward: Rewards, asks: list[Ask], step: int, clock: Clock, needs: frozenset[Signal]
-) -> list[Group]:
-    siblings = clock("generation", lambda: rollout.generate(asks).get())
-    groups = clock("reward", lambda: reward.score(siblings, step))
-    if Signal.GREEDY_REWARDS in needs:
-        single = [ask._replace(seeds=ask.seeds[:1]) for ask in asks]
-        answers = clock("generation", lambda: rollout.generate(single, greedy=True).get())
-        for group, answered in zip(groups, clock("reward", lambda: reward.score(answers, step)), strict=True):
-            group.greedy = answered.scores[0]
-    return groups
-
-
-def _teaches(group: Group) -> bool:
+def is_informative(group: Group) -> bool:
+    """Its rewards differ, so that a group-relative advantage is not zero everywhere."""
     return len({score.value for score in group.scores if score.value is not None}) > 1
 
 
-def learn_step(
-    roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, clock: Clock
-) -> Step:
-    actor, reference, critic, batch = roles.actor, roles.reference, roles.critic, to_batch(groups)
-    roles.to_training()
-    clock("preparation", lambda: prepare(actor, reference, critic, batch, old_policy=old_policy_changes(config)))
-    if Signal.SQUARED_PROBS in algorithm.needs:
-        batch.tokens.squared_probs = clock("preparation", lambda: actor.squared_probs(batch).get())
-    metrics = clock("advantages", lambda: judge(algorithm, groups, batch, (config.trainer.seed, step)))
-    metrics |= clock("update", lambda: update(actor, critic, algorithm, batch, config, step))
-    clock("publish", lambda: roles.publish(step))
-    return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
+def _score_answers(
+    roles: ExperienceRoles, requests: list[RolloutRequest], step: int, clock: Clock, needs: frozenset[Signal]
+) -> list[Group]:
+    """The scored answers to each request, with the score of its greedy answer where the algorithm needs it."""
+
+    def answer_and_score(requests: list[RolloutRequest], greedy: bool) -> list[Group]:
+        roles.devices.to_generation()
+        siblings = clock("generation", lambda: roles.rollout.generate(requests, greedy=greedy).get())
+        return clock("reward", lambda: roles.reward.score(siblings, step))
+
+    groups = answer_and_score(requests, greedy=False)
+    if Signal.GREEDY_REWARDS in needs:
+        one_each = [request._replace(seeds=request.seeds[:1]) for request in requests]
+        for group, greedy in zip(groups, answer_and_score(one_each, greedy=True), strict=True):
+            group.greedy = greedy.scores[0]
+    return groups
 
 
-def prepare(
-    actor: WorkerGroup, reference: WorkerGroup | None, critic: WorkerGroup | None, batch: Batch, *, old_policy: bool
-) -> None:
-    """Fill the columns that the models say of the trajectories, every pool at the same time.
+def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batch) -> None:
+    """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
 
-    Without `old_policy` the actor is not asked: its log-probs will be those of the only optimizer step's pass.
+    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass.
     """
-    old = actor.logprobs(batch) if old_policy else None
-    ref = reference.logprobs(batch) if reference else None
-    values = critic.values(batch) if critic else None
-    batch.tokens.old_logprobs, batch.tokens.ref_logprobs, batch.tokens.values = (
-        future and future.get() for future in (old, ref, values)
-    )
+    if config.algorithm.rollout_correction.skip_old_logprobs:
+        batch.tokens.old_logprobs = batch.tokens.rollout_logprobs
+    old = roles.actor.logprobs(batch) if needs_old_logprobs(config, algorithm) else None
+    ref = roles.reference.logprobs(batch) if roles.reference else None
+    values = roles.critic.values(batch) if roles.critic else None
+    squared = roles.actor.squared_probs(batch) if Signal.SQUARED_PROBS in algorithm.needs else None
+    if old is not None:
+        batch.tokens.old_logprobs = old.get()
+    if ref is not None:
+        batch.tokens.ref_logprobs = ref.get()
+    if values is not None:
+        batch.tokens.values = values.get()
+    if squared is not None:
+        batch.tokens.squared_probs = squared.get()
 
 
-def judge(algorithm: Algorithm, groups: Sequence[Group], batch: Batch, seed: Sequence[int]) -> StepMetrics:
+def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Batch, seed: Sequence[int]) -> StepMetrics:
     """Fill the batch's advantages, its returns and the tokens that the loss selects."""
-    tokens = batch.tokens.map(torch.from_numpy)
-    policy_logprobs = tokens.rollout_logprobs if tokens.old_logprobs is None else tokens.old_logprobs
-    assert policy_logprobs is not None
-    verdict = algorithm.advantages(
+    tokens = batch.tokens.map(torch.as_tensor)
+    result = algorithm.advantages(
         Rollouts(
-            rewards_B=torch.from_numpy(batch.rewards),
-            scored_B=torch.from_numpy(batch.scored),
-            groups_B=torch.from_numpy(batch.groups.astype(np.int64)),
-            rows_T=torch.from_numpy(batch.row_of_token),
-            mask_T=torch.from_numpy(batch.loss_mask),
-            policy_logprobs_T=policy_logprobs,
+            rewards_B=torch.as_tensor(batch.rewards),
+            scored_B=torch.as_tensor(batch.scored),
+            groups_B=torch.as_tensor(batch.groups.astype(np.int64)),
+            rows_T=torch.as_tensor(batch.row_of_token),
+            mask_T=torch.as_tensor(batch.loss_mask),
+            policy_logprobs_T=tokens.old_logprobs if Signal.POLICY_LOGPROBS in algorithm.needs else None,
             ref_logprobs_T=tokens.ref_logprobs,
             values_T=tokens.values,
             squared_probs_T=tokens.squared_probs,
@@ -157,10 +169,10 @@ def judge(algorithm: Algorithm, groups: Sequence[Group], batch: Batch, seed: Seq
             seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
         )
     )
-    batch.tokens.advantages = verdict.advantages_T.numpy()
-    batch.tokens.returns = None if verdict.returns_T is None else verdict.returns_T.numpy()
-    batch.tokens.selected = None if verdict.selected_T is None else verdict.selected_T.numpy()
-    return verdict.metrics
+    batch.tokens.advantages = result.advantages_T.numpy()
+    batch.tokens.returns = None if result.returns_T is None else result.returns_T.numpy()
+    batch.tokens.selected = None if result.selected_T is None else result.selected_T.numpy()
+    return result.metrics
 
 
 def _greedy_rewards(groups: Sequence[Group]) -> torch.Tensor:
@@ -177,12 +189,14 @@ def _reward_parts(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
 def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:
     """Lengths of prompts and responses, staleness and entropy of the rollout; with `perf/tokens` for the run."""
     responses, prompts = np.diff(batch.response_offsets), np.diff(batch.prompt_offsets)
-    metrics: dict[str, Any] = {"perf/tokens": responses.sum() + prompts.sum()}
+    metrics = {"perf/tokens": float(responses.sum() + prompts.sum())}
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
-        metrics |= {f"{name}/mean": lengths.mean(), f"{name}/max": lengths.max(), f"{name}/min": lengths.min()}
-    metrics["response_length/clip_ratio"] = (responses >= max_response_tokens).mean()
+        metrics[f"{name}/mean"] = float(lengths.mean())
+        metrics[f"{name}/max"] = float(lengths.max())
+        metrics[f"{name}/min"] = float(lengths.min())
+    metrics["response_length/clip_ratio"] = float((responses >= max_response_tokens).mean())
     if batch.loss_mask.any():
         assert batch.tokens.rollout_logprobs is not None
-        metrics["rollout/entropy"] = -batch.tokens.rollout_logprobs[batch.loss_mask].mean()
-        metrics["rollout/staleness/mean"] = (version - batch.versions[batch.loss_mask]).mean()
-    return {name: float(value) for name, value in metrics.items()}
+        metrics["rollout/entropy"] = float(-batch.tokens.rollout_logprobs[batch.loss_mask].mean())
+        metrics["rollout/staleness/mean"] = float((version - batch.versions[batch.loss_mask]).mean())
+    return metrics

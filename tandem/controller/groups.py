@@ -1,20 +1,26 @@
 """Worker groups: one object in the controller for the workers of a role on all ranks of a pool.
 
-    controller --group.method(batch)--> dispatch --one call a rank--> Ranks --> Host.call --> worker.method
-               <------- Future <------- collect  <--------- answers by rank ---------
+    controller --group.call(method, batch)--> distribute --one call a rank--> Ranks --> WorkerHost.call --> worker
+               <-------- Future <-------------- collect <------ answers by rank ------
 
 A call returns at once; calls of one pool run in the order they were made, on different pools at the same time.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from tandem.controller.dispatch import collect, distribute
 from tandem.controller.pools import ResourcePool
-from tandem.workers.dispatch import Arguments, Calls, Mesh, registration
+from tandem.types import StepMetrics
 from tandem.workers.host import Worker
+from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, registration
 
 T = TypeVar("T")
+Spec = TypeVar("Spec")
+W = TypeVar("W", bound=Worker[Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Future(Generic[T]):
@@ -32,7 +38,7 @@ class Future(Generic[T]):
 
 
 class Ranks(Protocol):
-    """The running processes of one pool, each a `Host`.
+    """The running processes of one pool, each a `WorkerHost`.
 
     A worker that raises ends the call with WorkerError (a TandemError comes as it is); a process that dies, or a call
     that takes longer than `cluster.timeout_s`, ends it with WorkerLost. After either only `close` is legal.
@@ -40,11 +46,11 @@ class Ranks(Protocol):
 
     size: int
 
-    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        """Make a worker of `role` in every process; waits, answers its meshes."""
+    def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
+        """Make the worker `name` in every process; waits, returns its meshes."""
         ...
 
-    def submit(self, role: str, method: str, calls: Calls) -> Future[list[Any]]:
+    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
         """Call the workers, one call a rank; the answers by rank, None where none was made. Arrays in answers are the
         caller's own."""
         ...
@@ -66,22 +72,44 @@ class Cluster(Protocol):
         ...
 
 
-class WorkerGroup:
-    """The workers of one role. Registered methods of their class are methods of the group that return a Future."""
+class RemoteWorkers(Generic[W]):
+    """The workers of one name, one on each rank of a pool. A subclass says in types what its role can be asked for."""
 
-    def __init__(self, ranks: Ranks, role: str, kind: type[Worker], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, ranks: Ranks, name: str, kind: type[W], spec: Any = None) -> None:
+        """Makes the workers: `kind(context, spec)` on every rank."""
         self._ranks = ranks
-        self._role = role
+        self._name = name
         self._kind = kind
-        self._meshes = {"ranks": Mesh({"data": ranks.size}), **ranks.create(role, kind, Arguments(args, kwargs))}
+        self._meshes = {"ranks": Mesh({"data": ranks.size}), **ranks.create(name, kind, spec)}
+
+    def call(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call a registered method, given as `Kind.method`, on the ranks that its dispatch names; one answer for all.
+
+        A subclass of the kind may override the method, and with `register` how it is dispatched.
+        """
+        assert registration(self._kind, method.__name__).dispatch is not Dispatch.ALL, "take call_all: it has a list"
+        return self._submit(method.__name__, *args, **kwargs)
+
+    def call_all(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[list[R]]:
+        """Call a method that is registered for `Dispatch.ALL`; the answers of all ranks."""
+        assert registration(self._kind, method.__name__).dispatch is Dispatch.ALL, "take call: it has one answer"
+        return self._submit(method.__name__, *args, **kwargs)
+
+    def peak_memory(self) -> Future[list[StepMetrics]]:
+        """`perf/peak_memory_gib` of each rank's device so far, whole and by phase."""
+        return self.call_all(Worker[Any].peak_memory)
+
+    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        registered = registration(self._kind, method)
+        mesh = self._meshes[registered.mesh]
+        calls = distribute(registered, mesh, Arguments(args, kwargs))
+        answers = self._ranks.submit(self._name, method, calls)
+        return Future(lambda: collect(registered, mesh, calls, answers.get()))
+
+
+class WorkerGroup(RemoteWorkers[Worker[Any]]):
+    """Workers of your own class: each of its registered methods is a method of the group that returns a Future."""
 
     def __getattr__(self, method: str) -> Callable[..., Future[Any]]:
         registration(self._kind, method)
-        return partial(self._call, method)
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        registered = registration(self._kind, method)
-        mesh, dispatch = self._meshes[registered.mesh], registered.dispatch
-        calls = dispatch.distribute(mesh, Arguments(args, kwargs))
-        answers = self._ranks.submit(self._role, method, calls)
-        return Future(lambda: dispatch.collect(mesh, calls, answers.get()))
+        return partial(self._submit, method)

@@ -1,4 +1,4 @@
-"""A judged batch -> optimizer steps: the cut into steps, what each token weighs, and what came of it."""
+"""A batch with advantages -> optimizer steps: the cut into steps, what each token weighs, and what came of it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
+from tandem.algorithms.base import Signal
 from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.batching.packing import select_rows, split_groups
 from tandem.config.tree import TrainConfig
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.roles import Actor, Critic
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
 
 MISMATCH_BOUND = 0.01
@@ -19,56 +20,62 @@ MISMATCH_BOUND = 0.01
 
 
 def update(
-    actor: WorkerGroup, critic: WorkerGroup | None, algorithm: Algorithm, batch: Batch, config: TrainConfig, step: int
+    actor: Actor, critic: Critic | None, algorithm: Algorithm, batch: Batch, config: TrainConfig, step: int
 ) -> StepMetrics:
     """Every optimizer step of one training step, the actor's and the critic's on the same rows at the same time.
 
-    Returns the mean of each metric over them. Fills `old_logprobs` where nothing has, with NaN on rows left out.
+    Returns the mean of each metric over them. Fills `old_logprobs` where the trainer has computed none before, from the
+    passes before the first optimizer step; NaN on rows that had none.
     """
-    seen = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
-    learns_B, row_of_token = _learns(batch, algorithm, config), batch.row_of_token
-    correction, corrected = _correction(batch, config)
-    done: list[StepMetrics] = []
+    row_of_token = batch.row_of_token
+    trainable_B = _trainable_rows(batch, algorithm, config)
+    correction_metrics = _set_rollout_correction(batch, config)
+    first_logprobs_T = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
+    step_metrics: list[StepMetrics] = []
+    weights_moved = False
     for epoch in range(config.algorithm.epochs):
         for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
-            mask = batch.loss_mask & _members(rows, batch)[row_of_token]
-            weights = algorithm.weights(torch.from_numpy(mask), torch.from_numpy(row_of_token)).numpy()
-            kept = rows[learns_B[rows]]
-            acting = actor.learn(_part(batch, kept, weights * correction), algorithm.loss)
+            in_step_T = batch.loss_mask & _are_in(rows, batch)[row_of_token]
+            weights_T = algorithm.weights(torch.as_tensor(in_step_T), torch.as_tensor(row_of_token)).numpy()
+            trainable = rows[trainable_B[rows]]
+            acting = actor.learn(_optimizer_step_batch(batch, trainable, weights_T), algorithm.loss)
             if critic:
-                done.append(critic.learn(_part(batch, rows, weights), algorithm.value_loss).get()[0])
-            metrics, logprobs = acting.get()
-            if epoch == 0:
-                seen[_members(kept, batch)[row_of_token]] = logprobs
-            done.append(metrics)
+                assert algorithm.value_loss is not None
+                critic_batch = _optimizer_step_batch(batch, rows, weights_T)
+                step_metrics.append(critic.learn(critic_batch, algorithm.value_loss).get()[0])
+            metrics, logprobs_T = acting.get()
+            if not weights_moved:
+                first_logprobs_T[_are_in(trainable, batch)[row_of_token]] = logprobs_T
+            weights_moved = True
+            step_metrics.append(metrics)
     if batch.tokens.old_logprobs is None or config.algorithm.rollout_correction.skip_old_logprobs:
-        batch.tokens.old_logprobs = np.where(batch.loss_mask, seen, np.float32(0))
-    trained = {"actor/trained_share": float(learns_B.mean())}
-    return {**mean_metrics(done), **trained, **corrected, **_mismatch(batch)}
+        batch.tokens.old_logprobs = first_logprobs_T
+    trained_share = {"actor/trained_share": float(trainable_B.mean())}
+    return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **_mismatch(batch)}
 
 
-def old_policy_changes(config: TrainConfig) -> bool:
-    """The old policy's log-probs need a pass of their own.
+def needs_old_logprobs(config: TrainConfig, algorithm: Algorithm) -> bool:
+    """The trainer's log-probs are needed before the update, so that they take a pass of their own.
 
-    With one optimizer step on fresh trajectories it is the policy in hand; importance weights are due before that.
+    With one optimizer step on fresh trajectories the loss's own pass has them. Importance weights and advantages that
+    read them are due before that. `skip_old_logprobs` takes the engine's instead, everywhere.
     """
     correction = config.algorithm.rollout_correction
-    several = config.algorithm.epochs * config.algorithm.minibatches > 1
-    return (several or correction.type != "none") and not correction.skip_old_logprobs
+    several_steps = config.algorithm.epochs * config.algorithm.minibatches > 1
+    early = Signal.POLICY_LOGPROBS in algorithm.needs or correction.type != "none"
+    return (several_steps or early) and not correction.skip_old_logprobs
 
 
-def _correction(batch: Batch, config: TrainConfig) -> tuple[FloatArray, StepMetrics]:
-    """`[T]`: what each token's weight is multiplied with, for the engine drew it by other log-probs; metrics."""
+def _set_rollout_correction(batch: Batch, config: TrainConfig) -> StepMetrics:
+    """Fill the importance weights of the policy loss, where the engine drew the tokens by other log-probs; metrics."""
     settings, tokens = config.algorithm.rollout_correction, batch.tokens
-    assert tokens.rollout_logprobs is not None
-    if settings.skip_old_logprobs:
-        tokens.old_logprobs = tokens.rollout_logprobs
     if settings.type == "none":
-        return np.ones(len(batch.response_ids), np.float32), {}
-    assert tokens.old_logprobs is not None
+        return {}
+    assert tokens.old_logprobs is not None and tokens.rollout_logprobs is not None
     columns = (tokens.old_logprobs, tokens.rollout_logprobs, batch.loss_mask, batch.row_of_token)
-    weights, metrics = rollout_weights(settings, *map(torch.from_numpy, columns))
-    return weights.numpy(), metrics
+    weights_T, metrics = rollout_weights(settings, *map(torch.as_tensor, columns))
+    tokens.importance_weights = weights_T.numpy()
+    return metrics
 
 
 def token_shares(mask: BoolArray) -> FloatArray:
@@ -76,33 +83,34 @@ def token_shares(mask: BoolArray) -> FloatArray:
     return (mask / max(int(mask.sum()), 1)).astype(np.float32)
 
 
-def mean_metrics(done: Sequence[StepMetrics]) -> StepMetrics:
-    """The mean of each metric over those that have it."""
-    return {name: fmean(one[name] for one in done if name in one) for one in done for name in one}
+def mean_metrics(step_metrics: Sequence[StepMetrics]) -> StepMetrics:
+    """The mean of each metric over the optimizer steps that have it."""
+    names = [name for metrics in step_metrics for name in metrics]
+    return {name: fmean(metrics[name] for metrics in step_metrics if name in metrics) for name in dict.fromkeys(names)}
 
 
-def _members(rows: IntArray, batch: Batch) -> BoolArray:
+def _are_in(rows: IntArray, batch: Batch) -> BoolArray:
     """bool `[B]`: the row is one of `rows`."""
-    members_B = np.zeros(len(batch), dtype=np.bool_)
-    members_B[rows] = True
-    return members_B
+    are_in_B = np.zeros(len(batch), dtype=np.bool_)
+    are_in_B[rows] = True
+    return are_in_B
 
 
-def _part(batch: Batch, rows: IntArray, weights: FloatArray) -> Batch:
+def _optimizer_step_batch(batch: Batch, rows: IntArray, weights_T: FloatArray) -> Batch:
     """The rows of one optimizer step, with what their tokens weigh in the loss and in metrics."""
-    part = replace(batch, tokens=replace(batch.tokens, weights=weights))
+    part = replace(batch, tokens=replace(batch.tokens, weights=weights_T))
     part = part if len(rows) == len(batch) else select_rows(part, rows)
     part.tokens.shares = token_shares(part.loss_mask)
     return part
 
 
-def _learns(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> BoolArray:
+def _trainable_rows(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> BoolArray:
     """bool `[B]`: rows whose gradient can differ from zero."""
-    tokens = batch.loss_mask
+    trainable_T = batch.loss_mask
     if config.training.skip_zero_advantage and algorithm.zero_without_advantage:
         assert batch.tokens.advantages is not None
-        tokens = tokens & (batch.tokens.advantages != 0)
-    return np.bincount(batch.row_of_token[tokens], minlength=len(batch)) > 0
+        trainable_T = trainable_T & (batch.tokens.advantages != 0)
+    return np.bincount(batch.row_of_token[trainable_T], minlength=len(batch)) > 0
 
 
 def _mismatch(batch: Batch) -> StepMetrics:

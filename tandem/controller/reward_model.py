@@ -7,49 +7,70 @@ from typing import Protocol
 import numpy as np
 
 from tandem.batching.packing import demonstrations_to_batch, scored_at_the_end
-from tandem.controller.groups import WorkerGroup
-from tandem.types import Demonstration, Group, Score, Status, Trajectory
+from tandem.controller.roles import ValueModel
+from tandem.controller.timesharing import Devices
+from tandem.types import Batch, Demonstration, Group, Score, Status, Trajectory
 
 
 class Rewards(Protocol):
     """Trajectory -> Score: what `RewardManager` does."""
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]: ...
+    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+        """A group for each prompt's trajectories."""
+        ...
 
-    def check_share(self, groups: Iterable[Group]) -> None: ...
+    def check_share(self, groups: Iterable[Group]) -> None:
+        """Raises RewardShareExceeded where more of them than `reward.max_error_share` failed."""
+        ...
 
 
 class ModelRewards:
-    """weight * score of the model (`reward/model`), plus what the functions say; where they fail, so does the reward.
+    """weight * score of the model (`reward/model`), plus the functions' reward; where they fail, so does the reward.
 
     The model reads the token ids of prompt and response, so its tokenizer must be the policy's.
     """
 
-    def __init__(self, model: WorkerGroup, weight: float, functions: Rewards, *, alone: bool) -> None:
+    def __init__(self, model: ValueModel, weight: float, functions: Rewards, devices: Devices, *, alone: bool) -> None:
         """`alone`: the functions are not asked."""
         self._model = model
         self._weight = weight
         self._functions = functions
+        self._devices = devices
         self._alone = alone
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
-        rows = [t for trajectories in siblings for t in trajectories]
-        ends = [scored_at_the_end(Demonstration(0, t.prompt.token_ids, t.response_ids, t.loss_mask)) for t in rows]
-        batch = demonstrations_to_batch(ends)
-        batch.groups = np.repeat(np.arange(len(siblings), dtype=np.int32), [len(row) for row in siblings])
+        """The model scores while the functions do."""
+        batch = _ends_of_answers(siblings)
+        self._devices.to_scoring()
         values = self._model.values(batch)
-        groups = self._unjudged(siblings) if self._alone else self._functions.score(siblings, step)
-        said = iter(values.get()[batch.loss_mask].tolist())
-        return [replace(group, scores=[self._add(score, next(said)) for score in group.scores]) for group in groups]
+        groups = _without_functions(siblings) if self._alone else self._functions.score(siblings, step)
+        model_scores = iter(values.get()[batch.loss_mask].tolist())
+        return [
+            replace(group, scores=[self._add(score, next(model_scores)) for score in group.scores]) for group in groups
+        ]
 
     def check_share(self, groups: Iterable[Group]) -> None:
+        """As the functions' own."""
         self._functions.check_share(groups)
 
-    def _unjudged(self, siblings: Sequence[list[Trajectory]]) -> list[Group]:
-        lost = Score(None, failure=Status.NOT_SCORED)
-        return [Group(row, [lost if t.status is Status.ABORTED else Score(0.0) for t in row]) for row in siblings]
-
-    def _add(self, score: Score, said: float) -> Score:
+    def _add(self, score: Score, model_score: float) -> Score:
         if score.value is None:
             return score
-        return replace(score, value=score.value + self._weight * said, parts={**score.parts, "model": said})
+        value = score.value + self._weight * model_score
+        return replace(score, value=value, parts={**score.parts, "model": model_score})
+
+
+def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
+    """Every trajectory as a row whose only token in the mask comes after the answer: its value is the score."""
+    rows = [trajectory for group in siblings for trajectory in group]
+    batch = demonstrations_to_batch(
+        [scored_at_the_end(Demonstration(0, row.prompt.token_ids, row.response_ids, row.loss_mask)) for row in rows]
+    )
+    batch.groups = np.repeat(np.arange(len(siblings), dtype=np.int32), [len(group) for group in siblings])
+    return batch
+
+
+def _without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:
+    """Groups with score 0, where an answer is whole."""
+    not_scored = Score(None, failure=Status.NOT_SCORED)
+    return [Group(row, [not_scored if t.status is Status.ABORTED else Score(0.0) for t in row]) for row in siblings]

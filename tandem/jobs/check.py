@@ -6,6 +6,7 @@ cause is the one explanation by which they would not: each is a frozen model tha
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +16,19 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import EVAL, Clock, Step, learn_step
-from tandem.controller.learning import old_policy_changes, update
+from tandem.controller.learning import needs_old_logprobs, update
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Placement, Roles, make_roles, pools_of
+from tandem.controller.roles import Actor, Policy
 from tandem.data.chat import encode, render
 from tandem.data.dataset import RLHFDataset
 from tandem.jobs.inputs import Inputs
 from tandem.reward.manager import RewardManager
 from tandem.types import Batch, FloatArray, Group, Prompt, Score
-from tandem.workers.rollout import draw_asks
-from tandem.workers.training import TrainWorker
+from tandem.workers.rollout import seeded_requests
+from tandem.workers.training import TrainSpec, TrainWorker
 
 _PROMPTS = 8
 _WORST = 5
@@ -78,23 +81,23 @@ def check_tokenizer(config: TrainConfig, tokenizer: Any) -> Iterator[Verdict]:
 def _check_template(tokenizer: Any) -> Iterator[Verdict]:
     if tokenizer.chat_template is None:
         return
-    asked = render(tokenizer, _QUESTION, generation_prompt=True)
-    answered = render(tokenizer, _QUESTION + _ANSWER)
+    prompt = render(tokenizer, _QUESTION, generation_prompt=True)
+    conversation = render(tokenizer, _QUESTION + _ANSWER)
     cause = "what the model is asked is not how a conversation with its answer begins"
-    yield Verdict("chat template", answered.startswith(asked), "prompt + answer = conversation", cause)
+    yield Verdict("chat template", conversation.startswith(prompt), "prompt + answer = conversation", cause)
 
 
 def check_numbers(
     config: TrainConfig, inputs: Inputs[RLHFDataset], placement: Placement, reward: RewardManager
 ) -> Iterator[Verdict]:
-    """Of the trainer and the engine; at a learning rate of 0."""
+    """The numbers of the trainer and the engine, at a learning rate of 0."""
     assert inputs.train is not None
     algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
     roles = make_roles(config, inputs.tokenizer, algorithm, 3, placement, reward)
     prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
     groups = _answer(config, roles, prompts, 0)
     batch = to_batch(groups)
-    roles.to_training()
+    roles.experience.devices.to_training()
     trainer = roles.actor.logprobs(batch).get()
     sound, found = _compare(config, batch, trainer)
     cause = (
@@ -103,7 +106,7 @@ def check_numbers(
     yield Verdict("log-probs, engine against trainer", sound, found, cause)
 
     steps = [learn_step(roles, algorithm, config, groups, step, Clock()) for step in (1, 2, 3)]
-    roles.to_training()
+    roles.experience.devices.to_training()
     moved = float(np.abs(roles.actor.logprobs(batch).get() - trainer).max())
     yield Verdict(
         "three steps at lr 0", moved == 0, f"log-probs moved by {moved:.1e}", "weights change without a gradient"
@@ -111,7 +114,7 @@ def check_numbers(
 
     roles.publish(4)
     again = to_batch(_answer(config, roles, prompts, 4))
-    roles.to_training()
+    roles.experience.devices.to_training()
     same, found = _compare(config, again, roles.actor.logprobs(again).get())
     yield Verdict(
         "weights after a publish", same, found, "the publish leaves other weights in the engine than it was given"
@@ -125,13 +128,13 @@ def _check_cut(config: TrainConfig, placement: Placement, done: Step) -> Verdict
     smaller = training.model_copy(
         update={"tokens_per_micro_batch": max(1, (len(batch.prompt_ids) + len(batch.response_ids)) // _PROMPTS)}
     )
-    actor = placement.group(
-        Role.RewardModel, TrainWorker, config.model, smaller, training.optimizer, 3, config.generation.temperature
-    )
-    if not old_policy_changes(config):
-        batch.tokens.old_logprobs = None
+    name = "actor_in_smaller_micro_batches"
+    spec = replace(actor_spec(config, 3), training=smaller)
+    actor = placement.group(Role.Actor, Actor, TrainWorker, spec, name=name)
     algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
-    norm = update(actor, None, algorithm, batch, config, 1)[f"{Role.RewardModel}/grad_norm"]
+    if not needs_old_logprobs(config, algorithm):
+        batch.tokens.old_logprobs = None
+    norm = update(actor, None, algorithm, batch, config, 1)[f"{name}/grad_norm"]
     whole = done.metrics["actor/grad_norm"]
     found = f"gradient norm {whole:.6g} and {norm:.6g} by {smaller.tokens_per_micro_batch} tokens a micro-batch"
     bound = 1e-4 if config.model.dtype == "float32" else 0.02
@@ -152,8 +155,8 @@ def at_rest(config: TrainConfig) -> TrainConfig:
 
 def _answer(config: TrainConfig, roles: Roles, prompts: list[Prompt], step: int) -> list[Group]:
     """Rewards alternate: every group has something to learn."""
-    asks = draw_asks(prompts, max(2, config.algorithm.group_size), config.trainer.seed, EVAL, step)
-    siblings = roles.rollout.generate(asks).get()
+    requests = seeded_requests(prompts, max(2, config.algorithm.group_size), config.trainer.seed, EVAL, step)
+    siblings = roles.experience.rollout.generate(requests).get()
     return [Group(group, [Score(float(place % 2)) for place in range(len(group))]) for group in siblings]
 
 
@@ -179,14 +182,15 @@ def _explain(config: TrainConfig, placement: Placement, batch: Batch, trainer: F
     }
     found = _difference(batch, trainer)[1]
 
-    def frozen(suspect: ModelConfig, at: float) -> FloatArray:
-        scorer = placement.group(Role.RewardModel, TrainWorker, suspect, config.training, None, 1, at)
-        return scorer.logprobs(batch).get()
+    def logprobs_of(suspect: ModelConfig, temperature: float) -> FloatArray:
+        spec = TrainSpec(suspect, config.training, temperature=temperature)
+        return placement.group(Role.RefPolicy, Policy, TrainWorker, spec, name="suspect").logprobs(batch).get()
 
-    for cause, (suspect, at) in suspects.items():
-        if _difference(batch, frozen(suspect, at))[1] < 0.5 * found:
+    for cause, (suspect, suspect_temperature) in suspects.items():
+        if _difference(batch, logprobs_of(suspect, suspect_temperature))[1] < 0.5 * found:
             return cause
-    rounded = np.abs(frozen(model.model_copy(update={"dtype": other}), temperature) - trainer)[batch.loss_mask].mean()
+    other_dtype = logprobs_of(model.model_copy(update={"dtype": other}), temperature)
+    rounded = np.abs(other_dtype - trainer)[batch.loss_mask].mean()
     if rounded / _ROUNDING < found < rounded * _ROUNDING:
         return f"dtype mismatch: the engine computes in {other}, or rounds as much"
     return "the engine holds other weights than the trainer, or computes another model"

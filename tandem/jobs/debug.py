@@ -8,8 +8,9 @@ from typing import Any
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import make_experience_roles
 from tandem.controller.dataflow import Clock, Step, describe_batch, generate_and_score, learn_step
-from tandem.controller.roles import Placement, make_rollout, pools_of
+from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.errors import UserError
@@ -31,18 +32,17 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
     trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:
-        rollout = make_rollout(config, inputs.tokenizer, Placement(cluster, pools_of(config)))
-        rollout.publish(0).get()
+        roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
         for step in range(1, steps + 1):
             clock = Clock()
             prompts = ([train[row] for row in rows] for rows in sampler)
-            groups, drawn = generate_and_score(rollout, reward, config, prompts, step, clock)
+            groups, sampling_metrics = generate_and_score(roles, config, prompts, step, clock)
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
             described = describe_batch(batch, config.generation.max_response_tokens, version=0)
             for tracker in trackers:
-                tracker.log(step, {**reward_metrics(groups), **drawn, **described, **clock.seconds})
-            reward.check_share(groups)
+                tracker.log(step, {**reward_metrics(groups), **sampling_metrics, **described, **clock.seconds})
+            roles.reward.check_share(groups)
     for tracker in trackers:
         tracker.close()
     return True

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
 from tandem.config.tree import ModelConfig, SftConfig, TrainConfig
+from tandem.controller.placement import pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tandem.models.loading import load_tokenizer

@@ -1,47 +1,51 @@
 """Training on pairs of answers as a job: DPO and its kin, and reward models."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, PairBatch, PairLoss, SlopeLoss
+from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch, PairLoss
 from tandem.batching.packing import pairs_to_batch, scored_at_the_end
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Placement, pools_of
+from tandem.controller.roles import Actor, Critic, Policy, Trained
 from tandem.data.sft import DemonstrationDataset
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.jobs.sft import SupervisedJob
 from tandem.types import Batch, FloatArray, Preference, StepMetrics
-from tandem.workers.training import TrainWorker
+from tandem.workers.training import TrainSpec, TrainWorker
 
+Model = TypeVar("Model", bound=Trained)
 PairInputs = Inputs[DemonstrationDataset[Preference]]
 
 
-class PreferenceJob(SupervisedJob[Preference]):
-    """Every step scores the pairs' tokens, takes the loss's slope at each score, and descends these slopes."""
+class PreferenceJob(SupervisedJob[Preference, Model]):
+    """Every step scores the pairs' tokens, takes the loss's gradient by each score, and descends along these."""
 
     loss: PairLoss
-    reference: WorkerGroup | None = None
+    reference: Policy | None = None
+
+    @abstractmethod
+    def scores(self, batch: Batch) -> FloatArray:
+        """What the loss compares of each token in the mask, `[T]`."""
 
     def batch_of(self, pairs: Sequence[Preference]) -> Batch:
+        """The rows that the model sees."""
         return pairs_to_batch(pairs)
 
-    def scores(self, batch: Batch) -> FloatArray:
-        """Of each token in the mask, `[T]`."""
-        return self._trained.logprobs(batch).get()
-
     def learn(self, rows: Sequence[Preference]) -> tuple[Batch, StepMetrics]:
-        batch, slopes, metrics = self._compare(rows)
-        batch.tokens.weights = slopes
-        return batch, {**metrics, **self._trained.learn(batch, SlopeLoss()).get()[0]}
+        batch, gradients_T, metrics = self._compare(rows)
+        batch.tokens.weights = gradients_T
+        return batch, {**metrics, **self._model.learn(batch, LinearScoreLoss()).get()[0]}
 
-    def judge(self, rows: Sequence[Preference]) -> StepMetrics:
+    def validation_metrics(self, rows: Sequence[Preference]) -> StepMetrics:
         return self._compare(rows)[2]
 
     def _compare(self, pairs: Sequence[Preference]) -> tuple[Batch, FloatArray, StepMetrics]:
@@ -54,37 +58,48 @@ class PreferenceJob(SupervisedJob[Preference]):
             margins_P=torch.tensor([pair.margin for pair in pairs]),
             ref_logprobs_T=torch.from_numpy(reference.get()) if reference else None,
         )
-        slopes_T, metrics = self.loss(scores_T, compared)
-        return batch, slopes_T.numpy(), metrics
+        gradients_T, metrics = self.loss(scores_T, compared)
+        return batch, gradients_T.numpy(), metrics
 
 
-class DpoJob(PreferenceJob):
+class DpoJob(PreferenceJob[Actor]):
     """The policy is its own reward model (Rafailov et al. 2023)."""
 
     name = "dpo"
 
     def __init__(self, config: DpoConfig, inputs: PairInputs, placement: Placement) -> None:
-        super().__init__(config, inputs, placement, Role.Actor)
+        super().__init__(config, inputs, placement)
         self.loss = DPOLoss(config.preference)
         if config.preference.loss != "simpo":
-            self.reference = placement.group(Role.RefPolicy, TrainWorker, config.model, config.training, None)
+            frozen = TrainSpec(config.model, config.training)
+            self.reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
+
+    def make_model(self, spec: TrainSpec) -> Actor:
+        """The policy."""
+        return self.placement.group(Role.Actor, Actor, TrainWorker, spec)
+
+    def scores(self, batch: Batch) -> FloatArray:
+        """Log-probs."""
+        return self._model.logprobs(batch).get()
 
 
-class RewardModelJob(PreferenceJob):
+class RewardModelJob(PreferenceJob[Critic]):
     """One score for a prompt and its answer: a value head after the last token."""
 
     name = "reward_model"
     loss = BradleyTerryLoss()
 
-    def __init__(self, config: SftConfig, inputs: PairInputs, placement: Placement) -> None:
-        super().__init__(config, inputs, placement, Role.RewardModel)
+    def make_model(self, spec: TrainSpec) -> Critic:
+        """A model with a value head."""
+        return self.placement.group(Role.RewardModel, Critic, TrainWorker, replace(spec, value_head=True))
 
     def batch_of(self, pairs: Sequence[Preference]) -> Batch:
         ends = [replace(p, chosen=scored_at_the_end(p.chosen), rejected=scored_at_the_end(p.rejected)) for p in pairs]
         return pairs_to_batch(ends)
 
     def scores(self, batch: Batch) -> FloatArray:
-        return self._trained.values(batch).get()
+        """The value after each answer's last token."""
+        return self._model.values(batch).get()
 
 
 def train_dpo(config: DpoConfig, inputs: PairInputs) -> bool:

@@ -11,8 +11,8 @@ from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import RayClusterConfig, TrainConfig
 from tandem.controller.groups import WorkerGroup
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
-from tandem.controller.roles import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.rl import RlJob

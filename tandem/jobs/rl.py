@@ -2,13 +2,15 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.algorithms import make_algorithm
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import make_experience_roles, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
-from tandem.controller.roles import Placement, make_roles, make_rollout, pools_of
+from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.files import write_text
@@ -45,14 +47,14 @@ class RlJob:
         except BaseException:
             placement.close()
             raise
-        self._val_reward = val_reward or self._roles.reward
+        self._val_reward = val_reward
 
     def step(self, step: int) -> StepMetrics:
         done = self._advance(step)
         config, trainer = self._config, self._config.trainer
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             write_trajectories(trajectories_path(trainer.run_dir, step), step, done.groups, done.batch)
-        self._roles.reward.check_share(done.groups)
+        self._roles.experience.reward.check_share(done.groups)
         described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
@@ -64,7 +66,10 @@ class RlJob:
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
         assert val is not None
-        return validate(self._roles.rollout, self._val_reward, val, self._config, step)
+        roles = self._roles.experience
+        if self._val_reward is not None:
+            roles = replace(roles, reward=self._val_reward)
+        return validate(roles, val, self._config, step)
 
     def save(self, directory: Path) -> None:
         for name, group in self._roles.trained.items():
@@ -76,7 +81,7 @@ class RlJob:
         write_text(directory / "state" / "rl.json", json.dumps(state))
 
     def load(self, directory: Path) -> None:
-        self._roles.to_training()
+        self._roles.experience.devices.to_training()
         for name, group in self._roles.trained.items():
             group.load(directory / name).get()
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
@@ -99,6 +104,5 @@ def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StepMetr
     """`tandem eval`: answer and score `data.val_files` with `model.path`."""
     assert inputs.val is not None
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
-        rollout = make_rollout(config, inputs.tokenizer, Placement(cluster, pools_of(config)))
-        rollout.publish(0).get()
-        return validate(rollout, reward, inputs.val, config, step=0)
+        roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
+        return validate(roles, inputs.val, config, step=0)

@@ -12,7 +12,7 @@ from typing import Protocol
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
-from tandem.controller.roles import Placement
+from tandem.controller.placement import Placement
 from tandem.errors import WorkerLost
 from tandem.files import write_text
 from tandem.tracking.base import Tracker

@@ -14,28 +14,28 @@ from tandem.batching.packing import demonstrations_to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
 from tandem.controller.learning import token_shares
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Placement, pools_of
+from tandem.controller.roles import Actor, Trained
 from tandem.data.sampler import Sampler
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.types import Batch, Demonstration, StepMetrics
-from tandem.workers.training import TrainWorker
+from tandem.workers.training import TrainSpec, TrainWorker
 
 Item = TypeVar("Item")
+Model = TypeVar("Model", bound=Trained)
 
 
-class SupervisedJob(ABC, Generic[Item]):
+class SupervisedJob(ABC, Generic[Item, Model]):
     """Trains one model on rows of data, as many a step as `data.rows_per_step` says."""
 
     name: str
-    """Of the kind of training: first part of its metrics' names."""
+    """The kind of training: the first part of its metrics' names."""
 
-    def __init__(
-        self, config: SftConfig, inputs: Inputs[DemonstrationDataset[Item]], placement: Placement, role: Role
-    ) -> None:
+    def __init__(self, config: SftConfig, inputs: Inputs[DemonstrationDataset[Item]], placement: Placement) -> None:
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -44,18 +44,20 @@ class SupervisedJob(ABC, Generic[Item]):
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self.placement = placement
-        options = {"critic": True} if role is Role.RewardModel else {}
-        optimizer = config.training.optimizer
-        self._trained = placement.group(
-            role, TrainWorker, config.model, config.training, optimizer, self.total_steps, **options
+        self._model = self.make_model(
+            TrainSpec(config.model, config.training, config.training.optimizer, total_steps=self.total_steps)
         )
 
     @abstractmethod
-    def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
-        """One optimizer step; metrics without their first part, those of the optimizer with the role's."""
+    def make_model(self, spec: TrainSpec) -> Model:
+        """The workers of the model that is trained."""
 
     @abstractmethod
-    def judge(self, rows: Sequence[Item]) -> StepMetrics:
+    def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
+        """One optimizer step; metrics without their first part, those of the optimizer with the worker's name."""
+
+    @abstractmethod
+    def validation_metrics(self, rows: Sequence[Item]) -> StepMetrics:
         """The metrics of validation rows, without `val/`."""
 
     def step(self, step: int) -> StepMetrics:
@@ -67,15 +69,16 @@ class SupervisedJob(ABC, Generic[Item]):
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
         assert val is not None
-        return {f"val/{name}": value for name, value in self.judge([val[row] for row in range(len(val))]).items()}
+        metrics = self.validation_metrics([val[row] for row in range(len(val))])
+        return {f"val/{name}": value for name, value in metrics.items()}
 
     def save(self, directory: Path) -> None:
-        self._trained.save(directory).get()
+        self._model.save(directory).get()
         self._inputs.tokenizer.save_pretrained(directory / "model")
         write_text(directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
 
     def load(self, directory: Path) -> None:
-        self._trained.load(directory).get()
+        self._model.load(directory).get()
         state = json.loads((directory / "state" / "data.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
 
@@ -83,24 +86,28 @@ class SupervisedJob(ABC, Generic[Item]):
         self.placement.close()
 
 
-class SftJob(SupervisedJob[Demonstration]):
+class SftJob(SupervisedJob[Demonstration, Actor]):
     """Maximum likelihood of the demonstrations' answers, token mean over each step."""
 
     name = "sft"
 
+    def make_model(self, spec: TrainSpec) -> Actor:
+        """A policy."""
+        return self.placement.group(Role.Actor, Actor, TrainWorker, spec)
+
     def learn(self, rows: Sequence[Demonstration]) -> tuple[Batch, StepMetrics]:
         batch = demonstrations_to_batch(rows)
         batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
-        return batch, self._trained.learn(batch, NextTokenLoss()).get()[0]
+        return batch, self._model.learn(batch, NextTokenLoss()).get()[0]
 
-    def judge(self, rows: Sequence[Demonstration]) -> StepMetrics:
+    def validation_metrics(self, rows: Sequence[Demonstration]) -> StepMetrics:
         """Mean negative log-likelihood of the answers' tokens."""
         batch = demonstrations_to_batch(rows)
-        logprobs = self._trained.logprobs(batch).get()
+        logprobs = self._model.logprobs(batch).get()
         return {"loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
 
 
 def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> bool:
     """`tandem sft`: True when the run reached its last step."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config)), Role.Actor))
+        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config))))

@@ -5,21 +5,19 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import ExperienceRoles
 from tandem.controller.dataflow import EVAL
-from tandem.controller.groups import WorkerGroup
-from tandem.controller.reward_model import Rewards
 from tandem.data.dataset import RLHFDataset
 from tandem.types import Group, Score, StepMetrics
-from tandem.workers.rollout import draw_asks
+from tandem.workers.rollout import seeded_requests
 
 
-def validate(
-    rollout: WorkerGroup, reward: Rewards, dataset: RLHFDataset, config: TrainConfig, step: int
-) -> StepMetrics:
+def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: TrainConfig, step: int) -> StepMetrics:
     """Answer every prompt as `generation.eval` says, score the answers, summarize."""
     prompts = [dataset[row] for row in range(len(dataset))]
-    asks = draw_asks(prompts, config.generation.eval.samples, config.trainer.seed, EVAL, step)
-    return summarize(reward.score(rollout.generate_for_eval(asks).get(), step))
+    requests = seeded_requests(prompts, config.generation.eval.samples, config.trainer.seed, EVAL, step)
+    roles.devices.to_generation()
+    return summarize(roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step))
 
 
 def summarize(groups: Sequence[Group]) -> StepMetrics:

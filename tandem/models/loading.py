@@ -36,7 +36,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:
     """A causal language model with every dropout at 0, in `model.dtype`, on the GPU if there is one."""
-    return load_model(config, critic=False)
+    return load_model(config, value_head=False)
 
 
 def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -50,12 +50,12 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
 
 
-def load_empty(config: ModelConfig, critic: bool) -> PreTrainedModel:
+def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The model of `load_model` on the meta device, to be laid out and then filled."""
-    path, auto_class, shape = _described(config, critic)
+    auto_class, shape = _class_and_shape(value_head)
     with torch.device("meta"):
         model = auto_class.from_config(
-            _model_config(config, path, shape),
+            _model_config(config, shape),
             dtype=getattr(torch, config.dtype),
             attn_implementation=ATTENTION,
             trust_remote_code=config.trust_remote_code,
@@ -65,9 +65,9 @@ def load_empty(config: ModelConfig, critic: bool) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, config: ModelConfig, critic: bool) -> None:
+def fill(model: PreTrainedModel, config: ModelConfig) -> None:
     """Read this rank's part of every parameter from the model directory, and compute the buffers."""
-    path, _, _ = _described(config, critic)
+    path = config.path
     parameters = dict(model.named_parameters())
     try:
         theirs = {name.replace(".base_layer.", "."): tensor for name, tensor in parameters.items()}
@@ -81,20 +81,20 @@ def fill(model: PreTrainedModel, config: ModelConfig, critic: bool) -> None:
     model.initialize_weights()
 
 
-def _described(config: ModelConfig, critic: bool) -> tuple[Path, Any, dict[str, Any]]:
-    """Directory, class and shape of the policy or the critic."""
-    if critic:
-        return config.critic_path or config.path, transformers.AutoModelForTokenClassification, {"num_labels": 1}
-    return config.path, transformers.AutoModelForCausalLM, {}
+def _class_and_shape(value_head: bool) -> tuple[Any, dict[str, Any]]:
+    """The class of transformers to load, and what its configuration needs besides."""
+    if value_head:
+        return transformers.AutoModelForTokenClassification, {"num_labels": 1}
+    return transformers.AutoModelForCausalLM, {}
 
 
-def load_model(config: ModelConfig, critic: bool) -> PreTrainedModel:
+def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The policy, or the same body with a value head of one number a token: a zero one where the directory has none."""
-    path, auto_class, shape = _described(config, critic)
-    model_config = _model_config(config, path, shape)
+    auto_class, shape = _class_and_shape(value_head)
+    model_config = _model_config(config, shape)
     try:
         model, report = auto_class.from_pretrained(
-            path,
+            config.path,
             config=model_config,
             dtype=getattr(torch, config.dtype),
             attn_implementation=ATTENTION,
@@ -102,14 +102,15 @@ def load_model(config: ModelConfig, critic: bool) -> PreTrainedModel:
             **_options(config),
         )
     except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(path, error) from None
-    _zero_value_head(model, path, report["missing_keys"])
+        raise _cannot_load(config.path, error) from None
+    _zero_value_head(model, config.path, report["missing_keys"])
     make_lean(model)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _model_config(config: ModelConfig, path: Path, shape: dict[str, Any]) -> Any:
-    """Of the directory, every dropout at 0."""
+def _model_config(config: ModelConfig, shape: dict[str, Any]) -> Any:
+    """The directory's configuration with every dropout at 0."""
+    path = config.path
     _check_directory(path)
     try:
         model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)

@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group get the same micro-batches, share their tokens, and answer alike.
 
-    MicroBatch --part--> this rank's tokens --> hidden states --> its scored tokens --scored--> those of all
+    MicroBatch --local_part--> this rank's tokens --> hidden states --> its scored tokens --gather--> those of all
 
 Rank layout: `rank = data * context_parallel + context`.
 """
@@ -22,7 +22,7 @@ from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalMicroBatch:
     """A rank's part of a micro-batch. `_S` here: the scored tokens that are this rank's."""
 
     token_ids: IntArray
@@ -34,13 +34,13 @@ class Part:
     mine: Tensor
     """int64 `[S]`: places among the micro-batch's scored tokens."""
     columns: Columns
-    """Of all the micro-batch's scored tokens."""
+    """The columns of all the micro-batch's scored tokens."""
     size: int
-    """How many these are."""
+    """How many scored tokens the whole micro-batch has."""
 
 
-class Context:
-    """The group of this rank."""
+class ContextParallel:
+    """The context-parallel group of this rank."""
 
     def __init__(self, ranks: int, model: PreTrainedConfig) -> None:
         """Every rank of torch.distributed calls it together."""
@@ -60,7 +60,7 @@ class Context:
         self._rank = dist.get_rank() % ranks
         self._group: Any = groups[dist.get_rank() // ranks]
 
-    def part(self, micro_batch: MicroBatch, device: torch.device) -> Part:
+    def local_part(self, micro_batch: MicroBatch, device: torch.device) -> LocalMicroBatch:
         """Equal numbers of tokens; what is missing for that stands at the end, as a segment of its own."""
         tokens, offsets, prefixes = micro_batch.token_ids, micro_batch.offsets, micro_batch.prefixes
         if padding := -len(tokens) % self._ranks:
@@ -73,7 +73,7 @@ class Context:
         def on_device(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        return Part(
+        return LocalMicroBatch(
             token_ids=tokens[start : start + share],
             plan=rows if self._group is None else ScatteredRows(rows, self._group),
             scored=on_device(micro_batch.scored[mine] - start),
@@ -83,7 +83,7 @@ class Context:
             size=len(micro_batch.scored),
         )
 
-    def scored(self, part: Part, outputs: Outputs[Tensor]) -> Outputs[Tensor]:
+    def gather(self, part: LocalMicroBatch, outputs: Outputs[Tensor]) -> Outputs[Tensor]:
         """From the outputs for this rank's scored tokens, those for all of the micro-batch's."""
         if self._group is None:
             return outputs
@@ -96,36 +96,44 @@ class Context:
         return outputs.map(whole)
 
     def backward(
-        self, head: VocabularyHead | ValueHead, part: Part, hidden_S: Tensor, targets_S: Tensor, loss: TokenLoss[Tensor]
+        self,
+        head: VocabularyHead | ValueHead,
+        part: LocalMicroBatch,
+        hidden_S: Tensor,
+        targets_S: Tensor,
+        loss: TokenLoss[Tensor],
     ) -> LossResult:
         """The head's `backward`; each token's loss and metrics are counted by one rank of the group."""
         if self._group is None:
             return head.backward(hidden_S, targets_S, part.columns, loss)
-        columns, counted = part.columns.map(lambda column: column[part.mine]), None
-        if not loss.token_local:
-            with torch.no_grad():
-                said = self.scored(part, head.forward(hidden_S, targets_S))
-            said.squared_probs_S = None  # no loss reads it
-            value, metrics, slopes = differentiate(loss, said, part.columns)
-            counted = LossResult.of([(value, metrics)] if self._rank == 0 else [], said)
-            columns, loss = _by_slopes(slopes.map(lambda column: column[part.mine])), _Slopes()
-        result = head.backward(hidden_S, targets_S, columns, loss)
-        return counted or LossResult(result.loss, result.metrics, [self.scored(part, result.outputs[0])])
+        columns = part.columns.map(lambda column: column[part.mine])
+        if loss.token_local or part.size == 0:  # no loss is asked about no tokens
+            result = head.backward(hidden_S, targets_S, columns, loss)
+            return LossResult(result.loss, result.metrics, [self.gather(part, result.outputs[0])])
+        with torch.no_grad():
+            outputs = self.gather(part, head.forward(hidden_S, targets_S))
+        outputs.squared_probs_S = None  # no loss reads it
+        value, metrics, gradients = differentiate(loss, outputs, part.columns)
+        own_gradients = gradients.map(lambda column: column[part.mine])
+        head.backward(hidden_S, targets_S, _gradient_columns(own_gradients), _LinearLoss())
+        return LossResult.of([(value, metrics)] if self._rank == 0 else [], outputs)
 
 
-def _by_slopes(slopes: Outputs[Tensor]) -> Columns:
-    return TokenColumns(weights=slopes.logprobs_S, shares=slopes.entropy_S, values=slopes.values_S)
+def _gradient_columns(gradients: Outputs[Tensor]) -> Columns:
+    return TokenColumns(weights=gradients.logprobs_S, shares=gradients.entropy_S, values=gradients.values_S)
 
 
-class _Slopes:
-    """The linear loss that has the same derivatives as another one here: slope times output, from `_by_slopes`."""
+class _LinearLoss:
+    """gradient * output, summed: the loss that has the derivatives of another one, given by `_gradient_columns`."""
 
     token_local = True
 
     def __call__(self, outputs: Outputs[Tensor], columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-        slopes = (columns.weights, columns.shares, columns.values)
-        said = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
+        gradients = (columns.weights, columns.shares, columns.values)
+        values = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
         terms = [
-            (slope * x).sum() for slope, x in zip(slopes, said, strict=True) if slope is not None and x is not None
+            (gradient * value).sum()
+            for gradient, value in zip(gradients, values, strict=True)
+            if gradient is not None and value is not None
         ]
         return torch.stack(terms).sum(), {}

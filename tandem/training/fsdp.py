@@ -18,13 +18,13 @@ from tandem.models.attention import PackedRows, ScatteredRows
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.lora import add_adapters, is_adapter, merged_weights, write_adapters
 from tandem.training.base import LossResult, TrainEngine, sum_parts
-from tandem.training.context import Context, Part
+from tandem.training.context import ContextParallel, LocalMicroBatch
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
 from tandem.training.optimizer import MasterAdamW
 from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
 
-_NOTHING = MicroBatch(
+_EMPTY_MICRO_BATCH = MicroBatch(
     token_ids=np.zeros(1, dtype=np.int32),
     offsets=np.array([0, 1]),
     prefixes=np.array([-1]),
@@ -60,7 +60,7 @@ class FsdpEngine:
         if not optimizer:
             model.requires_grad_(False)
         self._layout = layout or Whole(model)
-        self._context = Context(config.context_parallel, model.config)
+        self._context = ContextParallel(config.context_parallel, model.config)
         self._optimizer = MasterAdamW(model, optimizer, total_steps, config.cpu_offload) if optimizer else None
         self._checkpointing = config.activation_checkpointing
         if self._checkpointing:
@@ -79,7 +79,7 @@ class FsdpEngine:
     def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[torch.Tensor]]:
         with self._layout.gathered():
             passes = self._passes(micro_batches)
-            outputs = [self._context.scored(part, self._head.forward(*self._inputs(part))) for part in passes]
+            outputs = [self._context.gather(part, self._head.forward(*self._inputs(part))) for part in passes]
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
@@ -123,12 +123,12 @@ class FsdpEngine:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 
-    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[Part]:
+    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[LocalMicroBatch]:
         """This rank's part of each; as many as the rank with the most of them has."""
-        passes = [*micro_batches, *[_NOTHING] * self._layout.lacking(len(micro_batches))]
-        return [self._context.part(micro_batch, self._layout.device) for micro_batch in passes]
+        passes = [*micro_batches, *[_EMPTY_MICRO_BATCH] * self._layout.lacking(len(micro_batches))]
+        return [self._context.local_part(micro_batch, self._layout.device) for micro_batch in passes]
 
-    def _inputs(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    def _inputs(self, part: LocalMicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
         hidden = _run(self.model.base_model, part.token_ids, part.plan)
         return hidden.index_select(0, part.scored), part.targets
@@ -146,17 +146,17 @@ def make_engine(
     *,
     total_steps: int = 1,
     temperature: float = 1.0,
-    critic: bool = False,
+    value_head: bool = False,
 ) -> TrainEngine:
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several."""
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
-    loaded = load_empty(model, critic) if sharded else load_model(model, critic)
+    loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
     loaded.requires_grad_(optimizer is not None)
-    if model.lora and optimizer and not critic:
+    if model.lora and optimizer and not value_head:
         add_adapters(loaded, model.lora, model.path)
     if sharded:
         layout = Sharded(loaded, training)
-        fill(loaded, model, critic)
+        fill(loaded, model)
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
 
 

@@ -61,24 +61,24 @@ class VocabularyHead:
     @torch.no_grad()
     def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
         """The loss; its gradient goes on through `hidden_S` and into the layer's parameters."""
-        outputs, slopes = _empty(hidden_S), None
+        outputs, gradients = _empty(hidden_S), None
         chunks = self._chunks(hidden_S)
         parts: list[tuple[Tensor, dict[str, Tensor]]] = []
         if not loss.token_local and len(chunks) > 1:
             outputs = self.forward(hidden_S, targets_S)
             outputs.squared_probs_S = None  # no loss reads it
-            value, metrics, slopes = differentiate(loss, outputs, columns)
+            value, metrics, gradients = differentiate(loss, outputs, columns)
             parts.append((value, metrics))
         grad_hidden_S = torch.empty_like(hidden_S)
         for cut in chunks:
             outputs_C = outputs.slice(cut.start, cut.stop)
             softmaxes = self._evaluate(hidden_S[cut], targets_S[cut], outputs_C)
-            if slopes is None:
-                value, metrics, slopes_C = differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
+            if gradients is None:
+                value, metrics, gradients_C = differentiate(loss, outputs_C, columns.slice(cut.start, cut.stop))
                 parts.append((value, metrics))
             else:
-                slopes_C = slopes.slice(cut.start, cut.stop)
-            grad_logits_CV = self._grad_logits(softmaxes, targets_S[cut], outputs_C, slopes_C)
+                gradients_C = gradients.slice(cut.start, cut.stop)
+            grad_logits_CV = self._grad_logits(softmaxes, targets_S[cut], outputs_C, gradients_C)
             grad_hidden_S[cut] = self._add_gradient(grad_logits_CV, hidden_S[cut])
             del softmaxes, grad_logits_CV  # before the next chunk's are made
         hidden_S.backward(grad_hidden_S)
@@ -99,16 +99,20 @@ class VocabularyHead:
         return softmax_CV, log_softmax_CV
 
     def _grad_logits(
-        self, softmaxes: tuple[Tensor, Tensor], targets_C: Tensor, outputs_C: Outputs[Tensor], slopes_C: Outputs[Tensor]
+        self,
+        softmaxes: tuple[Tensor, Tensor],
+        targets_C: Tensor,
+        outputs_C: Outputs[Tensor],
+        gradients_C: Outputs[Tensor],
     ) -> Tensor:
         """`[C, V]`, in the memory of `softmaxes`."""
         softmax_CV, log_softmax_CV = softmaxes
-        assert slopes_C.logprobs_S is not None and outputs_C.entropy_S is not None
-        by_logprob_C = slopes_C.logprobs_S[:, None] / self.temperature
-        if slopes_C.entropy_S is None:
+        assert gradients_C.logprobs_S is not None and outputs_C.entropy_S is not None
+        by_logprob_C = gradients_C.logprobs_S[:, None] / self.temperature
+        if gradients_C.entropy_S is None:
             grad_CV = softmax_CV.mul_(-by_logprob_C)
         else:
-            by_entropy_C = slopes_C.entropy_S[:, None] / self.temperature
+            by_entropy_C = gradients_C.entropy_S[:, None] / self.temperature
             factor_CV = log_softmax_CV.add_(outputs_C.entropy_S[:, None]).mul_(-by_entropy_C).sub_(by_logprob_C)
             grad_CV = softmax_CV.mul_(factor_CV)
         return grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
@@ -134,12 +138,12 @@ def differentiate(
     loss: TokenLoss[Tensor], outputs: Outputs[Tensor], columns: Columns
 ) -> tuple[Tensor, dict[str, Tensor], Outputs[Tensor]]:
     """The loss, its metrics, and its derivative by each log-prob, entropy and value that the loss reads."""
-    said = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
-    leaves = [None if x is None else x.detach().requires_grad_() for x in said]
+    columns_S = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
+    leaves = [None if column is None else column.detach().requires_grad_() for column in columns_S]
     with torch.enable_grad():
         value, metrics = loss(Outputs(*leaves), columns)
-    slopes = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf is not None], allow_unused=True))
-    return value, metrics, Outputs(*(None if leaf is None else next(slopes) for leaf in leaves))
+    gradients = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf is not None], allow_unused=True))
+    return value, metrics, Outputs(*(None if leaf is None else next(gradients) for leaf in leaves))
 
 
 def _float32_gradient(parameter: Tensor) -> Tensor:

@@ -5,62 +5,69 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from tandem.files import find_user_files
 from tandem.types import StepMetrics
-from tandem.workers.dispatch import Arguments, Dispatch, Mesh, register
 from tandem.workers.memory import PeakMemory
+from tandem.workers.registration import Arguments, Dispatch, Mesh, register
+
+Spec = TypeVar("Spec")
+AnySpec = TypeVar("AnySpec")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker runs."""
+class WorkerContext:
+    """What a worker knows of the process that it runs in."""
 
-    role: str
+    name: str
+    """The worker's own, unique in its process: its role's, such as `actor`. A trained model's metrics begin with it."""
     rank: int = 0
     """In its pool, which is also its rank in torch.distributed (not initialised in a pool of one)."""
     size: int = 1
+    """Ranks of the pool."""
     address: str = "127.0.0.1"
     """Where processes of other pools reach this one."""
-    neighbours: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The workers of other roles in this process, by role."""
+    neighbours: "Mapping[str, Worker[Any]]" = field(default_factory=dict[str, "Worker[Any]"])
+    """The workers in this process, by name."""
     memory: PeakMemory = field(default_factory=PeakMemory)
 
 
-class Worker:
-    """Base of what runs on a rank: `kind(place, *args)` makes one; registered methods are the controller's to call.
+class Worker(Generic[Spec]):
+    """Base of what runs on a rank: `kind(context, spec)` makes one; registered methods are the controller's to call.
 
-    Their arguments may be kept, but not changed: other ranks may see the same memory.
+    `spec` is all that a worker is made from: a frozen dataclass that can be pickled. The arguments of registered
+    methods may be kept, but not changed: other ranks may see the same memory.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, context: WorkerContext, spec: Spec) -> None:
+        self.context = context
+        self.spec = spec
 
     @property
     def meshes(self) -> dict[str, Mesh]:
         """The grids of ranks that registered methods name; the same on every rank."""
-        return {"training": Mesh({"data": self.place.size})}
+        return {"training": Mesh({"data": self.context.size})}
 
     @register(Dispatch.ALL, mesh="ranks")
     def peak_memory(self) -> StepMetrics:
         """`perf/peak_memory_gib` of its GPU so far, whole and by phase, or of its process where there is none."""
-        return self.place.memory.metrics()
+        return self.context.memory.metrics()
 
     def close(self) -> None:
         """Free what the worker holds outside its own memory."""
 
 
-class Host:
-    """Makes workers and runs the controller's calls on them, one at a time."""
+class WorkerHost:
+    """Makes the workers of one process and runs the controller's calls on them, one at a time."""
 
     def __init__(self, rank: int = 0, size: int = 1, address: str = "127.0.0.1") -> None:
         self._rank = rank
         self._size = size
         self._address = address
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, Worker[Any]] = {}
         self._memory = PeakMemory()
         find_user_files()
 
@@ -79,18 +86,20 @@ class Host:
             device_id=device,
         )
 
-    def create(self, role: str, kind: type[Worker], arguments: Arguments) -> dict[str, Mesh]:
-        """Make the worker of `role`; answers its meshes."""
-        place = Place(role, self._rank, self._size, self._address, self.workers, self._memory)
-        with self._memory.of("create"):
-            self.workers[role] = kind(place, *arguments.args, **arguments.kwargs)
-        return self.workers[role].meshes
+    def create(self, name: str, kind: type[Worker[AnySpec]], spec: AnySpec) -> dict[str, Mesh]:
+        """Make a worker; returns its meshes."""
+        context = WorkerContext(name, self._rank, self._size, self._address, self.workers, self._memory)
+        with self._memory.measured("create"):
+            self.workers[name] = kind(context, spec)
+        return self.workers[name].meshes
 
-    def call(self, role: str, method: str, arguments: Arguments) -> Any:
-        with self._memory.of(method):
-            return getattr(self.workers[role], method)(*arguments.take(), **arguments.kwargs)
+    def call(self, name: str, method: str, arguments: Arguments) -> Any:
+        """What the worker's method returns."""
+        with self._memory.measured(method):
+            return getattr(self.workers[name], method)(*arguments.take(), **arguments.kwargs)
 
     def close(self) -> None:
+        """Close the workers, the last one made first, and leave torch.distributed."""
         while self.workers:
             self.workers.popitem()[1].close()
         if torch.distributed.is_initialized():

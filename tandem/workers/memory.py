@@ -1,7 +1,7 @@
 """How much of its device a process has seen in use, by phase of a step."""
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -23,17 +23,18 @@ _PHASES = {
 
 
 class PeakMemory:
-    """Of the GPU: what this process has reserved at the highest, and what others have there at the end of each call.
+    """The highest use of this process's GPU so far: what the process had reserved at its peak, plus what other
+    processes held there at the end of each call (engines of their own reserve what they need before they answer).
 
-    Engines in processes of their own reserve what they need before they answer. Without a GPU: of this process, whole.
+    Without a GPU: the peak memory of the process itself.
     """
 
     def __init__(self) -> None:
         self._peaks_gib: dict[str, float] = {}
 
     @contextmanager
-    def of(self, method: str) -> Iterator[None]:
-        """While a method of a worker runs."""
+    def measured(self, method: str) -> Generator[None]:
+        """Measures while the method of a worker runs."""
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         yield

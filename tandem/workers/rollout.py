@@ -1,10 +1,10 @@
-"""The rollout role: asks the generation engine, keeps the policy's side of every conversation."""
+"""The rollout role: requests -> generation engines -> trajectories."""
 
 import asyncio
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.tree import GenerationConfig, ModelConfig
-from tandem.errors import EngineError
+from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.served import serve
@@ -23,52 +23,64 @@ from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
 from tandem.weights.bridge import Bridge
-from tandem.workers.dispatch import Dispatch, Mesh, register
-from tandem.workers.host import Place, Worker
+from tandem.workers.host import Worker, WorkerContext
+from tandem.workers.registration import Dispatch, Mesh, Returns, register
 from tandem.workers.training import TrainWorker
 
 
-class Ask(NamedTuple):
+class RolloutRequest(NamedTuple):
     """A prompt, and the seed of each answer that is wanted."""
 
     prompt: Prompt
     seeds: tuple[int, ...]
 
 
-class RolloutWorker(Worker):
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What the generation engines are made from."""
+
+    model: ModelConfig
+    generation: GenerationConfig
+    tokenizer: PreTrainedTokenizerBase
+
+
+class RolloutWorker(Worker[RolloutSpec]):
     """Generation engines on the ranks of a pool; prompts are spread over the ranks that host any.
 
     The native engine is one a rank, each with the whole model: that of the actor where both are alone in a pool of
     one. Others have processes of their own; with `tensor_parallel` the first of so many ranks hosts their engine.
     """
 
-    def __init__(
-        self, place: Place, model: ModelConfig, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        super().__init__(place)
-        actor: TrainWorker | None = place.neighbours.get("actor")
+    def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
+        super().__init__(context, spec)
+        model, config, tokenizer = spec.model, spec.generation, spec.tokenizer
+        neighbour = context.neighbours.get("actor")
+        actor = neighbour if isinstance(neighbour, TrainWorker) else None
         self._weights: Callable[[], Weights | None] = actor.engine.named_weights if actor else lambda: None
         """Where published weights come from; None: they are there already."""
-        self._sharing = 1 if config.type == "native" else math.gcd(config.tensor_parallel, place.size)
-        """Ranks that have one engine."""
+        self._ranks_per_engine = (
+            1 if config.type == "native" else ranks_per_engine(config.tensor_parallel, context.size)
+        )
         self._engine: GenerationEngine | None = None
         if config.type == "native":
             self._engine = self._native(model, config, tokenizer, actor)
-        elif place.rank % self._sharing == 0:
-            source = self._weights if place.size == 1 and actor else None
+        elif context.rank % self._ranks_per_engine == 0:
+            source = self._weights if context.size == 1 and actor else None
             self._engine = serve(model, config, tokenizer, source, self._devices(config.tensor_parallel))
         else:
             self._devices(config.tensor_parallel)
-        self._tokenizer = tokenizer
-        self._config = config
         self._stop_token_ids = stop_token_ids(model, tokenizer)
         self._version = -1
         self._events = asyncio.new_event_loop()  # a Runner would touch the signal handlers at every call
 
     def _native(
-        self, model: ModelConfig, config: NativeGenerationConfig, tokenizer: Any, actor: TrainWorker | None
+        self,
+        model: ModelConfig,
+        config: NativeGenerationConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        actor: TrainWorker | None,
     ) -> NativeEngine:
-        if actor is not None and self.place.size == 1 and isinstance(actor.engine, FsdpEngine):
+        if actor is not None and self.context.size == 1 and isinstance(actor.engine, FsdpEngine):
             self._weights = lambda: None
             policy = actor.engine.model
         else:
@@ -78,37 +90,39 @@ class RolloutWorker(Worker):
 
     def _devices(self, wanted: int) -> str | None:
         """CUDA_VISIBLE_DEVICES of this rank's engine: the devices of the ranks that share it; all call it together."""
-        if not torch.cuda.is_available() or (self._sharing == 1 and wanted > 1):
+        if not torch.cuda.is_available() or (self._ranks_per_engine == 1 and wanted > 1):
             return None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         own = torch.cuda.current_device()
         devices = [visible.split(",")[own] if visible else str(own)]
-        if self._sharing > 1:
-            everyone: list[Any] = [None] * self.place.size
-            torch.distributed.all_gather_object(everyone, devices[0])
-            devices = everyone[self.place.rank : self.place.rank + self._sharing]
+        if self._ranks_per_engine > 1:
+            everyone: list[Any] = [None] * self.context.size
+            torch.distributed.all_gather_object(everyone, devices[0])  # pyright: ignore[reportUnknownMemberType]
+            devices = everyone[self.context.rank : self.context.rank + self._ranks_per_engine]
         return ",".join(devices)
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        return {"generation": Mesh({"data": self.place.size // self._sharing, "tensor": self._sharing})}
+        return {
+            "generation": Mesh({"data": self.context.size // self._ranks_per_engine, "tensor": self._ranks_per_engine})
+        }
 
-    @register(Dispatch.DATA_PARALLEL, mesh="generation")
-    def generate(self, asks: Sequence[Ask], greedy: bool = False) -> list[list[Trajectory]]:
-        """To train on: a trajectory for each seed of each prompt."""
-        config = self._config
-        return self._run(asks, self._sampling(0.0 if greedy else config.temperature, config.top_p, config.top_k))
+    @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
+    def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> list[list[Trajectory]]:
+        """A trajectory for each seed of each prompt, to train on."""
+        config = self.spec.generation
+        return self._run(requests, self._sampling(0.0 if greedy else config.temperature, config.top_p, config.top_k))
 
-    @register(Dispatch.DATA_PARALLEL, mesh="generation")
-    def generate_for_eval(self, asks: Sequence[Ask]) -> list[list[Trajectory]]:
-        """The validation answers, drawn as `generation.eval` says."""
-        how = self._config.eval
-        return self._run(asks, self._sampling(how.temperature, how.top_p, top_k=0))
+    @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
+    def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> list[list[Trajectory]]:
+        """Validation answers, drawn as `generation.eval` says."""
+        how = self.spec.generation.eval
+        return self._run(requests, self._sampling(how.temperature, how.top_p, top_k=0))
 
     @register(Dispatch.ALL, mesh="generation")
     def join_bridge(self, address: str) -> None:
         """From now on weights come from the actor's pool over this bridge."""
-        self._weights = Bridge.join(address, self.place.rank).receive
+        self._weights = Bridge.join(address, self.context.rank).receive
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def publish(self, version: int) -> None:
@@ -130,6 +144,7 @@ class RolloutWorker(Worker):
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def wake(self) -> None:
+        """Take the memory again."""
         if self._engine is not None:
             self._engine.wake()
 
@@ -138,10 +153,10 @@ class RolloutWorker(Worker):
             self._engine.close()
         self._events.close()
 
-    def _run(self, asks: Sequence[Ask], sampling: SamplingParams) -> list[list[Trajectory]]:
+    def _run(self, requests: Sequence[RolloutRequest], sampling: SamplingParams) -> list[list[Trajectory]]:
         if self._engine is None:
             return []  # the rank that hosts the engine answers
-        prompts, seeds = [ask.prompt for ask in asks], [ask.seeds for ask in asks]
+        prompts, seeds = [request.prompt for request in requests], [request.seeds for request in requests]
         return self._events.run_until_complete(
             single_turn(prompts, seeds, sampling, self._engine.generate, self._decode)
         )
@@ -151,18 +166,35 @@ class RolloutWorker(Worker):
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
-            max_tokens=self._config.max_response_tokens,
+            max_tokens=self.spec.generation.max_response_tokens,
             stop_token_ids=self._stop_token_ids,
-            stop_strings=tuple(self._config.stop_strings),
+            stop_strings=tuple(self.spec.generation.stop_strings),
         )
 
     def _decode(self, rows: list[IntArray]) -> list[str]:
-        return self._tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
+        tokenizer: Any = self.spec.tokenizer  # its method is not typed
+        return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
 
 
-def draw_asks(prompts: Sequence[Prompt], samples: int, *place: int) -> list[Ask]:
-    """Seeds from (run seed, purpose, step) and the place in the step alone: a resumed run draws the same ones."""
+def ranks_per_engine(tensor_parallel: int, ranks: int) -> int:
+    """Neighbouring ranks that give their devices to one engine; 1 where a single rank sees all devices.
+
+    Raises UserError when the ranks of the pool do not divide into engines.
+    """
+    if ranks == 1:
+        return 1
+    if ranks % tensor_parallel:
+        raise UserError(
+            f"generation.tensor_parallel: {tensor_parallel} devices an engine, but the pool's {ranks} ranks do not "
+            f"divide into such engines; take a divisor of {ranks}"
+        )
+    return tensor_parallel
+
+
+def seeded_requests(prompts: Sequence[Prompt], samples: int, *seed: int) -> list[RolloutRequest]:
+    """A request for each prompt. Its seeds follow from `seed` (run, purpose, step) and the prompt's place in the step
+    alone: a resumed run draws the same ones."""
     return [
-        Ask(prompt, tuple(np.random.SeedSequence([*place, number]).generate_state(samples, "u8").tolist()))
+        RolloutRequest(prompt, tuple(np.random.SeedSequence([*seed, number]).generate_state(samples, "u8").tolist()))
         for number, prompt in enumerate(prompts)
     ]

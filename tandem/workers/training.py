@@ -1,7 +1,9 @@
-"""What trains or scores: the actor, the critic, the reference. An engine, and what the controller may ask of it."""
+"""What trains or scores: the actor, the critic, the reference policy, a reward model. An engine, and its verbs for the
+controller."""
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,75 +16,69 @@ from tandem.config.tree import ModelConfig
 from tandem.training.base import TrainEngine
 from tandem.types import Batch, FloatArray, MicroBatch, Outputs, StepMetrics, TokenLoss
 from tandem.weights.bridge import Bridge
-from tandem.workers.dispatch import Dispatch, Mesh, register
-from tandem.workers.host import Place, Worker
+from tandem.workers.host import Worker, WorkerContext
+from tandem.workers.registration import Dispatch, Mesh, Returns, register
 
 
-class TrainWorker(Worker):
-    """One rank of a model: a policy, or with `critic` a model of one value a token."""
+@dataclass(frozen=True)
+class TrainSpec:
+    """What a model of the dataflow is made from: the actor, the critic, the reference policy, a reward model."""
 
-    def __init__(
-        self,
-        place: Place,
-        model: ModelConfig,
-        training: TrainingConfig,
-        optimizer: OptimizerConfig | None,
-        total_steps: int = 1,
-        temperature: float = 1.0,
-        critic: bool = False,
-    ) -> None:
-        """`total_steps`: optimizer steps of the run; `temperature`: of a policy's log-probs.
+    model: ModelConfig
+    """`model.path` is the directory that this model starts from, whichever role it has."""
+    training: TrainingConfig
+    optimizer: OptimizerConfig | None = None
+    """None: the model is frozen, it scores only."""
+    total_steps: int = 1
+    """Optimizer steps of the run, for the learning-rate schedule."""
+    temperature: float = 1.0
+    """The temperature that a policy's log-probs and entropy are of."""
+    value_head: bool = False
+    """One number a token, as a critic and a reward model answer, instead of log-probs."""
 
-        Without `optimizer` the model is frozen: it scores only.
-        """
-        super().__init__(place)
-        self._training = training
-        how = {"total_steps": total_steps, "temperature": temperature, "critic": critic}
-        self.engine: TrainEngine
-        if training.type == "megatron":
-            from tandem.training.megatron.engine import MegatronEngine
 
-            self.engine = MegatronEngine(model, training, optimizer, **how)
-        else:
-            from tandem.training.fsdp import make_engine
+class TrainWorker(Worker[TrainSpec]):
+    """One rank of a model that is trained or that scores."""
 
-            self.engine = make_engine(model, training, optimizer, **how)
+    def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
+        super().__init__(context, spec)
+        self.engine = make_engine(spec)
         self._bridge: Bridge | None = None
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        return {"training": Mesh(self._training.mesh(self.place.size))}
+        return {"training": Mesh(self.spec.training.mesh(self.context.size))}
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def logprobs(self, batch: Batch) -> FloatArray:
-        """Of a policy: float32 `[T]`, 0 outside `loss_mask`."""
+        """The policy's log-prob of each response token; float32 `[T]`, 0 outside `loss_mask`."""
         return self._score(batch, lambda outputs: outputs.logprobs_S)
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def squared_probs(self, batch: Batch) -> FloatArray:
-        """Of a policy: sum of its squared probabilities at each token; float32 `[T]`, 0 outside `loss_mask`."""
+        """The sum of the policy's squared probabilities over the vocabulary; float32 `[T]`, 0 outside `loss_mask`."""
         return self._score(batch, lambda outputs: outputs.squared_probs_S)
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def values(self, batch: Batch) -> FloatArray:
-        """Of a critic: float32 `[T]`, 0 outside `loss_mask`."""
+        """The value head's number for each response token; float32 `[T]`, 0 outside `loss_mask`."""
         return self._score(batch, lambda outputs: outputs.values_S)
 
-    @register(Dispatch.DATA_PARALLEL)
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
     def learn(self, batch: Batch, loss: TokenLoss[torch.Tensor]) -> tuple[StepMetrics, FloatArray]:
-        """One optimizer step; `batch.tokens` holds every column that the loss reads, weights of the whole step too.
+        """One optimizer step. `batch.tokens` holds every column that the loss reads; its weights are of the whole step.
 
-        Returns the loss's metrics with `<role>/grad_norm` and `<role>/lr`, and a policy's log-probs before the step,
-        `[T]`, NaN outside `loss_mask`.
+        Returns the loss's metrics with `<name>/grad_norm` and `<name>/lr`, and the log-probs of a policy before the
+        step, float32 `[T]`, NaN outside `loss_mask`.
         """
-        parts = self._cut(batch)
-        result = self.engine.forward_backward(parts, loss)
-        logprobs = np.full(len(batch.response_ids), np.nan, dtype=np.float32)
-        for part, outputs in zip(parts, result.outputs, strict=True):
+        packed = self._micro_batches(batch)
+        result = self.engine.forward_backward(packed, loss)
+        logprobs_T = np.full(len(batch.response_ids), np.nan, dtype=np.float32)
+        for micro_batch, outputs in zip(packed, result.outputs, strict=True):
             if outputs.logprobs_S is not None:
-                logprobs[part.source] = outputs.logprobs_S.float().cpu().numpy()
-        done = {f"{self.place.role}/{name}": value for name, value in self.engine.optimizer_step().items()}
-        return {**result.metrics, **done}, logprobs
+                logprobs_T[micro_batch.source] = outputs.logprobs_S.float().cpu().numpy()
+        stepped = {f"{self.context.name}/{name}": value for name, value in self.engine.optimizer_step().items()}
+        return {**result.metrics, **stepped}, logprobs_T
 
     @register(Dispatch.REPLICATED)
     def save(self, directory: Path) -> None:
@@ -91,6 +87,7 @@ class TrainWorker(Worker):
 
     @register(Dispatch.REPLICATED)
     def load(self, directory: Path) -> None:
+        """Continue where `save` was."""
         self.engine.load(directory)
 
     @register(Dispatch.REPLICATED)
@@ -100,31 +97,58 @@ class TrainWorker(Worker):
 
     @register(Dispatch.REPLICATED)
     def onload(self) -> None:
+        """Come back to the device."""
         self.engine.onload()
 
     @register(Dispatch.RANK_ZERO)
     def open_bridge(self, receivers: int, delta: bool = False) -> str:
-        """Make a way to the ranks of another pool; answers its address."""
-        self._bridge = Bridge.open(receivers, self.place.address, delta)
+        """Make a way for weights to the ranks of another pool; returns the address that they join it at."""
+        self._bridge = Bridge.open(receivers, self.context.address, delta)
         return self._bridge.address
 
     @register(Dispatch.REPLICATED)
     def send_weights(self) -> None:
-        """Over the bridge, tensor by tensor; every rank takes part in gathering them."""
+        """Send the weights over the bridge, tensor by tensor. Every rank takes part in gathering them; one sends."""
         weights = self.engine.named_weights()
         if self._bridge is None:
             deque(weights, maxlen=0)
         else:
             self._bridge.send(weights)
 
-    def _cut(self, batch: Batch) -> list[MicroBatch]:
-        return micro_batches(batch, np.arange(len(batch)), self._training.tokens_per_micro_batch)
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        return micro_batches(batch, np.arange(len(batch)), self.spec.training.tokens_per_micro_batch)
 
     def _score(self, batch: Batch, column: Callable[[Outputs[torch.Tensor]], torch.Tensor | None]) -> FloatArray:
-        result = np.zeros(len(batch.response_ids), dtype=np.float32)
-        parts = self._cut(batch)
-        for part, outputs in zip(parts, self.engine.forward(parts), strict=True):
-            scored = column(outputs)
-            assert scored is not None
-            result[part.source] = scored.float().cpu().numpy()
-        return result
+        """One of the outputs of a forward pass for each response token, 0 outside `loss_mask`."""
+        scores_T = np.zeros(len(batch.response_ids), dtype=np.float32)
+        packed = self._micro_batches(batch)
+        for micro_batch, outputs in zip(packed, self.engine.forward(packed), strict=True):
+            scores_S = column(outputs)
+            assert scores_S is not None
+            scores_T[micro_batch.source] = scores_S.float().cpu().numpy()
+        return scores_T
+
+
+def make_engine(spec: TrainSpec) -> TrainEngine:
+    """The training engine that `spec.training.type` names; only that one is imported."""
+    if spec.training.type == "megatron":
+        from tandem.training.megatron.engine import MegatronEngine
+
+        return MegatronEngine(
+            spec.model,
+            spec.training,
+            spec.optimizer,
+            total_steps=spec.total_steps,
+            temperature=spec.temperature,
+            value_head=spec.value_head,
+        )
+    from tandem.training.fsdp import make_engine as make_fsdp_engine
+
+    return make_fsdp_engine(
+        spec.model,
+        spec.training,
+        spec.optimizer,
+        total_steps=spec.total_steps,
+        temperature=spec.temperature,
+        value_head=spec.value_head,
+    )

@@ -136,11 +136,11 @@ def write_models(directory: Path) -> None:
 
 
 def engine(directory: Path, case: str, dtype: Any = "float32", **training: Any) -> TrainEngine:
-    model = case if case in MODELS else "tied"
+    model = case if case in MODELS or case == "critic" else "tied"
     lora = LoraConfig(rank=3, alpha=12) if case.startswith("lora") else None
-    config = ModelConfig(path=directory / model, critic_path=directory / "critic", dtype=dtype, lora=lora)
+    config = ModelConfig(path=directory / model, dtype=dtype, lora=lora)
     how = FsdpTrainingConfig(**{**CASES.get(case, {}), **HYBRID.get(case, {}), **training})
-    return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, critic=case == "critic")
+    return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, value_head=case == "critic")
 
 
 def train(model: TrainEngine, steps: range, rank: int, ranks: int) -> list[dict[str, float]]:

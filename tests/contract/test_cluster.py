@@ -15,7 +15,7 @@ from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import Cluster, Ranks, WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
-from tests.cluster_workers import Probe, ragged_batch
+from tests.cluster_workers import Probe, ProbeSpec, ragged_batch
 
 RANKS = {"inline": 1, "local": 4, "ray": 4}
 
@@ -94,14 +94,14 @@ def test_columns_longer_than_what_travels_in_band(probe: WorkerGroup) -> None:
 def test_a_grid_gets_its_rows_once_and_answers_once(cluster: Cluster, ranks: Ranks) -> None:
     if ranks.size < 4:
         pytest.skip("needs four ranks")
-    grid = WorkerGroup(ranks, "grid", Probe, {"data": 2, "tensor": 2})
+    grid = WorkerGroup(ranks, "grid", Probe, ProbeSpec({"data": 2, "tensor": 2}))
     assert grid.who(list(range(6))).get() == [0, 0, 0, 2, 2, 2]
-    staged = WorkerGroup(ranks, "staged", Probe, {"pipeline": 2, "data": 2})
+    staged = WorkerGroup(ranks, "staged", Probe, ProbeSpec({"pipeline": 2, "data": 2}))
     assert staged.who(list(range(6))).get() == [2, 2, 2, 3, 3, 3]  # the last stage has the answer
 
 
 def test_roles_of_a_pool_share_processes(ranks: Ranks, probe: WorkerGroup) -> None:
-    other = WorkerGroup(ranks, "other", Probe, scale=3.0)
+    other = WorkerGroup(ranks, "other", Probe, ProbeSpec(scale=3.0))
     assert other.process().get() == probe.process().get()
     assert probe.neighbour("other").get() == [3.0] * ranks.size
     assert other.total().get() == 3 * probe.total().get()

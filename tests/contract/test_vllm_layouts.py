@@ -16,14 +16,14 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.learning import token_shares
 from tandem.controller.pools import ResourcePool
+from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.served import serve
 from tandem.types import Batch, Completion, Group, Prompt, Request, Score, Trajectory
 from tandem.weights.bridge import Bridge
-from tandem.workers.training import TrainWorker
+from tandem.workers.training import TrainSpec, TrainWorker
 
 BOUND = 2e-5
 ASKED = tuple(request(*range(1, place + 2), seeds=range(4), max_tokens=20) for place in range(8))
@@ -61,9 +61,11 @@ def test_after_each_step_and_publish_vllm_has_the_trainers_logprobs(
     engine.wake()
     with closing(LocalCluster(timeout_s=300)) as cluster:
         pool = cluster.spawn(ResourcePool("acting", (ranks,)))
-        how = (ModelConfig(path=served_directory), FsdpTrainingConfig(), OptimizerConfig(lr=1e-2))
-        actor = WorkerGroup(pool, "actor", TrainWorker, *how, 10)
-        bridge = Bridge.join(actor.open_bridge(1).get(), 0)
+        spec = TrainSpec(
+            ModelConfig(path=served_directory), FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=10
+        )
+        actor = Actor(pool, "actor", TrainWorker, spec)
+        bridge = Bridge.join(actor.open_bridge(1, delta=False).get(), 0)
         seen = []
         for version in (1, 2, 3):
             sending = actor.send_weights()

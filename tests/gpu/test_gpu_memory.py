@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.workers.dispatch import Arguments
-from tandem.workers.host import Host, Worker
+from tandem.workers.host import Worker, WorkerHost
+from tandem.workers.registration import Arguments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 GIB = 2**30
 
 
-class Taker(Worker):
+class Taker(Worker[None]):
     """Takes memory, and gives it back before it answers."""
 
     def generate(self, gib: float) -> None:
@@ -24,8 +24,8 @@ class Taker(Worker):
 
 def test_each_phase_has_its_own_peak() -> None:
     torch.zeros(1, device="cuda")
-    host = Host()
-    host.create("actor", Taker, Arguments((), {}))
+    host = WorkerHost()
+    host.create("actor", Taker, None)
     peaks = []
     for gib in (0.5, 2.0, 1.0):  # the highest counts
         for method, more in (("generate", 0.0), ("learn", 1.0), ("publish", 0.25)):

@@ -13,7 +13,7 @@ from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.controller.roles import Placement, pools_of
+from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.rl import RlJob

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +16,13 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.packing import split_groups, to_batch
 from tandem.cluster.inline import InlineCluster
 from tandem.config.tree import ModelConfig, TrainConfig
-from tandem.controller.dataflow import judge, prepare
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.assembly import Roles
+from tandem.controller.dataflow import compute_advantages, prepare
 from tandem.controller.learning import update
 from tandem.controller.pools import ResourcePool
+from tandem.controller.roles import Actor, Critic, Policy
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
-from tandem.workers.training import TrainWorker
+from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT, load_file
 
 TEMPERATURE, MAX_RESPONSE, LR, EPS = 0.8, 12, 1e-3, 1e-4
@@ -129,20 +131,31 @@ def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainCo
     )
 
 
+NO_EXPERIENCE: Any = None
+"""The trajectories are given."""
+
+
 def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -> tuple[Any, Any]:
     """The trained policy and critic."""
     algorithm = make_algorithm(config.algorithm, MAX_RESPONSE)
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
-    policy = (config.model, config.training)
-    actor = WorkerGroup(ranks, "actor", TrainWorker, *policy, config.training.optimizer, 2, TEMPERATURE)
+    policy = TrainSpec(config.model, config.training, config.training.optimizer, total_steps=2, temperature=TEMPERATURE)
+    actor = Actor(ranks, "actor", TrainWorker, policy)
     reference = critic = None
     if config.algorithm.kl.place != "none":
-        frozen = ModelConfig(path=models["reference"])
-        reference = WorkerGroup(ranks, "reference", TrainWorker, frozen, config.training, None, 1, TEMPERATURE)
+        frozen = replace(policy, model=ModelConfig(path=models["reference"]), optimizer=None)
+        reference = Policy(ranks, "reference", TrainWorker, frozen)
     if config.algorithm.type == "ppo":
-        critic = WorkerGroup(ranks, "critic", TrainWorker, *policy, config.algorithm.critic_optimizer, 2, critic=True)
-    prepare(actor, reference, critic, batch, old_policy=True)
-    judge(algorithm, (), batch, (0, 1))
+        valued = replace(
+            policy,
+            model=ModelConfig(path=models["critic"]),
+            optimizer=config.algorithm.critic_optimizer,
+            value_head=True,
+        )
+        critic = Critic(ranks, "critic", TrainWorker, valued)
+    batch.tokens.old_logprobs = actor.logprobs(batch).get()
+    prepare(Roles(NO_EXPERIENCE, actor, lambda version: None, reference, critic), algorithm, config, batch)
+    compute_advantages(algorithm, (), batch, (0, 1))
     update(actor, critic, algorithm, batch, config, step=1)
     trained = ranks.host.workers
     return trained["actor"].engine.model, trained["critic"].engine.model if critic else None

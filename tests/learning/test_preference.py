@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tandem.algorithms.preference import DPOLoss, PairBatch, SlopeLoss
+from tandem.algorithms.preference import DPOLoss, LinearScoreLoss, PairBatch
 from tandem.batching.packing import micro_batches, pairs_to_batch
 from tandem.cli import main
 from tandem.config.algorithms import OptimizerConfig, PreferenceConfig
@@ -146,7 +146,7 @@ def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: Pre
     )
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     batch.tokens.weights = slopes.numpy()
-    engine.forward_backward(micro_batches(batch, range(16), 512), SlopeLoss())
+    engine.forward_backward(micro_batches(batch, range(16), 512), LinearScoreLoss())
     largest = max(parameter.grad.abs().max().item() for parameter in policy.parameters())
     ours = dict(engine.model.named_parameters())
     for name, parameter in policy.named_parameters():

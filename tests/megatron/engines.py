@@ -53,7 +53,7 @@ def engine(hidden: int = 16, critic: bool = False, dtype: Any = "float32", check
 
     training = MegatronTrainingConfig(type="megatron", activation_checkpointing=checkpointing, **layout)
     model = ModelConfig(path=model_directory(hidden, critic), dtype=dtype)
-    return MegatronEngine(model, training, OPTIMIZER, total_steps=20, critic=critic)
+    return MegatronEngine(model, training, OPTIMIZER, total_steps=20, value_head=critic)
 
 
 ENGINES: dict[str, Callable[[], TrainEngine]] = {

@@ -29,7 +29,7 @@ from tandem.errors import UserError
 from tandem.training.base import TrainEngine
 from tandem.training.megatron.degrees import check_degrees
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
-from tandem.workers.dispatch import Mesh
+from tandem.workers.registration import Mesh
 
 VOCABULARY, GROUPS, GROUP_SIZE = 23, 4, 3
 SHAPE: dict[str, Any] = {
@@ -165,10 +165,8 @@ def write_models(directory: Path) -> None:
 def described(directory: Path, name: str) -> dict[str, Any]:
     """Arguments of either engine."""
     critic = name == CRITIC
-    model = ModelConfig(
-        path=directory / ("qwen2" if critic else name), critic_path=directory / name if critic else None
-    )
-    return {"model": model, "optimizer": OPTIMIZER, "total_steps": 6, "temperature": 0.8, "critic": critic}
+    model = ModelConfig(path=directory / name)
+    return {"model": model, "optimizer": OPTIMIZER, "total_steps": 6, "temperature": 0.8, "value_head": critic}
 
 
 def megatron(directory: Path, name: str, layout: dict[str, int]) -> TrainEngine:

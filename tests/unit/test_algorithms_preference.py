@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, PairBatch, SlopeLoss
+from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch
 from tandem.config.algorithms import PreferenceConfig
 from tandem.types import Outputs, TokenColumns
 
@@ -81,13 +81,13 @@ def test_bradley_terry_by_hand():
 
 
 def test_descending_the_slopes_is_descending_the_loss():
-    """Scores come of parameters; the gradient through SlopeLoss is that of the pairs' loss itself."""
+    """Scores come of parameters; the gradient through LinearScoreLoss is that of the pairs' loss itself."""
     weights = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     scores = weights.sigmoid().sum(1)
     chosen, rejected = pairs().by_row(scores - REFERENCE)
     (expected,) = torch.autograd.grad(-logsigmoid(0.3 * (chosen - rejected)).mean(), weights, retain_graph=True)
     slopes, _ = loss(beta=0.3)(scores.detach(), pairs())
-    value, metrics = SlopeLoss()(Outputs(scores), TokenColumns(weights=slopes))
+    value, metrics = LinearScoreLoss()(Outputs(scores), TokenColumns(weights=slopes))
     torch.testing.assert_close(torch.autograd.grad(value, weights)[0], expected, rtol=1e-6, atol=1e-8)
     assert metrics == {}
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
 from tandem.config.tree import ModelConfig, TrainConfig
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.generation.native import NativeEngine
 from tandem.jobs.check import Verdict, at_rest, check_numbers, check_tokenizer
 from tandem.jobs.inputs import read_inputs
 from tandem.models.loading import load_policy, load_tokenizer
 from tandem.reward.manager import RewardManager
+from tandem.workers.host import WorkerContext
 from tandem.workers.rollout import RolloutWorker
-from tandem.workers.training import TrainWorker
+from tandem.workers.training import TrainSpec, TrainWorker
 
 TEMPERATURE = "generation.temperature=0.7"
 
@@ -54,9 +55,8 @@ class OtherDtype(OwnModel):
 
 
 class NoTemperature(TrainWorker):
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        place, model, training, optimizer, steps, _ = arguments
-        super().__init__(place, model, training, optimizer, steps, 1.0, **settings)
+    def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
+        super().__init__(context, replace(spec, temperature=1.0))
 
 
 class Faulty(Placement):
@@ -66,8 +66,8 @@ class Faulty(Placement):
         super().__init__(InlineCluster(), pools_of(config))
         self._faults = faults
 
-    def group(self, role: Role, kind: type, *args: Any, **kwargs: Any) -> WorkerGroup:
-        return super().group(role, self._faults.get(role, kind), *args, **kwargs)
+    def group(self, role: Role, group: type, kind: type, *args: Any, **kwargs: Any) -> Any:
+        return super().group(role, group, self._faults.get(role, kind), *args, **kwargs)
 
 
 def numbers(path: Path, faults: dict[Role, type], *overrides: str) -> list[Verdict]:

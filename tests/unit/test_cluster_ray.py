@@ -16,8 +16,8 @@ from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError, WorkerLost
-from tandem.workers.dispatch import Dispatch, register
 from tandem.workers.host import Worker
+from tandem.workers.registration import Dispatch, register
 
 OVER_BOTH = ResourcePool("main", (1, 1))
 
@@ -35,7 +35,7 @@ class Probe(Worker):
 
     @register(Dispatch.ALL)
     def sum(self, value: float) -> float:
-        total = torch.tensor(value * (self.place.rank + 1))
+        total = torch.tensor(value * (self.context.rank + 1))
         torch.distributed.all_reduce(total)
         return total.item()
 
@@ -46,7 +46,7 @@ class Probe(Worker):
 
     @register(Dispatch.ALL)
     def sum_without_rank_zero(self) -> None:
-        if self.place.rank == 0:
+        if self.context.rank == 0:
             time.sleep(3600)
         self.sum(1.0)
 
@@ -103,7 +103,7 @@ OWN_CLUSTER = """
 from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
-from tandem.workers.dispatch import Dispatch, register
+from tandem.workers.registration import Dispatch, register
 from tandem.workers.host import Worker
 import ray, torch
 

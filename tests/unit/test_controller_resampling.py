@@ -1,4 +1,4 @@
-"""Dynamic sampling: exactly the groups that teach train, the batch is full, what was generated in vain is counted."""
+"""Dynamic sampling: exactly the informative groups train, the batch is full, what was generated in vain is counted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tandem.algorithms.base import Signal
 from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import ExperienceRoles
 from tandem.controller.dataflow import Clock, generate_and_score
 from tandem.controller.groups import Future
 from tandem.reward.manager import RewardManager
@@ -21,8 +22,8 @@ REWARD = "def compute_score(completion, ground_truth):\n    return float(complet
 class Rollout:
     """A rollout group that answers sample s of prompt p with the s-th word of the prompt, greedily with 7."""
 
-    def generate(self, asks: list, greedy: bool = False) -> Future[list[list[Trajectory]]]:
-        return Future(lambda: [[answer(ask.prompt, s, greedy) for s in range(len(ask.seeds))] for ask in asks])
+    def generate(self, requests: list, greedy: bool = False) -> Future[list[list[Trajectory]]]:
+        return Future(lambda: [[answer(r.prompt, s, greedy) for s in range(len(r.seeds))] for r in requests])
 
 
 def answer(prompt: Prompt, sample: int, greedy: bool) -> Trajectory:
@@ -54,7 +55,9 @@ def settings(tmp_path: Path) -> TrainConfig:
 def run(settings: TrainConfig, *steps: list[str], needs: frozenset[Signal] = frozenset()) -> tuple[list, dict]:
     reward = RewardManager(settings.reward)
     try:
-        groups, counts = generate_and_score(Rollout(), reward, settings, batches(*steps), 1, Clock(), needs)
+        groups, counts = generate_and_score(
+            ExperienceRoles(Rollout(), reward), settings, batches(*steps), 1, Clock(), needs
+        )
     finally:
         reward.close()
     return groups, {name.rpartition("/")[2]: value for name, value in counts.items()}
@@ -64,18 +67,18 @@ def texts(groups: list) -> list[str]:
     return [group.trajectories[0].prompt.text for group in groups]
 
 
-def test_groups_that_teach_nothing_are_replaced_until_the_batch_is_full(settings: TrainConfig) -> None:
+def test_uninformative_groups_are_replaced_until_the_batch_is_full(settings: TrainConfig) -> None:
     """All right, all wrong and mixed groups; the second round gives one mixed group too many."""
     groups, counts = run(settings, ["1 1", "0 1", "0 0"], ["1 0", "0 1", "0.5 1"], ["never 0", "asked 0", "0 1"])
     assert texts(groups) == ["0 1", "1 0", "0 1"]
     assert all(len({score.value for score in group.scores}) == 2 for group in groups)
-    assert counts == {"rounds": 2, "unused": 2 * 3, "dull": 0}
+    assert counts == {"rounds": 2, "unused": 2 * 3, "uninformative": 0}
 
 
 def test_after_the_last_round_the_batch_is_filled_all_the_same(settings: TrainConfig) -> None:
     groups, counts = run(settings, *[["1 1", "0 0", "1 1"]] * 2, ["1 1", "0 1", "0 0"])
     assert texts(groups)[0] == "0 1" and len(groups) == 3
-    assert counts == {"rounds": 3, "unused": 2 * 6, "dull": 2}
+    assert counts == {"rounds": 3, "unused": 2 * 6, "uninformative": 2}
 
 
 def test_without_it_every_group_is_kept(settings: TrainConfig) -> None:

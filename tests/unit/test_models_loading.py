@@ -27,12 +27,12 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_critic_starts_at_zero_unless_its_directory_has_a_value_head(directory: Path, tmp_path: Path) -> None:
-    critic = load_model(ModelConfig(path=directory), critic=True)
+    critic = load_model(ModelConfig(path=directory), value_head=True)
     assert critic.config.attention_dropout == 0
     assert critic.score.weight.shape == (1, 8) and not critic.score.weight.any() and not critic.score.bias.any()
     critic.score.weight.data.fill_(0.5)
     critic.save_pretrained(tmp_path / "critic")
-    trained = load_model(ModelConfig(path=directory, critic_path=tmp_path / "critic"), critic=True)
+    trained = load_model(ModelConfig(path=tmp_path / "critic"), value_head=True)
     assert (trained.score.weight == 0.5).all()
 
 

@@ -161,7 +161,7 @@ def test_only_the_named_layers_get_adapters_and_a_wrong_name_is_refused(tmp_path
 def test_critics_and_references_have_none(tmp_path: Path) -> None:
     model = ModelConfig(path=directory_of("qwen2", tmp_path), lora=LoraConfig())
     for engine in (
-        make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), critic=True),
+        make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), value_head=True),
         make_engine(model, FsdpTrainingConfig(), None),
     ):
         assert not [name for name, _ in engine.named_weights() if "lora" in name or "base_layer" in name]

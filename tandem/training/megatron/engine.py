@@ -44,7 +44,7 @@ LOGITS_PER_CHUNK = 2**25
 
 
 class MegatronEngine:
-    """A policy, or with `critic` a model of one value a token; without `optimizer` it is frozen: `forward` only."""
+    """A policy, or with `value_head` a model of one value a token; without `optimizer` it is frozen: `forward` only."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class MegatronEngine:
         optimizer: OptimizerConfig | None,
         total_steps: int = 1,
         temperature: float = 1.0,
-        critic: bool = False,
+        value_head: bool = False,
     ) -> None:
         join(training)
         self._training = training
-        self._bridged = Bridged(model, training, critic)
+        self._bridged = Bridged(model, training, value_head)
         self._temperature = temperature
         self._device = torch.device(torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
         self._stages = self._bridged.build(training.virtual_pipeline)
@@ -209,7 +209,7 @@ class MegatronEngine:
     def _score(self, here: Rows, hidden: Tensor) -> Outputs[Tensor]:
         """`hidden`: of the tokens scored here. The answer is of all targets, on every context-parallel rank."""
         stage = self._stages[-1]
-        if self._bridged.critic:
+        if self._bridged.value_head:
             return Outputs(values_S=self._joined(here, stage.output_layer(hidden).float().squeeze(-1)))
         parts: list[Any] = []
         size = max(1, LOGITS_PER_CHUNK // (self._bridged.hf_config.vocab_size // stage.pg_collection.tp.size()))
@@ -239,7 +239,7 @@ class MegatronEngine:
         if not sizes:
             return []
         names = ["logprobs_S", "entropy_S", *([] if torch.is_grad_enabled() else ["squared_probs_S"])]
-        names = ["values_S"] if self._bridged.critic else names
+        names = ["values_S"] if self._bridged.value_head else names
         outputs = [result.outputs[0] for result in results]
         known = torch.empty(len(names), sum(sizes), device=self._device)
         if outputs:

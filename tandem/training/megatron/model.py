@@ -61,17 +61,17 @@ class Stage(GPTModel):
 class Bridged:
     """A model directory's family, and its parameters by Hugging Face names; every rank of the model calls along."""
 
-    def __init__(self, model: ModelConfig, training: MegatronTrainingConfig, critic: bool) -> None:
-        self.path = model.critic_path or model.path if critic else model.path
-        self.critic = critic
+    def __init__(self, model: ModelConfig, training: MegatronTrainingConfig, value_head: bool) -> None:
+        self.path = model.path
+        self.value_head = value_head
         self.hf_config = transformers.AutoConfig.from_pretrained(
             self.path,
             local_files_only=True,
             trust_remote_code=model.trust_remote_code,
             dtype=model.dtype,
-            **({"num_labels": 1} if critic else {}),
+            **({"num_labels": 1} if value_head else {}),
         )
-        self._tied = self.hf_config.tie_word_embeddings and not critic
+        self._tied = self.hf_config.tie_word_embeddings and not value_head
         self._bridge: Any = AutoBridge.from_config(
             _with_rope_theta(deepcopy(self.hf_config)),
             dtype=getattr(torch, model.dtype),
@@ -108,7 +108,7 @@ class Bridged:
             post_process=parallel_state.is_pipeline_last_stage(**where),
             share_embeddings_and_output_weights=self._tied,
             vp_stage=stage,
-            values=self.critic,
+            values=self.value_head,
             **shape,
         )
 
@@ -116,7 +116,7 @@ class Bridged:
     def load(self, stages: Sequence[Stage], directory: Path) -> None:
         """Fill the stages from a model directory; a critic's head that it lacks becomes zero."""
         self._bridge.load_weights([_View(stage) for stage in stages], str(directory))
-        if self.critic and stages[-1].post_process:
+        if self.value_head and stages[-1].post_process:
             head = stages[-1].output_layer
             tensors = {name: head.get_parameter(ours) for name, ours in VALUE_HEAD.items()}
             for name in read_safetensors({name: tensor.data for name, tensor in tensors.items()}, directory, ""):
@@ -130,12 +130,12 @@ class Bridged:
             if name not in seen:  # of tied embeddings the last stage has a copy
                 seen.add(name)
                 yield name, tensor
-        if self.critic:
+        if self.value_head:
             yield from self._value_head(stages[-1])
 
     def save_config(self, directory: Path) -> None:
         """What a Hugging Face directory has besides the weights."""
-        if self.critic:
+        if self.value_head:
             mapping: Any = transformers.AutoModelForTokenClassification._model_mapping
             self.hf_config.architectures = [mapping[type(self.hf_config)].__name__]
         self.hf_config.save_pretrained(directory)

@@ -1,0 +1,167 @@
+"""Configuration -> the roles of a run: which models and engines there are, and how weights get to the engines."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.algorithms import Algorithm
+from tandem.algorithms.base import Signal
+from tandem.config.algorithms import OwnAlgorithmConfig, PPOConfig
+from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.controller.placement import Placement
+from tandem.controller.pools import Role
+from tandem.controller.reward_model import ModelRewards, Rewards
+from tandem.controller.roles import Actor, Critic, Model, Policy, Rollout, Trained, ValueModel
+from tandem.controller.timesharing import Devices, TimeSharing, UnsharedDevices
+from tandem.workers.rollout import RolloutSpec, RolloutWorker
+from tandem.workers.training import TrainSpec, TrainWorker
+
+
+@dataclass(slots=True)
+class ExperienceRoles:
+    """Who makes scored answers."""
+
+    rollout: Rollout
+    reward: Rewards
+    devices: Devices = field(default_factory=UnsharedDevices)
+
+
+@dataclass(slots=True)
+class Roles:
+    """Who does the work of a step. The algorithm's needs decide which of the optional ones exist."""
+
+    experience: ExperienceRoles
+    actor: Actor
+    publish: Callable[[int], None]
+    """Makes the rollout serve the actor's present weights as a version, larger than every version before."""
+    reference: Policy | None = None
+    critic: Critic | None = None
+    trained: dict[str, Trained] = field(default_factory=dict[str, Trained])
+    """What a checkpoint holds, by its directory there."""
+
+
+def make_roles(
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    algorithm: Algorithm,
+    total_steps: int,
+    placement: Placement,
+    reward: Rewards,
+) -> Roles:
+    """The roles that the algorithm needs; the rollout serves version 0."""
+    optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
+    actor = placement.group(Role.Actor, Actor, TrainWorker, actor_spec(config, optimizer_steps))
+    rollout = make_rollout(config, tokenizer, placement)
+    delta = config.generation.type != "native" and config.generation.sync.delta
+    publish = connect(actor, rollout, placement, delta)
+    models: dict[Role, Model] = {Role.Actor: actor}
+    reference = critic = None
+    if Signal.REF_LOGPROBS in algorithm.needs:
+        frozen = replace(actor_spec(config), optimizer=None)
+        models[Role.RefPolicy] = reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
+    if Signal.VALUES in algorithm.needs:
+        models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement)
+    reward_model = make_reward_model(config, placement)
+    devices: Devices = UnsharedDevices()
+    if _engine_shares_devices(config, placement, Role.Actor):
+        sharing = [model for role, model in models.items() if placement.together(role, Role.Rollout)]
+        scorer = reward_model if placement.together(Role.RewardModel, Role.Rollout) else None
+        devices = TimeSharing(rollout, sharing, scorer, publish)
+        publish = devices.publish
+    experience = ExperienceRoles(rollout, with_reward_model(config, reward, reward_model, devices), devices)
+    trained: dict[str, Trained] = {".": actor}
+    if critic is not None:
+        trained["critic"] = critic
+    publish(0)
+    return Roles(experience, actor, publish, reference, critic, trained)
+
+
+def make_experience_roles(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, reward: Rewards
+) -> ExperienceRoles:
+    """Scored answers of `model.path` as it is, without training."""
+    rollout = make_rollout(config, tokenizer, placement)
+    reward_model = make_reward_model(config, placement)
+    devices: Devices = UnsharedDevices()
+    publish: Callable[[int], None] = lambda version: rollout.publish(version).get()  # noqa: E731
+    if reward_model is not None and _engine_shares_devices(config, placement, Role.RewardModel):
+        devices = TimeSharing(rollout, [], reward_model, publish)
+        publish = devices.publish
+    publish(0)
+    return ExperienceRoles(rollout, with_reward_model(config, reward, reward_model, devices), devices)
+
+
+def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
+    """The policy in training, at the temperature that it is sampled at."""
+    return TrainSpec(
+        config.model,
+        config.training,
+        config.training.optimizer,
+        total_steps=optimizer_steps,
+        temperature=config.generation.temperature,
+    )
+
+
+def make_rollout(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Rollout:
+    """The generation engines; they serve nothing until a first `publish`."""
+    spec = RolloutSpec(config.model, config.generation, tokenizer)
+    return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
+
+
+def make_reward_model(config: TrainConfig, placement: Placement) -> ValueModel | None:
+    """The frozen model of `model.reward_model_path`, if there is one."""
+    path = config.model.reward_model_path
+    if path is None:
+        return None
+    spec = TrainSpec(_model_at(config.model, path), config.training, value_head=True)
+    return placement.group(Role.RewardModel, ValueModel, TrainWorker, spec)
+
+
+def with_reward_model(
+    config: TrainConfig, functions: Rewards, reward_model: ValueModel | None, devices: Devices
+) -> Rewards:
+    """The rewards of the configuration: of functions, of a model, or of both."""
+    if reward_model is None:
+        return functions
+    weight, alone = config.reward.model_weight, not config.reward.functions
+    return ModelRewards(reward_model, weight, functions, devices, alone=alone)
+
+
+def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = False) -> Callable[[int], None]:
+    """How the actor's weights get to the rollout: `publish(version)`. Between different pools they travel over a
+    bridge; with `delta` it carries only what changed."""
+    if placement.together(Role.Actor, Role.Rollout):
+        return lambda version: rollout.publish(version).get()
+    address = actor.open_bridge(placement.size(Role.Rollout), delta).get()
+    rollout.join_bridge(address).get()
+
+    def publish(version: int) -> None:
+        sending = actor.send_weights()
+        rollout.publish(version).get()
+        sending.get()
+
+    return publish
+
+
+def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement) -> Critic:
+    assert isinstance(config.algorithm, PPOConfig | OwnAlgorithmConfig)
+    spec = TrainSpec(
+        _model_at(config.model, config.model.critic_path or config.model.path),
+        config.training,
+        config.algorithm.critic_optimizer,
+        total_steps=optimizer_steps,
+        value_head=True,
+    )
+    return placement.group(Role.Critic, Critic, TrainWorker, spec)
+
+
+def _model_at(model: ModelConfig, path: Path) -> ModelConfig:
+    return model.model_copy(update={"path": path})
+
+
+def _engine_shares_devices(config: TrainConfig, placement: Placement, role: Role) -> bool:
+    """The engine lives in processes of its own on the devices of `role`, and sleeps while that computes."""
+    sleeps = config.generation.type != "native" and config.generation.sleep != "never"
+    return sleeps and placement.together(role, Role.Rollout)

@@ -1,0 +1,77 @@
+"""Where the workers of each role run: the pools of the configuration, started when their first role is made."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tandem.config.tree import RunConfig, TrainConfig
+from tandem.controller.groups import Cluster, Ranks, RemoteWorkers
+from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.types import StepMetrics
+from tandem.workers.host import Worker
+
+Group = TypeVar("Group", bound=RemoteWorkers[Any])
+Spec = TypeVar("Spec")
+
+
+class Placement:
+    """Starts each pool at its first role, and puts every further role of the pool into the same processes."""
+
+    def __init__(
+        self, cluster: Cluster, pools: ResourcePoolManager, kinds: Mapping[Role, type[Worker[Any]]] | None = None
+    ) -> None:
+        """`kinds`: the user's own worker classes, by role."""
+        self._cluster = cluster
+        self._pools = pools
+        self._kinds = kinds or {}
+        self._running: dict[str, Ranks] = {}
+        self._one_of_each_pool: list[RemoteWorkers[Any]] = []
+
+    def group(
+        self, role: Role, group: type[Group], kind: type[Worker[Spec]], spec: Spec, name: str | None = None
+    ) -> Group:
+        """A worker on every rank of the role's pool, and the group of them.
+
+        A role that lives off another's worker is made after it. `name`: the worker's, default the role's; two workers
+        of one role in the same processes need different ones.
+        """
+        pool = self._pools.get_resource_pool(role)
+        new_pool = pool.name not in self._running
+        if new_pool:
+            self._running[pool.name] = self._cluster.spawn(pool)
+        made = group(self._running[pool.name], name or role, self._kinds.get(role, kind), spec)
+        if new_pool:
+            self._one_of_each_pool.append(made)
+        return made
+
+    def size(self, role: Role) -> int:
+        """Ranks of the role's pool."""
+        return self._pools.get_resource_pool(role).size
+
+    def together(self, *roles: Role) -> bool:
+        """The roles share their processes."""
+        return len({self._pools.get_resource_pool(role).name for role in roles}) == 1
+
+    def costs(self, tokens: float, seconds: float) -> StepMetrics:
+        """The time and throughput of a step, and the highest peak memory of any process so far."""
+        peaks = [peak for group in self._one_of_each_pool for peak in group.peak_memory().get()]
+        return {
+            "time/step_s": seconds,
+            "perf/tokens_per_s": tokens / seconds,
+            "perf/tokens_per_s_per_gpu": tokens / seconds / len(peaks),
+            **{name: max(peak.get(name, 0.0) for peak in peaks) for one in peaks for name in one},
+        }
+
+    def close(self) -> None:
+        """End the processes of all pools."""
+        for ranks in self._running.values():
+            ranks.close()
+
+
+def pools_of(config: RunConfig) -> ResourcePoolManager:
+    """The pools of `placement`, by default one of `cluster.ranks` for every role."""
+    if not isinstance(config, TrainConfig) or not config.placement.pools:
+        return ResourcePoolManager({"main": [config.cluster.ranks or 1]}, dict.fromkeys(Role, "main"))
+    first_pool = next(iter(config.placement.pools))
+    placed = {Role(name): pool for name, pool in config.placement.roles.items()}
+    mapping = {role: placed.get(role, first_pool) for role in Role if len(role.parts) == 1}
+    return ResourcePoolManager(config.placement.pools, mapping)

@@ -1,0 +1,140 @@
+"""How a worker says which of its methods the controller may call, and how such a call reaches the ranks.
+
+    class Scorer(Worker[ScorerSpec]):
+        @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
+        def logprobs(self, batch: Batch) -> FloatArray: ...
+
+The controller then sends every data-parallel group its rows, and joins their answers into one column of the whole batch
+(`tandem.controller.dispatch`; Sheng et al. 2024, HybridFlow, section 4.1: transfer protocols).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tandem.batching.packing import select_rows
+from tandem.types import Batch, IntArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks of a worker group as a grid: sizes by dimension, outermost first; ranks count row by row.
+
+    Ranks that differ only in other dimensions than `data` get the same rows and give the same answer.
+    """
+
+    shape: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape.values())
+
+    def data_groups(self) -> list[list[int]]:
+        """The ranks of each data-parallel group. The first of them answers for the group: it is in the last pipeline
+        stage, which holds the outputs."""
+        ranks = np.arange(self.size).reshape(tuple(self.shape.values()))
+        dimensions = list(self.shape)
+        if "pipeline" in dimensions:
+            ranks = np.flip(ranks, dimensions.index("pipeline"))
+            ranks, dimensions = _move_outermost(ranks, dimensions, "pipeline")
+        if "data" in dimensions:
+            ranks, _ = _move_outermost(ranks, dimensions, "data")
+        else:
+            ranks = ranks[None]
+        return ranks.reshape(len(ranks), -1).tolist()
+
+
+def _move_outermost(ranks: IntArray, dimensions: list[str], name: str) -> tuple[IntArray, list[str]]:
+    reordered = [name, *(other for other in dimensions if other != name)]
+    return np.moveaxis(ranks, dimensions.index(name), 0), reordered
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of one call on one rank. Ranks that share `args` and `kwargs` are sent them once."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rows: IntArray | None = None
+    """Which rows of the first argument, a Batch or a list, this rank gets; None: all of them."""
+
+    def take(self) -> tuple[Any, ...]:
+        """`args` as the rank sees them."""
+        if self.rows is None:
+            return self.args
+        first, *rest = self.args
+        mine = select_rows(first, self.rows) if isinstance(first, Batch) else [first[row] for row in self.rows]
+        return (mine, *rest)
+
+
+Calls = list[Arguments | None]
+"""One call for each rank; None: this rank is not called."""
+
+
+class Dispatch(Enum):
+    """Which ranks are called, and with what."""
+
+    ALL = "every rank, with the same arguments; the answer is the list of the ranks' answers"
+    RANK_ZERO = "rank 0 alone; the answer is its answer"
+    REPLICATED = "every rank, with the same arguments; all answer the same, so the answer is rank 0's"
+    DATA_PARALLEL = "every rank, with its data-parallel group's rows of the first argument, a Batch or a list"
+
+
+@dataclass(frozen=True)
+class OwnDispatch:
+    """A pair of your own, in place of a `Dispatch`: how arguments reach the ranks, and how answers become one."""
+
+    distribute: Callable[[Mesh, Arguments], Calls]
+    collect: Callable[[Mesh, Calls, list[Any]], Any]
+    """Gets the answers by rank, None from ranks that were not called."""
+
+
+class Returns(Enum):
+    """What a data-parallel method returns, and so how the groups' answers become one."""
+
+    SAME = "the same on every rank, as metrics that were summed over them"
+    PER_ROW = "a list or an array with one entry for each row that the rank was given"
+    PER_TOKEN = "an array with one entry for each response token of the rows that the rank was given"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What `register` says of a method."""
+
+    dispatch: Dispatch | OwnDispatch
+    mesh: str
+    returns: Returns | tuple[Returns, ...]
+    """A tuple: the method returns a tuple of so many parts."""
+
+
+def register(
+    dispatch: Dispatch | OwnDispatch, *, mesh: str = "training", returns: Returns | tuple[Returns, ...] | None = None
+) -> Callable[[Function], Function]:
+    """Mark a method of a worker that the controller may call.
+
+    `mesh` names one of the worker's meshes; `ranks`, in which every rank stands for itself, is always there. `returns`
+    is for DATA_PARALLEL alone, which needs it: nothing is guessed from the shape of an answer. TypeError without.
+    """
+    if (dispatch is Dispatch.DATA_PARALLEL) != (returns is not None):
+        raise TypeError("register: `returns` says how the answers of a DATA_PARALLEL method are joined, and only those")
+
+    def mark(method: Function) -> Function:
+        method.__dict__["registration"] = Registration(dispatch, mesh, returns or Returns.SAME)
+        return method
+
+    return mark
+
+
+def registration(kind: type, method: str) -> Registration:
+    """How `kind.method` is called; AttributeError when it is not registered."""
+    for base in kind.__mro__:
+        marked = getattr(base.__dict__.get(method), "registration", None)
+        if marked is not None:
+            return marked
+    raise AttributeError(f"{kind.__name__}.{method} is not registered: decorate it with @register(Dispatch.…)")

@@ -1,0 +1,131 @@
+"""One call becomes one call a rank, and their answers one: numbers worked by hand."""
+
+import numpy as np
+import pytest
+
+from tandem.controller.dispatch import collect, distribute
+from tandem.errors import WorkerError
+from tandem.workers.registration import Arguments, Dispatch, Mesh, Registration, Returns, register, registration
+from tests.cluster_workers import ONE_WORD_EACH, Probe, ragged_batch
+
+
+def parallel(returns: Returns | tuple[Returns, ...]) -> Registration:
+    return Registration(Dispatch.DATA_PARALLEL, "training", returns)
+
+
+def registered(dispatch: Dispatch) -> Registration:
+    return Registration(dispatch, "training", Returns.SAME)
+
+
+BY_ROW, BY_TOKEN, SAME = parallel(Returns.PER_ROW), parallel(Returns.PER_TOKEN), parallel(Returns.SAME)
+
+
+def test_data_groups_of_a_grid() -> None:
+    assert Mesh({"data": 3}).data_groups() == [[0], [1], [2]]
+    assert Mesh({"data": 2, "tensor": 2}).data_groups() == [[0, 1], [2, 3]]
+    assert Mesh({"context": 2, "data": 2}).data_groups() == [[0, 2], [1, 3]]
+    assert Mesh({"tensor": 2}).data_groups() == [[0, 1]]
+    # the last pipeline stage holds the outputs, so that it speaks
+    assert Mesh({"pipeline": 2, "data": 2}).data_groups() == [[2, 0], [3, 1]]
+    assert Mesh({"data": 2, "pipeline": 2, "tensor": 2}).data_groups() == [[2, 3, 0, 1], [6, 7, 4, 5]]
+
+
+def test_rows_go_to_every_rank_of_a_data_group() -> None:
+    mesh = Mesh({"data": 2, "tensor": 2})
+    calls = distribute(BY_ROW, mesh, Arguments((list("abcde"), 7), {"k": 1}))
+    taken = [call.take() for call in calls if call]
+    assert taken == [(["a", "b", "c"], 7)] * 2 + [(["d", "e"], 7)] * 2
+    assert all(call and call.kwargs == {"k": 1} for call in calls)
+    # all were given the same objects, which a cluster sends once
+    assert len({id(call.args) for call in calls if call}) == 1
+
+
+def test_a_batch_is_spread_by_tokens_and_none_is_lost() -> None:
+    batch = ragged_batch([10, 1, 1, 8, 2, 1, 1], prompt=0)
+    calls = distribute(BY_ROW, Mesh({"data": 2}), Arguments((batch,)))
+    rows = [call.rows.tolist() for call in calls if call and call.rows is not None]
+    assert sorted(rows[0] + rows[1]) == list(range(7))
+    lengths = np.diff(batch.response_offsets)
+    assert sorted(lengths[part].sum() for part in rows) == [12, 12]
+
+
+def test_answers_are_joined_as_the_method_says() -> None:
+    batch = ragged_batch([2, 3, 1])
+    mesh = Mesh({"data": 2})
+    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1])]
+
+    def joined(registered: Registration, *answers: object) -> object:
+        return collect(registered, mesh, list(calls), list(answers))
+
+    assert joined(BY_ROW, np.array([5, 7]), np.array([6])).tolist() == [5, 6, 7]
+    assert joined(BY_ROW, ["a", "c"], ["b"]) == ["a", "b", "c"]
+    tokens = joined(BY_TOKEN, np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 4.0]))
+    assert tokens.tolist() == [0, 1, 2, 3, 4, 5]
+    pairs = joined(BY_ROW, np.array([[1, 2], [5, 6]]), np.array([[3, 4]]))
+    assert pairs.tolist() == [[1, 2], [3, 4], [5, 6]]
+    both = parallel((Returns.SAME, Returns.PER_ROW))
+    metrics, rows = joined(both, ({"loss": 1.0}, ["a", "c"]), ({"loss": 2.0}, ["b"]))
+    assert (metrics, rows) == ({"loss": 1.0}, ["a", "b", "c"])
+    assert joined(SAME, None, None) is None
+
+
+def test_an_answer_of_another_length_is_refused() -> None:
+    batch = ragged_batch([2, 3, 1])
+    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1])]
+    with pytest.raises(WorkerError, match="group 1 answered 3 entries for 1 rows"):
+        collect(BY_ROW, Mesh({"data": 2}), list(calls), [np.zeros(2), np.zeros(3)])
+    with pytest.raises(WorkerError, match="group 0 answered 2 entries for 3 response tokens"):
+        collect(BY_TOKEN, Mesh({"data": 2}), list(calls), [np.zeros(2), np.zeros(3)])
+    with pytest.raises(WorkerError, match="group 0 answered 5 entries for 3 response tokens"):
+        collect(BY_TOKEN, Mesh({"data": 1}), [Arguments((ragged_batch([1, 2]),))], [np.zeros(5)])
+
+
+def test_a_rank_without_rows_answers_an_empty_column() -> None:
+    batch = ragged_batch([4])
+    calls = distribute(BY_TOKEN, Mesh({"data": 3}), Arguments((batch,)))
+    mine = [call.take()[0] for call in calls if call]
+    assert sorted(len(part) for part in mine) == [0, 0, 1]
+    answers = [part.response_ids.astype(np.float32) for part in mine]
+    column = collect(BY_TOKEN, Mesh({"data": 3}), calls, answers)
+    assert column.tolist() == [0, 1, 2, 3] and column.dtype == np.float32
+
+
+def test_as_many_tokens_as_rows_are_no_rows() -> None:
+    """Two rows without a token and two of two tokens: each group answers as many tokens as it has rows."""
+    batch = ragged_batch([0, 2, 2, 0])
+    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1, 3])]
+    column = collect(BY_TOKEN, Mesh({"data": 2}), list(calls), [np.array([2, 3]), np.array([0, 1])])
+    assert column.tolist() == [0, 1, 2, 3]
+
+
+def test_a_data_parallel_method_must_say_what_it_returns() -> None:
+    with pytest.raises(TypeError, match="returns"):
+        register(Dispatch.DATA_PARALLEL)
+    with pytest.raises(TypeError, match="returns"):
+        register(Dispatch.ALL, returns=Returns.PER_ROW)
+
+
+def test_the_same_for_all_and_for_one() -> None:
+    mesh, arguments = Mesh({"data": 3}), Arguments((1,), {})
+    assert distribute(registered(Dispatch.ALL), mesh, arguments) == [arguments] * 3
+    assert collect(registered(Dispatch.ALL), mesh, [arguments] * 3, [1, 2, 3]) == [1, 2, 3]
+    assert distribute(registered(Dispatch.RANK_ZERO), mesh, arguments) == [arguments, None, None]
+    assert collect(registered(Dispatch.RANK_ZERO), mesh, [arguments, None, None], [5, None, None]) == 5
+    assert distribute(registered(Dispatch.REPLICATED), mesh, arguments) == [arguments] * 3
+    assert collect(registered(Dispatch.REPLICATED), mesh, [arguments] * 3, [4, 4, 4]) == 4
+
+
+def test_registration_is_inherited_and_may_be_overridden() -> None:
+    class Quiet(Probe):
+        def first(self) -> int:  # not marked: the base's mark stays
+            return -1
+
+        @register(Dispatch.RANK_ZERO, mesh="grid")
+        def total(self) -> float:
+            return 0.0
+
+    assert registration(Quiet, "shout").dispatch is ONE_WORD_EACH
+    assert registration(Quiet, "first").dispatch is Dispatch.RANK_ZERO
+    assert registration(Quiet, "total").mesh == "grid"
+    with pytest.raises(AttributeError, match=r"Quiet\.meshes is not registered"):
+        registration(Quiet, "meshes")
