@@ -25,10 +25,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
 from tandem.generation.base import Limits
-from tandem.generation.kv_cache import Decode, KVCache, Prefill
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, sample, streams
 from tandem.models.attention import ATTENTION
+from tandem.models.kv_cache import Decode, KVCache, Prefill
 from tandem.models.loading import named_part
 from tandem.types import Completion, FloatArray, IntArray, Request, Status
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.generation.kv_cache import Decode, KVCache
+from tandem.models.kv_cache import Decode, KVCache
 from tandem.types import IntArray
 
 Forward = Callable[[Tensor, Decode], Tensor]

@@ -6,7 +6,7 @@ generation, where the row's keys and values are kept; the model knows neither, s
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,6 +38,17 @@ class AttentionPlan(Protocol):
         ...
 
 
+HARMLESS = {
+    "position_ids": "queries and keys have their positions already, and the plan knows the order within a row",
+    "use_cache": "the plan keeps keys and values, transformers' cache is never made",
+    "return_dict": "it is about what the model returns, not about attention",
+    "logits_to_keep": "it is about the output layer",
+    "output_router_logits": "it is about the experts",
+    "output_attentions": "weights are never returned, which the model says where it needs them",
+}
+"""Arguments that models hand down to attention although attention does not depend on them, each with the reason."""
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -48,13 +59,22 @@ def _attend(
     attention_plan: AttentionPlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    if softcap is not None:
-        raise NotImplementedError("attention logit soft-capping is not supported")
+    """What transformers' layers call. NotImplementedError for an argument that would change what attention computes."""
+    refuse_arguments({"attention_mask": attention_mask, **others})
+    if dropout or is_causal is False:
+        raise NotImplementedError(f"attention with dropout {dropout}, is_causal {is_causal} is not what ours computes")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attention_plan.attend(module.layer_idx, query, key, value, scale, sliding_window), None
+
+
+def refuse_arguments(arguments: Mapping[str, Any]) -> None:
+    """NotImplementedError where one is neither None nor harmless: leaving it out would give wrong numbers."""
+    if unknown := [name for name, value in arguments.items() if value is not None and name not in HARMLESS]:
+        raise NotImplementedError(f"attention with {', '.join(unknown)} is not what ours computes")
 
 
 AttentionInterface.register(ATTENTION, _attend)

@@ -14,7 +14,7 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from tandem.models.attention import AttentionPlan
+from tandem.models.attention import AttentionPlan, refuse_arguments
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
@@ -29,7 +29,8 @@ def make_lean(model: PreTrainedModel) -> None:
             layer.forward = MethodType(_layer, layer)
 
 
-def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **_: Any) -> Any:
+def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any) -> Any:
+    refuse_arguments(others)
     hidden = self.embed_tokens(input_ids)
     cos, sin = (table[:, :, None] for table in self.rotary_emb(hidden, position_ids))
     low, high = sin.chunk(2, -1)
@@ -50,10 +51,10 @@ def _layer(self: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Att
 def _attention(module: Any, x: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
     projections = (module.q_proj, module.k_proj, module.v_proj)
     query, key, value = (projection(x).unflatten(-1, (-1, module.head_dim)) for projection in projections)
-    if module.config.model_type == "qwen3":
+    if type(module).__name__ == "Qwen3Attention":
         query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
     query, key, value = (y.transpose(1, 2) for y in (_rotate(query, *rotation), _rotate(key, *rotation), value))
-    window = None if module.config.model_type == "llama" else module.sliding_window
+    window = None if type(module).__name__ == "LlamaAttention" else module.sliding_window
     return module.o_proj(plan.attend(module.layer_idx, query, key, value, module.scaling, window).flatten(2))
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
+from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
@@ -53,9 +54,10 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
 def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The model of `load_model` on the meta device, to be laid out and then filled."""
     auto_class, shape = _class_and_shape(value_head)
+    model_config = _model_config(config, shape)
     with torch.device("meta"):
         model = auto_class.from_config(
-            _model_config(config, shape),
+            model_config,
             dtype=getattr(torch, config.dtype),
             attn_implementation=ATTENTION,
             trust_remote_code=config.trust_remote_code,
@@ -109,7 +111,7 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
 
 
 def _model_config(config: ModelConfig, shape: dict[str, Any]) -> Any:
-    """The directory's configuration with every dropout at 0."""
+    """The directory's configuration with every dropout at 0; UserError for a family with wrong log-probs."""
     path = config.path
     _check_directory(path)
     try:
@@ -118,6 +120,7 @@ def _model_config(config: ModelConfig, shape: dict[str, Any]) -> Any:
         raise _cannot_load(path, error) from None
     dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
     model_config.update(dict.fromkeys(dropouts, 0.0))
+    check_family(model_config, config.trust_remote_code)
     return model_config
 
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.errors import UserError
 from tandem.models.attention import PackedRows, ScatteredRows
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.lora import add_adapters, is_adapter, merged_weights, write_adapters
@@ -65,8 +64,6 @@ class FsdpEngine:
         self._checkpointing = config.activation_checkpointing
         if self._checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        with torch.no_grad(), self._layout.gathered():
-            check_family(model, self._layout.device)
         layer: Any = model.get_output_embeddings()
         if layer is None:
             self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
@@ -160,30 +157,6 @@ def make_engine(
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
 
 
-def check_family(model: PreTrainedModel, device: torch.device) -> None:
-    """UserError for a family whose packed rows see one another, or whose logits are not the output layer's own."""
-    family = f"model type {model.config.model_type}"
-    token_ids, offsets = np.arange(8, dtype=np.int32), np.array([0, 5, 8])
-    try:
-        plan = PackedRows(offsets, device)
-        packed = _run(model.base_model, token_ids, plan)
-        if not _close(packed[5:], _run(model.base_model, token_ids[5:], PackedRows(offsets[1:] - 5, device))):
-            raise ValueError("rows see one another; use a family with causal attention only")
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(f"{family} does not run on packed rows: {error}") from error
-    layer: Any = model.get_output_embeddings()
-    if layer is None:
-        return
-    # Soft caps only show on large logits.
-    with layer.register_forward_hook(lambda _module, _inputs, logits: 1000 * logits):
-        plain = _close(_run(model, token_ids, plan), layer(packed))
-    if not plain:
-        raise UserError(
-            f"{family} scales or soft-caps around its output layer, which log-probs computed in chunks do not "
-            "follow; use a family whose logits are the output layer's own"
-        )
-
-
 def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> torch.Tensor:
     """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
     outputs = module(
@@ -194,8 +167,3 @@ def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> 
         return_dict=False,
     )
     return outputs[0][0]
-
-
-def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    bound = 1e-4 if wanted.dtype == torch.float32 else 0.05
-    return bool((found - wanted).abs().max() <= bound * wanted.abs().max())

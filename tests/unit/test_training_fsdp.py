@@ -293,24 +293,3 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     tensors.write_bytes(tensors.read_bytes()[:100])
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("Gemma2", {**COMMON, "head_dim": 4}, "model type gemma2 does not run on packed rows.*soft-capping"),
-        (
-            "Gemma2",
-            {**COMMON, "head_dim": 4, "attn_logit_softcapping": None},
-            "model type gemma2 scales or soft-caps around its output layer",
-        ),
-        ("Granite", {**COMMON, "logits_scaling": 8.0}, "model type granite scales or soft-caps"),
-        ("Cohere", {**COMMON, "logit_scale": 0.25}, "model type cohere scales or soft-caps"),
-        ("Mamba", {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1}, "model type mamba"),
-    ],
-)
-def test_a_family_that_cannot_be_run_this_way_is_refused(family: str, options: dict[str, Any], message: str) -> None:
-    config = getattr(transformers, f"{family}Config")(**options)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION if family != "Mamba" else None)
-    with pytest.raises(UserError, match=message):
-        engine_of(model.eval())

@@ -1,0 +1,96 @@
+"""Which model families are refused, and why: read from a config.json alone, before torch is imported.
+
+Log-probs are computed on packed rows, generated with a key-value cache, and taken chunk by chunk from the output layer.
+Each of these is another computation than transformers' own, so a family runs only where all of them give the log-probs
+of its eager attention. `family_check` measures that with a small model; docs/models.md has the figures. This module
+says the same without a model: tests/unit/test_models_families.py holds the two together.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_EQUAL = """
+    afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
+    dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text gemma4
+    gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2 gpt_bigcode
+    gpt_neox granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe
+    laguna llama longcat_flash mellum minimax_m2 ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe
+    opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2
+    vaultgemma whisper youtu"""
+EQUAL = frozenset(_EQUAL.split())
+"""Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
+
+_REFUSED = {
+    "its attention has sinks (`s_aux`), which take a share of the weight from the tokens": """deepseek_v4 gpt_oss
+    granite_swa granitemoe_swa mimo_v2_flash""",
+    "a state goes from token to token (recurrence, convolution) and would go on from one row into the next": """bamba
+    falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid
+    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm
+    zamba zamba2 zaya""",
+    "it computes attention by itself, in which packed rows see one another": """big_bird bloom codegen cpmant falcon git
+    gpt_neo gpt_neox_japanese gptj megatron-bert mpt mvp openai-gpt prophetnet reformer roformer trocr xglm xlm
+    xlnet""",
+    "it does not tell its attention which tokens form a row": "moshi nemotron stablelm",
+    "it counts positions by itself, on from one row into the next or from another one than 0": """bart bigbird_pegasus
+    blenderbot blenderbot-small camembert data2vec-text marian mbart pegasus plbart roberta roberta-prelayernorm
+    xlm-roberta xlm-roberta-xl xmod""",
+    "its tokens see later ones": "bert-generation",
+    "its logits are not those of its output layer alone": """bert electra ernie gemma3n gemma3n_text minicpm3 mllama
+    modernbert-decoder rembert roc_bert""",
+    "it picks the tokens to attend to with an index over one row": """axk2 deepseek_v32 glm_moe_dsa hy_v4
+    minimax_m3_vl_text""",
+    "it adds to attention scores what ours does not know": "doge inkling_text",
+    "its attention is cut into chunks": "llama4 llama4_text",
+    "a layer attends several times, but one set of keys and values is kept of it": "diffllama hrm_text",
+    "it cannot be run, or not made small, from a configuration and tokens alone": """blt cohere_compass_text
+    gemma4_assistant gemma4_unified_assistant musicgen musicgen_melody""",
+}
+REFUSED = {family: reason for reason, families in _REFUSED.items() for family in families.split()}
+"""Model type -> the reason for which it is refused whatever its options are."""
+
+_CAP, _SCALE = "caps {}, which ours does not", "multiplies logits, which log-probs computed in chunks do not follow"
+_OPTIONS: dict[str, tuple[tuple[Any, ...], str, dict[str, Any]]] = {
+    "attn_logit_softcapping": ((None,), _CAP.format("attention scores"), {"gemma2": 50.0, "vaultgemma": 50.0}),
+    "final_logit_softcapping": ((None,), _CAP.format("logits"), {"gemma2": 30.0, "vaultgemma": 30.0, "nanochat": 15.0}),
+    "logits_scaling": ((None, 1), _SCALE, {}),
+    "logit_scale": ((None, 1), _SCALE, dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), 0.0625)),
+    "is_causal": ((None, True), "lets tokens see later ones", {}),
+    "use_bidirectional_attention": ((None, False, "vision"), "lets tokens see later ones", {}),
+}
+"""Key of a configuration -> values that change nothing, what the others do, and the defaults of model types."""
+_LAYERS = ("full_attention", "sliding_attention")
+"""Of the kinds that `layer_types` may name, those that attend to tokens of the row alone."""
+_ROPES = ("dynamic", "longrope", "su")
+"""RoPE whose angles depend on how long the longest row of a pass is."""
+
+
+def refusal(described: Mapping[str, Any]) -> str | None:
+    """Why the model of this config.json does not run on the native engine or `training.type: fsdp`, in a sentence.
+
+    None where nothing is known against it; then `family_check.check_family` still compares, before weights are read.
+    """
+    family = described.get("model_type")
+    reason = REFUSED.get(str(family)) or next(_reasons(described), None)
+    return reason and f"model type {family} does not run here: {reason} (docs/models.md lists the families that run)"
+
+
+def _reasons(described: Mapping[str, Any]) -> Iterator[str]:
+    text: Mapping[str, Any] = {**described, **(described.get("text_config") or {})}
+    family = text.get("model_type")
+    for key, (harmless, effect, defaults) in _OPTIONS.items():
+        value = text.get(key, defaults.get(str(family)))
+        if value not in harmless:
+            yield f"{key} {value} {effect}"
+    for kind in text.get("layer_types") or ():
+        if kind not in _LAYERS:
+            yield f"layers of the kind {kind} do more than attend to the tokens of their row"
+    for kind in rope_kinds(text):
+        if kind in _ROPES:
+            yield f"RoPE of type {kind} depends on how long the longest row of a pass is; use another RoPE scaling"
+
+
+def rope_kinds(described: Mapping[str, Any]) -> set[str]:
+    """Those of a config.json, as transformers 4 or 5 writes it; layers may have one each."""
+    rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
+    by_layer = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return {str(own.get("rope_type") or own.get("type") or "default") for own in by_layer}

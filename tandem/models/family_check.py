@@ -1,0 +1,142 @@
+"""Are log-probs on packed rows and with a key-value cache those of transformers' own eager attention?
+
+Asked of a small model with the options of the real one, on the CPU, before any weight of that is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tandem.errors import UserError
+from tandem.models.attention import ATTENTION, PackedRows
+from tandem.models.families import refusal
+from tandem.models.kv_cache import Decode, KVCache, Prefill
+from tandem.models.lean import make_lean
+from tandem.models.tiny import tiny
+
+TOLERANCE = 1e-4
+"""By how much two log-probs of a token may differ, in float32."""
+_ROWS = (torch.arange(3, 14), torch.arange(20, 27))
+"""Token ids. Longer than a small model's window, and of different lengths."""
+_PROMPTS = (5, 3)
+"""How many tokens of each row are there before generation starts."""
+_MAX_PARAMETERS = 2**26
+
+
+class Agreement(NamedTuple):
+    """The largest difference of any token's log-prob from that of eager attention."""
+
+    packed: float
+    """As training computes it: rows head to tail, one cut into prefix and segment; body, then output layer."""
+    cached: float
+    """As the native engine computes it: prompts at once, the rest token by token."""
+
+
+def check_family(config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
+    """UserError, with the name of the family, where its log-probs would be wrong."""
+    if reason := refusal(config.to_dict()):
+        raise UserError(reason)
+    family = f"model type {config.model_type}"
+    try:
+        found = compare(config, trust_remote_code)
+    except Exception as error:  # a family that nobody has tried raises what it likes
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise UserError(f"{family} does not run here: a small model of it fails with {reason}") from error
+    if not max(found) <= TOLERANCE:  # nor NaN
+        raise UserError(
+            f"{family} does not run here: on a small model of it log-probs differ from those of transformers' eager "
+            f"attention, by up to {found.packed:.1g} on packed rows and {found.cached:.1g} with a key-value cache; "
+            "docs/models.md lists the families that run"
+        )
+
+
+@torch.no_grad()
+def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreement:
+    """Measured on a small model of the same family and options; raises whatever that raises."""
+    small = tiny(config)
+    with torch.random.fork_rng(devices=[]):
+        eager, ours = _models(small, trust_remote_code)
+    wanted = [eager(row[None], use_cache=False).logits[0] for row in _ROWS]
+    return Agreement(_difference(_packed(ours), wanted), _difference(_cached(ours), wanted))
+
+
+def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The same random model with transformers' attention and with ours."""
+
+    def make(attention: str) -> PreTrainedModel:
+        made: Any = AutoModelForCausalLM.from_config(
+            deepcopy(config), attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+        return made.eval()
+
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in make("eager").parameters())
+    if size > _MAX_PARAMETERS:
+        raise ValueError(f"it still has {size:,} parameters (tandem/models/tiny.py does not know their sizes)")
+    eager, ours = make("eager"), make(ATTENTION)
+    _draw(eager)
+    ours.load_state_dict(eager.state_dict())
+    make_lean(ours)
+    return eager, ours
+
+
+def _draw(model: PreTrainedModel) -> None:
+    """Weights by which attention is far from uniform and logits are far from 0, so that what acts on them shows."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.add_(torch.empty_like(parameter).normal_(0, 0.3, generator=generator))
+
+
+def _packed(model: PreTrainedModel) -> list[Tensor]:
+    """Logits of each row, `[T, V]`. The first is cut where its prompt ends, as the siblings of a group are."""
+    lengths = [len(row) for row in _ROWS]
+    plan = PackedRows(np.array([0, _PROMPTS[0], lengths[0], sum(lengths)]), prefixes=np.array([-1, 0, -1]))
+    body: Any = model.base_model
+    layer: Any = model.get_output_embeddings()
+    hidden = body(
+        torch.cat(_ROWS)[None],
+        position_ids=plan.positions[None],
+        attention_plan=plan,
+        use_cache=False,
+        return_dict=False,
+    )[0][0]
+    return list(layer(hidden).split(lengths))
+
+
+def _cached(model: PreTrainedModel) -> list[Tensor]:
+    """Logits of each row up to where the first one ends, `[T, V]`."""
+    lengths, prompts = np.array([len(row) for row in _ROWS]), np.array(_PROMPTS)
+    cache = KVCache()
+    cache.reserve(len(_ROWS), int(lengths.max()))
+    offsets = np.concatenate(([0], np.cumsum(prompts)))
+    prefill = Prefill(cache, offsets, 0, np.arange(len(_ROWS)), torch.device("cpu"))
+    prompt_N = torch.cat([row[:length] for row, length in zip(_ROWS, _PROMPTS, strict=True)])
+    parts = [list(_forward(model, prompt_N, prefill).split(_PROMPTS))]
+    for made in range(int((lengths - prompts).min())):
+        position_B = prompts + made
+        plan = Decode(cache, torch.from_numpy(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
+        token_B = torch.stack([row[position] for row, position in zip(_ROWS, position_B, strict=True)])
+        parts.append(list(_forward(model, token_B, plan).split(1)))
+    return [torch.cat(row) for row in zip(*parts, strict=True)]
+
+
+def _forward(model: Any, token_N: Tensor, plan: Prefill | Decode) -> Tensor:
+    position_ids = plan.position_N[None]
+    return model(token_N[None], position_ids=position_ids, attention_plan=plan, use_cache=False).logits[0]
+
+
+def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    return max(float(difference) for difference in _differences(found, wanted))
+
+
+def _differences(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Iterator[Tensor]:
+    for ours, theirs in zip(found, wanted, strict=True):
+        yield (ours.log_softmax(-1) - theirs[: len(ours)].log_softmax(-1)).abs().max()
