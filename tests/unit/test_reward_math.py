@@ -1,6 +1,8 @@
 r"""MATH answers: pairs of equal and of unequal forms, and where the answer is found."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,15 +10,17 @@ import pytest
 from tandem.config.tree import RewardConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
-from tandem.reward.rules.math import boxed, dapo, equal, last_boxed
+from tandem.reward.rules.math import boxed, dapo, last_boxed
+from tandem.reward.rules.math_equal import equal
 
 PAIRS = Path(__file__).parent / "math_pairs.json"
-"""Written by hand: fractions, intervals, sets, matrices, units, texts, percent, thousands separators, expressions."""
+"""Written by hand: fractions, intervals, lists, sets, equations, units, texts, percent, thousands, expressions."""
+DATA = Path(__file__).parents[3] / "shared" / "data"
 CASES = json.loads(PAIRS.read_text(encoding="utf-8"))
 
 
 def test_there_are_enough_pairs() -> None:
-    assert len(CASES["equal"]) >= 60 and len(CASES["unequal"]) >= 40
+    assert len(CASES["equal"]) >= 180 and len(CASES["unequal"]) >= 110
 
 
 @pytest.mark.parametrize(("truth", "answer"), CASES["equal"])
@@ -63,7 +67,41 @@ def test_dapo_is_one_or_minus_one() -> None:
     assert dapo("math_dapo", "So.\nAnswer: 34", "34") == {"score": 1.0, "acc": 1.0, "pred": "34"}
     assert dapo("math_dapo", "Answer: 1\nAnswer: $\\boxed{34}$", 34)["score"] == 1.0
     assert dapo("math_dapo", "Answer: 35", "34") == {"score": -1.0, "acc": 0.0, "pred": "35"}
+    for answer in ("42 dollars", "$42$ dollars.", "**42**", "x = 42", r"$\boxed{42}$ dollars"):
+        assert dapo("math_dapo", f"**Answer:** {answer}", "42")["score"] == 1.0
+        assert dapo("math_dapo", f"Answer: {answer}", "41")["score"] == -1.0
     assert dapo("math_dapo", "34", "34") == {"score": -1.0, "acc": 0.0, "pred": None}
+
+
+def test_a_long_answer_is_wrong_at_once() -> None:
+    assert boxed("math", "\\boxed{" + "(" * 100_000 + ")" * 100_000 + "}", "1")["score"] == 0.0
+    assert not equal("1", "1 " + "word " * 190 + "#")
+
+
+@pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason=f"the GSM8K answers are not in {DATA}")
+def test_what_people_write_behind_numbers() -> None:
+    """GSM8K's solutions name their result in sentences: the number, and up to four words that follow it."""
+    rows = [json.loads(line) for line in (DATA / "gsm8k/test.jsonl").read_text(encoding="utf-8").splitlines()]
+    phrases: list[tuple[str, str]] = []
+    for row in rows:
+        text, _, truth = row["answer"].rpartition("#### ")
+        text = re.sub("<<.*?>>", "", text)
+        phrases += [(truth, m[0]) for m in re.finditer(rf"(?<![\d.,]){truth}(?: [a-z]+){{1,4}}(?=[.,;\n])", text)]
+    accepted = sum(equal(truth, phrase) for truth, phrase in phrases)
+    assert len(phrases) > 600 and accepted > 0.9 * len(phrases)
+    assert not any(equal(f"{int(truth) + 1}", phrase) for truth, phrase in phrases if truth.isdigit())
+
+
+@pytest.mark.skipif(not (DATA / "aqua_rat").is_dir(), reason=f"the AQuA options are not in {DATA}")
+def test_other_options_are_other_answers() -> None:
+    """AQuA's options are what people write for answers, and of one question no two are alike, but for order."""
+    lines = (DATA / "aqua_rat/test.jsonl").read_text(encoding="utf-8").splitlines()
+    alike: list[tuple[str, str]] = []
+    for line in lines[::2]:
+        options = [option.partition(")")[2].strip() for option in json.loads(line)["options"]]
+        assert all(equal(option, option) for option in options)
+        alike += [pair for pair in itertools.pairwise(options) if sorted(pair[0]) != sorted(pair[1]) and equal(*pair)]
+    assert alike == []
 
 
 def test_a_run_without_math_verify_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
