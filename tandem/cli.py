@@ -12,10 +12,10 @@ import typer
 
 from tandem import __version__
 from tandem.config.load import load_config
-from tandem.config.tree import DpoConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError
 
-Config = TypeVar("Config", TrainConfig, SftConfig, DpoConfig)
+Config = TypeVar("Config", bound=ModelsConfig)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
@@ -85,7 +85,7 @@ def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 @app.command(name="reward-model")
 def reward_model(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """A model of which of two answers is better, trained on pairs of answers."""
-    config = _configure(SftConfig, arguments, resume)
+    config = _configure(RewardModelConfig, arguments, resume)
     from tandem.data.preference import PreferenceDataset
     from tandem.jobs.preference import train_reward_model
 
@@ -97,13 +97,13 @@ def evaluate(
     arguments: ConfigAndOverrides = None,
     out: Annotated[Path | None, typer.Option(help="Write the metrics to this JSON file.")] = None,
 ) -> None:
-    """Score a model directory (model.path) on data.val_files, answering as generation.eval says."""
-    config = _configure(TrainConfig, arguments)
+    """Score a model (model.path) on data.val_files, answering as generation.eval says."""
+    config = _configure(EvalConfig, arguments)
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
     from tandem.jobs.rl import evaluate_model
 
-    metrics = evaluate_model(config, _read(config, RLHFDataset, training=False))
+    metrics = evaluate_model(config, _read(config, RLHFDataset))
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
     if out is not None:
@@ -218,13 +218,13 @@ def _configure(kind: type[Config], arguments: Sequence[str] | None, resume: Path
     return load_config(kind, path, given)
 
 
-def _read(config: Any, dataset: Callable[..., Any], training: bool = True) -> Any:
+def _read(config: Any, dataset: Callable[..., Any]) -> Any:
     # The progress bars and load reports of transformers would bury ours, the workers' above all.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from tandem.jobs.inputs import read_inputs
 
-    return read_inputs(config, dataset, training=training)
+    return read_inputs(config, dataset)
 
 
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., bool], dry_run: bool) -> None:

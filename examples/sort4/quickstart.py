@@ -100,7 +100,8 @@ class Quickstart:
 
     def _train(self) -> None:
         model = _latest_model(self.warmup_dir / "sft")
-        _tandem("train", *self._recipe(model), "trainer.steps=150", f"trainer.run_dir={self.run_dir}")
+        length = ["trainer.steps=150", f"trainer.run_dir={self.run_dir}", f"trainer.seed={self.seed}"]
+        _tandem("train", *self._recipe(model), *length)
 
     def _evaluate(self, model: Path) -> Accuracies:
         sampling = {"pass_at_1": (1.0, SAMPLES), "greedy": (0.0, 1)}
@@ -109,7 +110,7 @@ class Quickstart:
     def _accuracy(self, model: Path, temperature: float, samples: int) -> float:
         out = self.warmup_dir / "task" / "accuracy.json"
         how = [f"generation.eval.temperature={temperature}", f"generation.eval.samples={samples}"]
-        _tandem("eval", *self._recipe(model), *how, f"--out={out}")
+        _tandem("eval", *self._recipe(model), *how, f"seed={self.seed}", f"--out={out}")
         return json.loads(out.read_text())[f"val/sort4/acc/mean@{samples}"]
 
     def _recipe(self, model: Path) -> list[str]:
@@ -119,7 +120,6 @@ class Quickstart:
             f"model.path={model}",
             f"data.train_files=[{task / 'train.jsonl'}]",
             f"data.val_files=[{task / 'val.jsonl'}]",
-            f"trainer.seed={self.seed}",
             f"generation.type={self.engine}",
         ]
 

@@ -1,11 +1,11 @@
 """Where worker processes come from: this process, this machine, Ray."""
 
-from tandem.config.tree import RunConfig
+from tandem.config.tree import ModelsConfig
 from tandem.controller.groups import Cluster
 from tandem.controller.pools import ResourcePoolManager
 
 
-def make_cluster(config: RunConfig, pools: ResourcePoolManager | None = None) -> Cluster:
+def make_cluster(config: ModelsConfig, pools: ResourcePoolManager | None = None) -> Cluster:
     """The cluster that the configuration names, for `pools` (default: those of the configuration).
 
     A local one with a single pool of a single process is this process.

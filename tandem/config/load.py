@@ -2,17 +2,19 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tandem.config import yaml12
-from tandem.config.tree import DpoConfig, Section, SftConfig, TrainConfig
+from tandem.config import verl_keys, yaml12
+from tandem.config.sound import sound_part
+from tandem.config.tree import ModelsConfig, Section
 from tandem.errors import UserError
 
-Config = TypeVar("Config", TrainConfig, SftConfig, DpoConfig)
+Config = TypeVar("Config", bound=ModelsConfig)
 
 
 def _union_tags(kind: type[Section]) -> Iterator[str]:
@@ -22,28 +24,45 @@ def _union_tags(kind: type[Section]) -> Iterator[str]:
         yield from _union_tags(subclass)
 
 
-_UNION_TAGS = {"built_in", "own", "RewardFunctionConfig", "str", *_union_tags(Section)}
+_UNION_TAGS = {"built_in", "own", "reference", "with_options", *_union_tags(Section)}
 """What pydantic puts into the place of an error besides keys."""
 
 
-def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read `path`, apply `a.b=value` overrides (values are YAML), validate.
+@dataclass(frozen=True, slots=True)
+class Read(Generic[Config]):
+    """A configuration that was read, and what is wrong with it."""
 
-    Raises UserError that lists every error of the file and the overrides.
-    """
-    tree = _read_yaml(path)
+    config: Config
+    """Whole where there are no problems, else what is sound of it (`sound_part`)."""
+    problems: list[str]
+
+
+def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Read[Config]:
+    """Read `path`, apply `a.b=value` overrides (values are YAML), validate. Raises UserError for what is no YAML."""
+    tree = {name: section for name, section in _read_yaml(path).items() if name not in kind.NOT_READ}
     problems = list(_apply_overrides(tree, overrides))
     try:
-        config = kind.model_validate(tree)
-        if not problems:
-            return config
+        return Read(kind.model_validate(tree), problems)
     except ValidationError as error:
-        problems += [_describe(item, kind) for item in error.errors()]
-    listed = "\n".join(f"  - {problem}" for problem in problems)
-    raise UserError(f"{path}: {len(problems)} error{'s' * (len(problems) > 1)} in the configuration\n{listed}")
+        problems += [problem for item in error.errors() for problem in _describe(item, kind)]
+    return Read(sound_part(kind, tree), problems)
 
 
-def dump_config(config: TrainConfig | SftConfig) -> str:
+def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in `path`. Raises UserError that lists every error of the file and the overrides."""
+    read = read_config(kind, path, overrides)
+    refuse(path, read.problems)
+    return read.config
+
+
+def refuse(path: Path, problems: Sequence[str]) -> None:
+    """Raises UserError that lists the problems of the configuration in `path`, if there are any."""
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise UserError(f"{path}: {len(problems)} error{'s' * (len(problems) > 1)} in the configuration\n{listed}")
+
+
+def dump_config(config: ModelsConfig) -> str:
     """The resolved configuration as YAML: enough to repeat the run."""
     return yaml12.write(config.model_dump(mode="json"))
 
@@ -64,9 +83,11 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
     """Set each `a.b=value` in `tree`; yields what is wrong with them."""
     for override in overrides:
         dotted, equals, text = override.partition("=")
-        *parents, last = dotted.split(".")
+        *parents, last = dotted.lstrip("+").split(".")
+        if dotted.startswith("+"):
+            yield f"override {override!r}: keys take no + here"
         try:
-            if not equals or not all((*parents, last)):
+            if not equals or not all((*parents, last)) or dotted.startswith("~"):
                 raise TypeError
             section: Any = tree
             for name in parents:
@@ -76,18 +97,24 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
             yield f"override {override!r}: write it as section.key=YAML value"
 
 
-def _describe(error: ErrorDetails, kind: type[Section]) -> str:
-    key = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS)
+def _describe(error: ErrorDetails, kind: type[ModelsConfig]) -> list[str]:
+    key = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+    if error["type"] == "extra_forbidden" and key in kind.NOT_READ:
+        return [f"{key}: only training reads this section; leave it out"]
     if error["type"] == "extra_forbidden":
-        known = set(_keys(kind)) - {key}  # it may be known to another type of algorithm
-        namesakes = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-        close = difflib.get_close_matches(key, namesakes, 1, cutoff=0) or difflib.get_close_matches(key, known, 1, 0.8)
-        return f"{key}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
+        return verl_keys.describe(key, error["input"]) or [_unknown(key, kind)]
     if error["type"] == "union_tag_not_found":
-        return f"{key}.type: field required"
+        return [f"{key}.type: field required"]
     message = error["msg"].removeprefix("Value error, ")
     given = "" if isinstance(error["input"], dict | Section) else f", not {error['input']!r}"
-    return f"{key}: {message[0].lower()}{message[1:]}{given}"
+    return [f"{key}: {message[0].lower()}{message[1:]}{given}"]
+
+
+def _unknown(key: str, kind: type[Section]) -> str:
+    known = set(_keys(kind)) - {key}  # it may be known to another type of algorithm
+    namesakes = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, namesakes, 1, cutoff=0) or difflib.get_close_matches(key, known, 1, 0.8)
+    return f"{key}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _keys(annotation: Any, prefix: str = "") -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The typed configuration tree. Sizes carry their unit in the name; validators raise, and rewrite paths alone."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
 from tandem.config.base import MayChange, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
@@ -76,8 +76,17 @@ class RewardFunctionConfig(Section):
     in one call."""
 
 
+def _form(function: object) -> str:
+    return "reference" if isinstance(function, str) else "with_options"
+
+
+RewardFunctionForm = Annotated[
+    Annotated[RewardFunctionConfig, Tag("with_options")] | Annotated[Reference, Tag("reference")], Discriminator(_form)
+]
+
+
 class RewardConfig(Section):
-    functions: list[RewardFunctionConfig | Reference] = []
+    functions: list[RewardFunctionForm] = []
     """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
     model_weight: float = 1.0
     """Of the score of `model.reward_model_path`."""
@@ -166,18 +175,35 @@ class PlacementConfig(Section):
         return self
 
 
-class RunConfig(Section):
+class ModelsConfig(Section):
+    """What every command has that runs models."""
+
+    NOT_READ: ClassVar[tuple[str, ...]] = ()
+    """Sections that are left out where the configuration file has them."""
     model: ModelConfig
     training: TrainingConfig = FsdpTrainingConfig()
-    trainer: TrainerConfig
     cluster: MayChange[ClusterConfig] = Field(default=LocalClusterConfig(), validate_default=True)
+
+    def nodes_of(self, role: RoleName) -> list[int]:
+        """Processes on each node of the role's pool."""
+        return [self.cluster.ranks or 1]
+
+
+class RunConfig(ModelsConfig):
+    """What every training has."""
+
+    trainer: TrainerConfig
     tracking: MayChange[TrackingConfig] = TrackingConfig()
 
 
 class SftConfig(RunConfig):
-    """`tandem sft` and `tandem reward-model`."""
+    """`tandem sft`."""
 
     data: SftDataConfig
+
+
+class RewardModelConfig(SftConfig):
+    """`tandem reward-model`."""
 
 
 class DpoConfig(SftConfig):
@@ -186,11 +212,10 @@ class DpoConfig(SftConfig):
     preference: PreferenceConfig = PreferenceConfig()
 
 
-class TrainConfig(RunConfig):
-    """`tandem train` and `tandem eval`."""
+class RolloutConfig(ModelsConfig):
+    """What every command has whose model answers prompts."""
 
     data: DataConfig
-    algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
     generation: GenerationConfig = NativeGenerationConfig()
     reward: RewardConfig = RewardConfig()
     placement: MayChange[PlacementConfig] = PlacementConfig()
@@ -207,6 +232,26 @@ class TrainConfig(RunConfig):
             if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
                 raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
         return placement
+
+    def nodes_of(self, role: RoleName) -> list[int]:
+        pools = self.placement.pools
+        if not pools:
+            return super().nodes_of(role)
+        return pools[self.placement.roles.get(role, next(iter(pools)))]
+
+
+class EvalConfig(RolloutConfig):
+    """`tandem eval`, which takes a configuration of `tandem train`, too."""
+
+    NOT_READ: ClassVar[tuple[str, ...]] = ("algorithm", "trainer", "tracking")
+    seed: NonNegativeInt = 0
+    """Of the answers, where `generation.eval.temperature` is not 0."""
+
+
+class TrainConfig(RolloutConfig, RunConfig):
+    """`tandem train` and `tandem check`."""
+
+    algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
 
     @field_validator("algorithm")
     @classmethod

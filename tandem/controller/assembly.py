@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
 from tandem.config.algorithms import OwnAlgorithmConfig, PPOConfig
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.tree import ModelConfig, RolloutConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
@@ -79,7 +79,7 @@ def make_roles(
 
 
 def make_experience_roles(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, reward: Rewards
+    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, reward: Rewards
 ) -> ExperienceRoles:
     """Scored answers of `model.path` as it is, without training."""
     rollout = make_rollout(config, tokenizer, placement)
@@ -104,13 +104,13 @@ def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
     )
 
 
-def make_rollout(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Rollout:
+def make_rollout(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Rollout:
     """The generation engines; they serve nothing until a first `publish`."""
     spec = RolloutSpec(config.model, config.generation, tokenizer)
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 
 
-def make_reward_model(config: TrainConfig, placement: Placement) -> ValueModel | None:
+def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel | None:
     """The frozen model of `model.reward_model_path`, if there is one."""
     path = config.model.reward_model_path
     if path is None:
@@ -120,7 +120,7 @@ def make_reward_model(config: TrainConfig, placement: Placement) -> ValueModel |
 
 
 def with_reward_model(
-    config: TrainConfig, functions: Rewards, reward_model: ValueModel | None, devices: Devices
+    config: RolloutConfig, functions: Rewards, reward_model: ValueModel | None, devices: Devices
 ) -> Rewards:
     """The rewards of the configuration: of functions, of a model, or of both."""
     if reward_model is None:
@@ -161,7 +161,7 @@ def _model_at(model: ModelConfig, path: Path) -> ModelConfig:
     return model.model_copy(update={"path": path})
 
 
-def _engine_shares_devices(config: TrainConfig, placement: Placement, role: Role) -> bool:
+def _engine_shares_devices(config: RolloutConfig, placement: Placement, role: Role) -> bool:
     """The engine lives in processes of its own on the devices of `role`, and sleeps while that computes."""
     sleeps = config.generation.type != "native" and config.generation.sleep != "never"
     return sleeps and placement.together(role, Role.Rollout)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tandem.config.tree import RunConfig, TrainConfig
+from tandem.config.tree import ModelsConfig, RolloutConfig
 from tandem.controller.groups import Cluster, Ranks, RemoteWorkers
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.types import StepMetrics
@@ -67,9 +67,9 @@ class Placement:
             ranks.close()
 
 
-def pools_of(config: RunConfig) -> ResourcePoolManager:
+def pools_of(config: ModelsConfig) -> ResourcePoolManager:
     """The pools of `placement`, by default one of `cluster.ranks` for every role."""
-    if not isinstance(config, TrainConfig) or not config.placement.pools:
+    if not isinstance(config, RolloutConfig) or not config.placement.pools:
         return ResourcePoolManager({"main": [config.cluster.ranks or 1]}, dict.fromkeys(Role, "main"))
     first_pool = next(iter(config.placement.pools))
     placed = {Role(name): pool for name, pool in config.placement.roles.items()}

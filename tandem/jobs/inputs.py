@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
-from tandem.config.tree import ModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
 from tandem.controller.placement import pools_of
 from tandem.controller.pools import Role
 from tandem.data.dataset import RLHFDataset
@@ -31,21 +31,20 @@ class Inputs(Generic[Dataset]):
     val: Dataset | None
 
 
-def read_inputs(
-    config: TrainConfig | SftConfig, dataset: Callable[..., Dataset], *, training: bool = True
-) -> Inputs[Dataset]:
-    """Load and check everything, without `training` the validation data only. Raises UserError with every mistake."""
+def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[..., Dataset]) -> Inputs[Dataset]:
+    """Load and check everything; for evaluation, validation data only. Raises UserError with every mistake."""
     problems: list[str] = []
-    train_files, val_files = config.data.train_files if training else [], config.data.val_files
-    if not (train_files if training else val_files):
-        problems.append(f"data.{'train' if training else 'val'}_files: no file given")
-    if training and config.trainer.eval_every and not val_files:
+    evaluates, val_files = isinstance(config, EvalConfig), config.data.val_files
+    train_files = [] if evaluates else config.data.train_files
+    if not (val_files if evaluates else train_files):
+        problems.append(f"data.{'val' if evaluates else 'train'}_files: no file given")
+    if not isinstance(config, EvalConfig) and config.trainer.eval_every and not val_files:
         problems.append("trainer.eval_every: needs data.val_files")
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train, val = (_read(problems, dataset, files, tokenizer, config.data) for files in (train_files, val_files))
-    if training:
+    if not isinstance(config, EvalConfig):
         _catch(problems, _check_degrees, config)
-    if isinstance(config, TrainConfig):
+    if not isinstance(config, SftConfig):
         _catch(problems, _check_length, config)
         _catch(problems, _check_reward_model, config.model, tokenizer)
         read = {"data.train_files": train, "data.val_files": val}
@@ -53,6 +52,7 @@ def read_inputs(
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged_by_model = config.model.reward_model_path is not None
         _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources), data)
+    if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if problems:
         raise UserError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} errors", *problems]))
@@ -108,7 +108,7 @@ def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase 
         )
 
 
-def _check_length(config: TrainConfig) -> None:
+def _check_length(config: TrainConfig | EvalConfig) -> None:
     """Prompt and response must fit the positions that the model knows."""
     path = config.model.path / "config.json"
     if not path.is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandem.algorithms import make_algorithm
 from tandem.cluster import make_cluster
-from tandem.config.tree import TrainConfig
+from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.placement import Placement, pools_of
@@ -69,7 +69,7 @@ class RlJob:
         roles = self._roles.experience
         if self._val_reward is not None:
             roles = replace(roles, reward=self._val_reward)
-        return validate(roles, val, self._config, step)
+        return validate(roles, val, self._config, self._config.trainer.seed, step)
 
     def save(self, directory: Path) -> None:
         for name, group in self._roles.trained.items():
@@ -100,9 +100,9 @@ def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
         return run_job(config, lambda: RlJob(config, inputs, Placement(cluster, pools_of(config)), reward))
 
 
-def evaluate_model(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
+def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
     """`tandem eval`: answer and score `data.val_files` with `model.path`."""
     assert inputs.val is not None
-    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
         roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
-        return validate(roles, inputs.val, config, step=0)
+        return validate(roles, inputs.val, config, config.seed, step=0)

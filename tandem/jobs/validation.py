@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from tandem.config.tree import TrainConfig
+from tandem.config.tree import RolloutConfig
 from tandem.controller.assembly import ExperienceRoles
 from tandem.controller.dataflow import EVAL
 from tandem.data.dataset import RLHFDataset
@@ -12,10 +12,10 @@ from tandem.types import Group, Score, StepMetrics
 from tandem.workers.rollout import seeded_requests
 
 
-def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: TrainConfig, step: int) -> StepMetrics:
-    """Answer every prompt as `generation.eval` says, score the answers, summarize."""
+def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> StepMetrics:
+    """Answer every prompt as `generation.eval` says, with seeds drawn from `seed`; score the answers, summarize."""
     prompts = [dataset[row] for row in range(len(dataset))]
-    requests = seeded_requests(prompts, config.generation.eval.samples, config.trainer.seed, EVAL, step)
+    requests = seeded_requests(prompts, config.generation.eval.samples, seed, EVAL, step)
     roles.devices.to_generation()
     return summarize(roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step))
 

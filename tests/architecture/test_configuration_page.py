@@ -10,8 +10,8 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from tandem.config.algorithms import PUBLISHED, PolicyGradientConfig
-from tandem.config.base import MAY_CHANGE
-from tandem.config.tree import DpoConfig, Section, TrainConfig
+from tandem.config.base import MAY_CHANGE, Section
+from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, SftConfig, TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -82,7 +82,7 @@ def shown(default: Any) -> str:
 
 
 def table(title: str, section: type[Section], lines: list[str]) -> list[str]:
-    about = " ".join((section.__doc__ or "").split())
+    about = "" if section is Section else " ".join((section.__doc__ or "").split())
     head = ["| key | kind | default | on resume | |", "| --- | --- | --- | --- | --- |"]
     return [f"### {title}", "", *([about, ""] if about else []), *([*head, *lines, ""] if lines else [])]
 
@@ -109,18 +109,36 @@ def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[st
     return lines
 
 
-COMMANDS = (
-    ("`tandem train`, `tandem eval`", TrainConfig),
-    ("`tandem sft`, `tandem reward-model`, `tandem dpo`", DpoConfig),
-)
+COMMANDS: dict[str, type[ModelsConfig]] = {
+    "`tandem train`, `tandem check`": TrainConfig,
+    "`tandem eval`": EvalConfig,
+    "`tandem sft`, `tandem reward-model`": SftConfig,
+    "`tandem dpo`": DpoConfig,
+}
 
 
 def render() -> str:
     lines = [HEAD]
-    for command, config in COMMANDS:
-        lines += [f"## {command}", ""]
+    seen: dict[str, list[str]] = {}
+    for command, config in COMMANDS.items():
+        own: list[str] = []
+        as_above: list[str] = []
         for name, field in config.model_fields.items():
-            lines += tables(name, sections_in(field.annotation), on_resume(field))
+            sections = sections_in(field.annotation)
+            if not sections:
+                own += table(name, Section, [key for key in rows(config, "") if key.startswith(f"| `{name}`")])
+                continue
+            section = tables(name, sections, on_resume(field))
+            as_above += [f"`{name}`"] if seen.get(name) == section else []
+            own += [] if seen.get(name) == section else section
+            seen[name] = section
+        lines += [f"## {command}", ""]
+        if config.NOT_READ:
+            names = ", ".join(f"`{name}`" for name in config.NOT_READ)
+            lines += [f"A file for `tandem train` will do: its sections {names} are not read.", ""]
+        if as_above:
+            lines += [f"As above: {', '.join(as_above)}.", ""]
+        lines += own
     return "\n".join(lines)
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
@@ -26,6 +31,27 @@ def test_the_halves_make_the_whole(grpo_config: Path, tmp_path: Path) -> None:
         [record[name] for name in names] for record in read_metrics(whole / "metrics.jsonl")
     ]
     assert "time/generation_s" not in read_metrics(replay / "metrics.jsonl")[0]
+
+
+@pytest.fixture
+def judge(sort4: Path, tmp_path: Path) -> Path:
+    """A reward model that gives every answer 2.5."""
+    model = AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=1)
+    with torch.no_grad():
+        model.score.weight.zero_()
+        model.score.bias.fill_(2.5)
+    model.save_pretrained(tmp_path / "judge")
+    AutoTokenizer.from_pretrained(sort4 / "model").save_pretrained(tmp_path / "judge")
+    return tmp_path / "judge"
+
+
+def test_evaluation_and_rollouts_alone_ask_the_reward_model(grpo_config: Path, judge: Path, tmp_path: Path) -> None:
+    by_model = [str(grpo_config), f"model.reward_model_path={judge}", "reward.functions=[]"]
+    out = tmp_path / "metrics.json"
+    assert main(["eval", *by_model, "generation.max_response_tokens=4", f"--out={out}"]) == 0
+    assert json.loads(out.read_text())["val/sort4/reward/mean@4"] == 2.5
+    assert main(["train", *by_model, "trainer.steps=1", "--debug-rollout"]) == 0
+    assert read_metrics(tmp_path / "run/metrics.jsonl")[0]["reward/mean"] == 2.5
 
 
 def test_no_trajectories_is_the_users_mistake(grpo_config: Path, tmp_path: Path) -> None:

@@ -99,13 +99,13 @@ def test_resources_time_outs_records_and_length_may_change(tmp_path):
     )
     assert [str(change) for change in open_run_dir(after)] == [
         "training.context_parallel: 1 -> 2",
+        "cluster.ranks: 1 -> 4",
+        "cluster.address: 10.0.0.1:6379 -> 10.0.0.2:6379",
+        "cluster.timeout_s: 1800.0 -> 7200.0",
         "trainer.steps: 10 -> 20",
         "trainer.save_every: 5 -> 2",
         "trainer.keep_last: 2 -> 5",
         "trainer.max_restarts: 0 -> 3",
-        "cluster.ranks: 1 -> 4",
-        "cluster.address: 10.0.0.1:6379 -> 10.0.0.2:6379",
-        "cluster.timeout_s: 1800.0 -> 7200.0",
         "tracking.tensorboard: False -> True",
     ]
     assert (tmp_path / "config.yaml").read_text() == dump_config(after)

@@ -1,6 +1,7 @@
 """The loader: YAML and overrides to the typed tree, every mistake of both at once, and back to YAML."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import yaml
 from tandem.config import yaml12
 from tandem.config.algorithms import GRPOConfig, PPOConfig
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.load import dump_config, load_config
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.load import _keys, dump_config, load_config, read_config
+from tandem.config.tree import EvalConfig, SftConfig, TrainConfig
+from tandem.config.verl_keys import COUNTERPARTS
 from tandem.errors import UserError
 
 SOUND = """
@@ -20,6 +22,7 @@ algorithm: {type: grpo, group_size: 4}
 training: {optimizer: {lr: 1e-6, betas: [0.9, 0.95]}}
 trainer: {run_dir: r, steps: 3}
 """
+ENGINE_ARGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
 GROUP_OF_ONE = "input should be greater than or equal to 2, not 1"
 
 
@@ -181,6 +184,94 @@ def test_supervised_fine_tuning_has_its_own_tree(sound: Path) -> None:
         "algorithm: unknown key",
         "data.prompts_per_step: unknown key; did you mean data.rows_per_step?",
         "data.train_files: list should have at least 1 item after validation, not 0, not []",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.train_batch_size=8", ["data.train_batch_size: a key of verl; write data.prompts_per_step"]),
+        (
+            "actor_rollout_ref={actor: {optim: {lr: 1e-6}, use_torch_compile: true}, rollout: {n: 8}}",
+            [
+                "actor_rollout_ref.actor.optim.lr: a key of verl; write training.optimizer.lr",
+                "actor_rollout_ref.actor.use_torch_compile: a key of verl that has no counterpart here; "
+                "leave it out (docs/configuration.md has all keys)",
+                "actor_rollout_ref.rollout.n: a key of verl; write algorithm.group_size",
+            ],
+        ),
+        ("trainer.logger=[wandb]", ["trainer.logger: a key of verl; write tracking"]),
+        (
+            "+trainer.total_epochs=3",
+            [
+                "override '+trainer.total_epochs=3': keys take no + here",
+                "trainer.total_epochs: a key of verl; write trainer.epochs",
+            ],
+        ),
+        ("++data.shuffle=true", ["override '++data.shuffle=true': keys take no + here"]),
+    ],
+)  # fmt: skip
+def test_keys_of_verl_name_ours(sound: Path, override: str, said: list[str]) -> None:
+    assert problems(sound, override) == said
+
+
+def test_the_counterparts_of_verls_keys_are_keys() -> None:
+    known = {*_keys(TrainConfig)} | {"generation.engine_args." + name for name in ENGINE_ARGS}
+    for theirs, ours in COUNTERPARTS.items():
+        named = re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", ours.replace("path/to/file.py", "")) or [ours]
+        assert {*named} <= known | {"--resume RUN on the command line"}, theirs
+
+
+class TestSoundPart:
+    """What can still be read of a configuration with mistakes."""
+
+    def read(self, path: Path, *overrides: str) -> TrainConfig:
+        read = read_config(TrainConfig, path, overrides)
+        assert read.problems
+        return read.config
+
+    def test_only_a_refused_value_is_not_there(self, sound: Path) -> None:
+        config = self.read(sound, "data.prompts_per_step=many", "training.optimizer.lr=-1", "algorithm.minibatches=0")
+        assert config.data.train_files == [Path.cwd() / "a.parquet"] and config.data.val_files == []
+        assert config.algorithm.group_size == 4 and config.training.optimizer.betas == (0.9, 0.95)
+        for section, name in ((config.data, "prompts_per_step"), (config.training.optimizer, "lr")):
+            with pytest.raises(AttributeError, match=name):
+                getattr(section, name)
+
+    def test_beside_an_unknown_key_no_default_is_trusted(self, sound: Path) -> None:
+        config = self.read(sound, "data.val_flies=[v.parquet]", "generation.eval.sample=4")
+        assert config.data.train_files == [Path.cwd() / "a.parquet"]
+        with pytest.raises(AttributeError, match="val_files"):
+            _ = config.data.val_files
+        with pytest.raises(AttributeError, match="samples"):
+            _ = config.generation.eval.samples
+        assert config.generation.max_response_tokens == 1024
+
+    def test_a_section_that_cannot_be_told_is_not_there(self, sound: Path) -> None:
+        config = self.read(sound, "generation.type=vlm", "training={type: megatron, tensor_parallel: 0}")
+        with pytest.raises(AttributeError, match="generation"):
+            _ = config.generation
+        assert config.training.type == "megatron" and config.training.pipeline_parallel == 1
+        assert config.model.path == Path.cwd() / "m"
+
+    def test_a_section_whose_values_contradict_each_other(self, sound: Path) -> None:
+        config = self.read(sound, "trainer.epochs=1")
+        assert (config.trainer.run_dir, config.trainer.steps, config.trainer.epochs) == (Path.cwd() / "r", 3, 1)
+
+    def test_one_refused_value_leaves_the_defaults_of_others_alone(self, sound: Path) -> None:
+        self.read(sound, "algorithm.kl.coefficient=-1")
+        assert load_config(TrainConfig, sound).algorithm.kl.coefficient == 0.001
+
+
+def test_evaluation_reads_a_configuration_for_training(sound: Path, tmp_path: Path) -> None:
+    overrides = ["data.val_files=[v.parquet]", "seed=3"]
+    config = load_config(EvalConfig, sound, overrides)
+    assert config.seed == 3 and config.data.val_files == [Path.cwd() / "v.parquet"]
+    short = tmp_path / "short.yaml"
+    short.write_text("".join(line for line in SOUND.splitlines(True) if not line.startswith(("algorithm", "trainer"))))
+    assert load_config(EvalConfig, short, overrides) == config
+    assert problems(short, "trainer.seed=1", kind=EvalConfig) == [
+        "trainer: only training reads this section; leave it out"
     ]
 
 

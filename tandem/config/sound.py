@@ -1,0 +1,52 @@
+"""What is sound of a configuration that is not: so that its other mistakes can be found, and told together."""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, TypeVar, cast, get_args
+
+from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from tandem.config.base import Section
+
+Kind = TypeVar("Kind", bound=Section)
+
+
+def sound_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
+    """A section, or a whole configuration, of the values that are valid by themselves.
+
+    Reading any other raises AttributeError: what was refused, and beside an unknown key every default, for that key may
+    be the misspelt name of any of them. What a section asks of its values together is not asked here.
+    """
+    unknown_keys = tree.keys() - kind.model_fields.keys()
+    values: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        if name not in tree and unknown_keys:
+            continue
+        try:
+            values[name] = _validated(name, field, tree)
+        except ValidationError:
+            inner = _section_of(field.annotation, tree.get(name))
+            if inner is not None:
+                values[name] = sound_part(inner, tree[name])
+    section = kind.model_construct(**values)
+    for name in kind.model_fields.keys() - values.keys():
+        vars(section).pop(name, None)  # a default, where model_construct found one
+    return section
+
+
+def _validated(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> Any:
+    """One value, or its default. Raises ValidationError."""
+    alone: Any = create_model(name, __base__=Section, **cast(Any, {name: (field.annotation, copy(field))}))
+    return getattr(alone.model_validate({name: tree[name]} if name in tree else {}), name)
+
+
+def _section_of(annotation: Any, given: Any) -> type[Section] | None:
+    """The section that a value was meant to be: of several, the one with its type."""
+    if not isinstance(given, Mapping):
+        return None
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        types, wanted = annotation.model_fields.get("type"), cast(Mapping[str, Any], given).get("type")
+        by_default = wanted is None and types is not None and not types.is_required()
+        return annotation if types is None or by_default or wanted in get_args(types.annotation) else None
+    return next((found for part in get_args(annotation) if (found := _section_of(part, given))), None)
