@@ -172,9 +172,8 @@ def tandem_steps(job: Job) -> Figures:
         ]
         config = load_config(TrainConfig, ROOT / "recipes/sort4_grpo.yaml", overrides)
         inputs = read_inputs(config, RLHFDataset)
-        claim_run_dir(config)
         placement = Placement(InlineCluster(), pools_of(config))
-        with closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+        with claim_run_dir(config), closing(RewardManager(config.reward, config.trainer.seed)) as reward:
             window = Window(job, RlJob(config, inputs, placement, reward))
             run_job(config, lambda: window)
         measured = read_metrics(Path(run_dir) / "metrics.jsonl")[job.warmup : job.warmup + job.steps]

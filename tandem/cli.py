@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from signal import Signals
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -96,6 +97,7 @@ def reward_model(arguments: ConfigAndOverrides = None, resume: Resume = None, dr
 def evaluate(
     arguments: ConfigAndOverrides = None,
     out: Annotated[Path | None, typer.Option(help="Write the metrics to this JSON file.")] = None,
+    answers: Annotated[Path | None, typer.Option(help="Write the answers to this parquet file.")] = None,
 ) -> None:
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
     config = _configure(EvalConfig, arguments)
@@ -103,7 +105,7 @@ def evaluate(
     from tandem.files import write_text
     from tandem.jobs.rl import evaluate_model
 
-    metrics = evaluate_model(config, _read(config, RLHFDataset))
+    metrics = evaluate_model(config, _read(config, RLHFDataset), answers)
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
     if out is not None:
@@ -125,6 +127,14 @@ def check(arguments: ConfigAndOverrides = None) -> None:
             failed += 1
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run directory; the run may have ended in any way.")]) -> None:
+    """Write RUN/report.html anew: curves and sample trajectories, as far as the run has come."""
+    from tandem.tracking.report import write_report
+
+    print(write_report(run))
 
 
 @app.command()
@@ -195,7 +205,10 @@ def reward_test(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 1 a failure inside, 2 the user's mistake, 130 stopped."""
+    """Run one command; returns the exit status: 0 done, 1 a failure inside, 2 the user's mistake.
+
+    130 and 143: a run that Ctrl-C or SIGTERM stopped, and that `--resume` continues.
+    """
     try:
         typer.main.get_command(app).main(None if arguments is None else list(arguments), prog_name="tandem")
     except TandemError as error:
@@ -227,7 +240,7 @@ def _read(config: Any, dataset: Callable[..., Any]) -> Any:
     return read_inputs(config, dataset)
 
 
-def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., bool], dry_run: bool) -> None:
+def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | None], dry_run: bool) -> None:
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
@@ -235,9 +248,10 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., bool], dry
         print(read.description)
     if dry_run:
         return
-    claim_run_dir(config)
     run_dir = config.trainer.run_dir
-    if not run(config, inputs):
+    with claim_run_dir(config):
+        stopped_by = run(config, inputs)
+    if stopped_by is not None:
         print(f"stopped; continue with --resume {run_dir}")
-        raise typer.Exit(130)  # as shells have it: 128 + SIGINT
+        raise typer.Exit(128 + stopped_by)  # as shells have it
     print(f"done: {run_dir}")

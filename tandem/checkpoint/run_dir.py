@@ -1,5 +1,11 @@
 """The run directory: one run a directory, and a resumed run is the same run."""
 
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tandem.config.load import dump_config, load_config
@@ -8,21 +14,47 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.files import temporary_name, write_text
 
-CONFIG = "config.yaml"
+_CONFIG, _LOCK = "config.yaml", ".lock"
 _COMMAND = "trainer.resume"
 """A key that says what to do now; it is no setting of the run."""
 
 
-def open_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
-    """Make `trainer.run_dir` the directory of the run that `config` describes.
+@contextmanager
+def open_run_dir(config: TrainConfig | SftConfig) -> Iterator[list[Change]]:
+    """Make `trainer.run_dir` the directory of the run that `config` describes; meanwhile no other process can.
 
-    Returns what differs from the settings that the run in it has had so far. Raises UserError as `check_run_dir` does.
+    Gives what differs from the settings that the run in it has had so far. Raises UserError as `check_run_dir` does,
+    and when another process has the directory open.
     """
-    changed = check_run_dir(config)
     path = config.trainer.run_dir
+    check_run_dir(config)
     path.mkdir(parents=True, exist_ok=True)
-    write_text(path / CONFIG, dump_config(config))
-    return changed
+    with _locked(path):
+        changed = check_run_dir(config)
+        write_text(path / _CONFIG, dump_config(config))
+        yield changed
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one process is between here and the end of the block.
+
+    The lock is the kernel's, also over NFS: it ends with the process, however that ends, so none is ever stale.
+    """
+    with (path / _LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise UserError(
+                f"{path}: {file.read() or 'another process'} is running this run; wait until it has ended, or end it"
+            ) from None
+        except OSError as error:
+            print(f"{path}: this file system has no locks ({error}); see that no other process writes this run")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
@@ -31,12 +63,13 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     Raises UserError when the directory holds something else, another run (unless that failed before its first step), or
     the same run with other values of keys that a resumed run must keep.
     """
-    path, stored = config.trainer.run_dir, config.trainer.run_dir / CONFIG
+    path, stored = config.trainer.run_dir, config.trainer.run_dir / _CONFIG
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give trainer.run_dir a directory")
-    found = sorted(entry.name for entry in path.iterdir() if entry != temporary_name(stored)) if path.exists() else []
+    ours = (temporary_name(stored).name, _LOCK)
+    found = sorted(entry.name for entry in path.iterdir() if entry.name not in ours) if path.exists() else []
     if found and not stored.exists():
-        raise UserError(f"{path}: not a run (no {CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
+        raise UserError(f"{path}: not a run (no {_CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
     if not (path / "checkpoints").exists() and not (path / "metrics.jsonl").exists():
         return []
     if not config.trainer.resume:

@@ -18,6 +18,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
@@ -30,6 +31,7 @@ from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
+from tandem.signals import stop_signals_blocked
 from tandem.workers.host import Worker
 from tandem.workers.registration import Arguments, Calls, Mesh
 
@@ -130,6 +132,7 @@ class LocalRanks:
         """Wait until a process for each is up, all in one torch.distributed world."""
         up = _Call([None] * self.size, self.size)
         shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
+        _start_fork_server()
         for rank, gpu in enumerate(gpus):
             self.processes.append(_Process(self._pool, rank, gpu, self._requests, up, *shared))
         self._wait(up)
@@ -266,3 +269,10 @@ class LocalCluster:
         stacks = "\n".join(line for process in self._processes for line in (f"{process.name}:", *process.printed))
         self.close()
         raise WorkerLost(f"a call takes longer than cluster.timeout_s: {self._timeout_s:g}; all ranks are at\n{stacks}")
+
+
+def _start_fork_server() -> None:
+    """Where it does not run yet, so that it goes on when everything gets SIGTERM: it tells of the ends of processes."""
+    resource_tracker.ensure_running()  # first, for that would unblock the signals
+    with stop_signals_blocked():
+        forkserver.ensure_running()

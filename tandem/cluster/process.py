@@ -27,6 +27,7 @@ import torch
 from tandem.cluster.debugger import TerminalPdb
 from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
 from tandem.errors import TandemError, WorkerError
+from tandem.signals import leave_stopping_to_the_controller
 from tandem.types import IntArray
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Arguments
@@ -111,6 +112,7 @@ def process_main(setup: ProcessSetup) -> None:
 
 def _prepare(setup: ProcessSetup) -> None:
     os.setsid()  # Ctrl-C on the terminal is for the controller
+    leave_stopping_to_the_controller()
     controller = multiprocessing.parent_process()
     assert controller is not None
     pipe = controller.sentinel  # when its other end closes, the kernel kills this session, whatever it is doing

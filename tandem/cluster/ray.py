@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tandem.controller.groups import Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
+from tandem.signals import leave_stopping_to_the_controller
 from tandem.types import IntArray
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Arguments, Calls, Mesh
@@ -78,6 +79,7 @@ class _Process:
     """What an actor is: a WorkerHost."""
 
     def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
+        leave_stopping_to_the_controller()
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
         self._address = ray.util.get_node_ip_address()
         self._host = WorkerHost(rank, pool.size, self._address)

@@ -5,7 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
-from tandem.config.base import MayChange, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, by_type
+from tandem.config.base import (
+    MayChange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Share,
+    by_type,
+)
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.paths import LocalPath, ModelPath, Reference
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
@@ -105,13 +114,18 @@ class TrainerConfig(Section):
     eval_every: MayChange[NonNegativeInt] = 0
     """Steps between validations, and one before the first step; 0: never."""
     save_every: MayChange[NonNegativeInt] = 0
-    """Steps between checkpoints; the last step is always saved. 0: only then."""
+    """Steps between checkpoints; 0: no such rule. The last step is always saved."""
+    save_every_s: MayChange[NonNegativeFloat] = 1800.0
+    """A step that ends so long after the last checkpoint is saved, too: what a lost run costs at most. 0: no such rule.
+    """
     keep_last: MayChange[PositiveInt] = 2
     """Checkpoints that stay; the best one stays besides."""
     best_metric: MayChange[str | None] = None
     """A metric name: the checkpoint where it was highest is kept as `best`."""
     trajectories_every: MayChange[NonNegativeInt] = 1
     """Steps between trajectory files; 0: none."""
+    keep_trajectories: MayChange[NonNegativeInt] = 100
+    """Trajectory files that stay, the newest ones, and as many of validation answers; 0: all."""
     resume: MayChange[bool] = False
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
     max_restarts: MayChange[NonNegativeInt] = 0

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from tandem.errors import UserError
 from tandem.generation.channel import Channel, ChannelClosed
+from tandem.signals import leave_stopping_to_the_controller
 from tandem.types import Completion, Request
 from tandem.weights.base import Commit, Part
 
@@ -101,6 +102,7 @@ class _Host:
 
 
 def main(file: int) -> None:
+    leave_stopping_to_the_controller()
     channel = Channel(socket.socket(fileno=file))
     try:
         module, function, arguments = channel.receive(None)[0]

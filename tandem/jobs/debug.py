@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from tandem.batching.packing import to_batch
@@ -24,7 +25,7 @@ from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.trajectories import read_groups, trajectories_path, write_trajectories
 
 
-def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
+def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     """Generate, score and save the trajectories of every step with the model as it is; nothing is trained."""
     train, trainer = inputs.train, config.trainer
     assert train is not None
@@ -45,7 +46,6 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
             roles.reward.check_share(groups)
     for tracker in trackers:
         tracker.close()
-    return True
 
 
 class ReplayJob(RlJob):
@@ -61,7 +61,7 @@ class ReplayJob(RlJob):
         return learn_step(self._roles, self._algorithm, self._config, groups, step, Clock())
 
 
-def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> bool:
+def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> Signals | None:
     """Train on `saved`: a file of trajectories, or a folder of such, in the order of their names."""
     files = sorted(saved.glob("*.parquet")) if saved.is_dir() else [saved]
     if not files or not files[0].is_file():

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from signal import Signals
 from typing import TypeVar
 
 import torch
@@ -102,13 +103,13 @@ class RewardModelJob(PreferenceJob[Critic]):
         return self._model.values(batch).get()
 
 
-def train_dpo(config: DpoConfig, inputs: PairInputs) -> bool:
-    """`tandem dpo`: True when the run reached its last step."""
+def train_dpo(config: DpoConfig, inputs: PairInputs) -> Signals | None:
+    """`tandem dpo`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
         return run_job(config, lambda: DpoJob(config, inputs, Placement(cluster, pools_of(config))))
 
 
-def train_reward_model(config: SftConfig, inputs: PairInputs) -> bool:
-    """`tandem reward-model`: True when the run reached its last step."""
+def train_reward_model(config: SftConfig, inputs: PairInputs) -> Signals | None:
+    """`tandem reward-model`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
         return run_job(config, lambda: RewardModelJob(config, inputs, Placement(cluster, pools_of(config))))

@@ -64,7 +64,7 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Claim the run directory, start the processes, load the models."""
-        claim_run_dir(self.config)
+        self._open.enter_context(claim_run_dir(self.config))
         self._cluster = self._open.enter_context(closing(make_cluster(self.config, self._pools)))
         trainer = self.config.trainer
         self._reward = self._reward or RewardManager(self.config.reward, trainer.seed)
@@ -75,9 +75,9 @@ class RayPPOTrainer:
             self._open = opened.pop_all()
 
     def fit(self) -> bool:
-        """Train to the last step, or to Ctrl-C (then False)."""
+        """Train to the last step, or to Ctrl-C or SIGTERM (then False)."""
         with self._open:
-            return run_job(self.config, self._make_job)
+            return run_job(self.config, self._make_job) is None
 
     def _make_job(self) -> RlJob:
         """The job of `init_workers`; after workers were lost, a new one."""

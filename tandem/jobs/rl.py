@@ -4,8 +4,10 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 
 from tandem.algorithms import make_algorithm
+from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_roles
@@ -16,9 +18,9 @@ from tandem.data.sampler import Sampler
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
-from tandem.jobs.validation import validate
+from tandem.jobs.validation import summarize, validate
 from tandem.reward.manager import RewardManager
-from tandem.tracking.trajectories import trajectories_path, write_trajectories
+from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
 from tandem.types import StepMetrics
 
 
@@ -53,7 +55,8 @@ class RlJob:
         done = self._advance(step)
         config, trainer = self._config, self._config.trainer
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
-            write_trajectories(trajectories_path(trainer.run_dir, step), step, done.groups, done.batch)
+            path = trajectories_path(trainer.run_dir, step)
+            write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
         self._roles.experience.reward.check_share(done.groups)
         described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
@@ -66,10 +69,13 @@ class RlJob:
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
         assert val is not None
-        roles = self._roles.experience
+        roles, trainer = self._roles.experience, self._config.trainer
         if self._val_reward is not None:
             roles = replace(roles, reward=self._val_reward)
-        return validate(roles, val, self._config, self._config.trainer.seed, step)
+        groups = validate(roles, val, self._config, trainer.seed, step)
+        path = validation_path(trainer.run_dir, step)
+        write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
+        return summarize(groups)
 
     def save(self, directory: Path) -> None:
         for name, group in self._roles.trained.items():
@@ -94,15 +100,18 @@ class RlJob:
         self.placement.close()
 
 
-def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> bool:
-    """`tandem train`: True when the run reached its last step."""
+def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Signals | None:
+    """`tandem train`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
         return run_job(config, lambda: RlJob(config, inputs, Placement(cluster, pools_of(config)), reward))
 
 
-def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset]) -> StepMetrics:
-    """`tandem eval`: answer and score `data.val_files` with `model.path`."""
+def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset], answers: Path | None = None) -> StepMetrics:
+    """`tandem eval`: answer and score `data.val_files` with `model.path`; `answers`: a parquet file for them."""
     assert inputs.val is not None
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
         roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
-        return validate(roles, inputs.val, config, config.seed, step=0)
+        groups = validate(roles, inputs.val, config, config.seed, step=0)
+    if answers is not None:
+        write_trajectories(answers, 0, groups, to_batch(groups))
+    return summarize(groups)

@@ -1,20 +1,21 @@
-"""What every training run has around its steps: the run directory, records, checkpoints, validation, Ctrl-C."""
+"""What every training run has around its steps: the run directory, records, checkpoints, validation, a way to stop."""
 
 import json
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
-from tandem.config.tree import SftConfig, TrainConfig, TrainerConfig
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import WorkerLost
 from tandem.files import write_text
+from tandem.signals import StopRequest
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
@@ -48,104 +49,118 @@ class _Progress:
     step: int = 0
     best: float | None = None
     """The highest value of `trainer.best_metric` so far."""
-    stop: bool = False
-
-    @contextmanager
-    def stopped_by_ctrl_c(self) -> Iterator[None]:
-        """Ctrl-C asks the run to stop after the step in hand; a second one stops it at once."""
-
-        def ask(signum: int, frame: object) -> None:
-            if self.stop:
-                raise KeyboardInterrupt
-            self.stop = True
-            print("\nstopping after this step (Ctrl-C again: at once, back to the last checkpoint)", flush=True)
-
-        before = signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    saved_step: int = 0
+    """The step of the last checkpoint."""
+    saved_at: float = field(default_factory=time.monotonic)
+    """When that was written, or the run began."""
 
 
-def claim_run_dir(config: TrainConfig | SftConfig) -> None:
-    """Make `trainer.run_dir` this run's; raises UserError when it holds something else."""
-    for change in open_run_dir(config):
-        print(f"changed since the run was started: {change}", flush=True)
-    write_environment(config.trainer.run_dir, config.trainer.seed)
+@contextmanager
+def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
+    """Make `trainer.run_dir` this run's, and this process the only one that writes it.
+
+    Raises UserError when it holds something else, or another process is writing it.
+    """
+    with open_run_dir(config) as changed:
+        for change in changed:
+            print(f"changed since the run was started: {change}", flush=True)
+        write_environment(config.trainer.run_dir, config.trainer.seed)
+        yield
 
 
-def run_job(config: TrainConfig | SftConfig, make_job: Callable[[], Job]) -> bool:
-    """Run the job to its last step or to Ctrl-C (then False), from the last checkpoint where there is one.
+def run_job(config: TrainConfig | SftConfig, make_job: Callable[[], Job]) -> signal.Signals | None:
+    """Run the job to its last step (None) or to a stop (the signal that asked for it), from the last checkpoint if any.
 
     When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
     """
-    restarts = config.trainer.max_restarts
+    restarts, stop = config.trainer.max_restarts, StopRequest()
     for left in range(restarts, -1, -1):
         try:
-            return _run_once(config, make_job(), resume=config.trainer.resume or left < restarts)
+            finished = _Attempt(config, make_job(), stop).run(resume=config.trainer.resume or left < restarts)
+            return None if finished else stop.by
         except WorkerLost as error:
+            if stop.by is not None:  # they, too, may have heard the signal
+                print(f"{error}\nlost while stopping; the last checkpoint is that of an earlier step", flush=True)
+                return stop.by
             if left == 0:
                 raise
             print(f"{error}\nrestarting from the last checkpoint ({left} restarts left)", flush=True)
     raise AssertionError("unreachable")
 
 
-def _run_once(config: TrainConfig | SftConfig, job: Job, resume: bool) -> bool:
-    trainer = config.trainer
-    closing: list[Tracker | Job] = [job]
-    try:
-        store = CheckpointStore(trainer.run_dir, trainer.keep_last)
-        progress = _restore(job, store) if resume else _Progress()
-        trackers = _trackers(config, job.total_steps, progress.step)
-        closing += trackers
-        with progress.stopped_by_ctrl_c():
-            if progress.step == 0 and trainer.eval_every:
-                _record(trackers, 0, job.evaluate(0))
-            while progress.step < job.total_steps and not progress.stop:
-                _one_step(trainer, job, store, progress, trackers)
-    finally:
-        for one in closing:
-            one.close()
-    write_report(trainer.run_dir)
-    return progress.step == job.total_steps
+class _Attempt:
+    """A job from the start, or from the last checkpoint, as far as it gets. It closes the job."""
 
+    def __init__(self, config: TrainConfig | SftConfig, job: Job, stop: StopRequest) -> None:
+        self._config = config
+        self._trainer = config.trainer
+        self._job = job
+        self._stop = stop
+        self._progress = _Progress()
+        self._trackers: list[Tracker] = []
 
-def _one_step(
-    trainer: TrainerConfig, job: Job, store: CheckpointStore, progress: _Progress, trackers: list[Tracker]
-) -> None:
-    step = progress.step + 1
-    last = step == job.total_steps
+    def run(self, resume: bool) -> bool:
+        """False: it was asked to stop, and has saved the step that it was at."""
+        job = self._job
+        try:
+            self._store = CheckpointStore(self._trainer.run_dir, self._trainer.keep_last)
+            if resume:
+                self._restore()
+            self._trackers += _trackers(self._config, job.total_steps, self._progress.step)
+            with self._stop.listening():
+                if self._progress.step == 0 and self._trainer.eval_every:
+                    self._record(0, job.evaluate(0))
+                while self._progress.step < job.total_steps and self._stop.by is None:
+                    self._step(self._progress.step + 1)
+                if self._progress.step > self._progress.saved_step:
+                    self._save(best=False)
+        finally:
+            for one in (job, *self._trackers):
+                one.close()
+        write_report(self._trainer.run_dir)
+        return self._progress.step >= job.total_steps
 
-    def due(every: int) -> bool:
-        return every > 0 and (last or step % every == 0)
+    def _step(self, step: int) -> None:
+        job, trainer, progress = self._job, self._trainer, self._progress
+        start = time.perf_counter()
+        metrics = job.step(step)
+        metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start)
+        if self._is_due(step, trainer.eval_every):
+            metrics |= job.evaluate(step)
+        progress.step = step
+        reached = metrics.get(trainer.best_metric or "")
+        best = reached is not None and (progress.best is None or reached > progress.best)
+        if best:
+            progress.best = reached
+        self._record(step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
+        late = 0 < trainer.save_every_s <= time.monotonic() - progress.saved_at
+        if best or late or self._is_due(step, trainer.save_every):
+            self._save(best)
 
-    start = time.perf_counter()
-    metrics = job.step(step)
-    metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start)
-    if due(trainer.eval_every):
-        metrics |= job.evaluate(step)
-    progress.step = step
-    reached = metrics.get(trainer.best_metric or "")
-    best = reached is not None and (progress.best is None or reached > progress.best)
-    if best:
-        progress.best = reached
-    _record(trackers, step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
-    if last or best or progress.stop or due(trainer.save_every):
-        with store.write(step, best) as directory:
+    def _is_due(self, step: int, every: int) -> bool:
+        return every > 0 and (step == self._job.total_steps or step % every == 0)
+
+    def _save(self, best: bool) -> None:
+        progress = self._progress
+        with self._store.write(progress.step, best) as directory:
             for part in ("model", "state"):
                 (directory / part).mkdir()
-            job.save(directory)
-            write_text(directory / "state" / "run.json", json.dumps({"step": step, "best": progress.best}))
+            self._job.save(directory)
+            write_text(directory / "state" / "run.json", json.dumps({"step": progress.step, "best": progress.best}))
+        progress.saved_step, progress.saved_at = progress.step, time.monotonic()
 
+    def _restore(self) -> None:
+        checkpoint = self._store.latest()
+        if checkpoint is None:
+            return
+        self._job.load(checkpoint)
+        saved = json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8"))
+        self._progress = _Progress(saved["step"], saved["best"], saved_step=saved["step"])
+        print(f"resuming after step {saved['step']} from {checkpoint}", flush=True)
 
-def _restore(job: Job, store: CheckpointStore) -> _Progress:
-    checkpoint = store.latest()
-    if checkpoint is None:
-        return _Progress()
-    job.load(checkpoint)
-    progress = _Progress(**json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8")))
-    print(f"resuming after step {progress.step} from {checkpoint}")
-    return progress
+    def _record(self, step: int, metrics: StepMetrics) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
 
 
 def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Tracker]:
@@ -156,8 +171,3 @@ def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int
 
         trackers.append(TensorBoardTracker(run_dir / "tensorboard", first_step))
     return trackers
-
-
-def _record(trackers: list[Tracker], step: int, metrics: StepMetrics) -> None:
-    for tracker in trackers:
-        tracker.log(step, metrics)

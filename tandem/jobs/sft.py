@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from signal import Signals
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -107,7 +108,7 @@ class SftJob(SupervisedJob[Demonstration, Actor]):
         return {"loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
 
 
-def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> bool:
-    """`tandem sft`: True when the run reached its last step."""
+def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> Signals | None:
+    """`tandem sft`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
         return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config))))

@@ -12,12 +12,12 @@ from tandem.types import Group, Score, StepMetrics
 from tandem.workers.rollout import seeded_requests
 
 
-def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> StepMetrics:
-    """Answer every prompt as `generation.eval` says, with seeds drawn from `seed`; score the answers, summarize."""
+def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> list[Group]:
+    """Answer every prompt as `generation.eval` says, with seeds drawn from `seed`, and score the answers."""
     prompts = [dataset[row] for row in range(len(dataset))]
     requests = seeded_requests(prompts, config.generation.eval.samples, seed, EVAL, step)
     roles.devices.to_generation()
-    return summarize(roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step))
+    return roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step)
 
 
 def summarize(groups: Sequence[Group]) -> StepMetrics:

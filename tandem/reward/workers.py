@@ -27,6 +27,7 @@ from typing import Any
 
 from tandem.errors import TandemError
 from tandem.reward.functions import Call, execute, load, lost
+from tandem.signals import leave_stopping_to_the_controller
 from tandem.types import Score, Status
 
 MAX_CHUNK = 256
@@ -148,6 +149,7 @@ class _Worker:
 
 def main() -> None:
     """What a worker runs: lists of calls in, lists of their scores out, until end of file."""
+    leave_stopping_to_the_controller()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG): a call that never ends must not outlive the trainer

@@ -1,4 +1,8 @@
-"""trajectories/step_000001.parquet: everything that happened to each trajectory of a step."""
+"""Everything that happened to each trajectory of a step.
+
+<run>/trajectories/step_000001.parquet      what the step learned from
+<run>/validation/step_000010.parquet        the validation answers; the same columns, those of training are null
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,13 +23,34 @@ def trajectories_path(run_dir: Path, step: int) -> Path:
     return run_dir / "trajectories" / f"step_{step:06d}.parquet"
 
 
-def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch) -> None:
-    """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened."""
+def validation_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "validation" / f"step_{step:06d}.parquet"
+
+
+def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: int = 0) -> None:
+    """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened.
+
+    `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
+    which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     table, temporary = _table(step, groups, batch), temporary_name(path)
     # every step pays for this file: a fast codec, no dictionaries, no statistics, no flush to the disk
     pq.write_table(table, temporary, compression="lz4", use_dictionary=False, write_statistics=False)
     temporary.replace(path)
+    if keep:
+        _delete_older(path, keep)
+
+
+def _delete_older(path: Path, keep: int) -> None:
+    """Delete the files before the last `keep` that end with `path`."""
+    upto = sorted((p for p in path.parent.glob("step_*.parquet") if _step_of(p) <= _step_of(path)), key=_step_of)
+    for old in upto[:-keep]:
+        old.unlink()
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

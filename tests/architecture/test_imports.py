@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(8)
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "files", "config"), FOUNDATION),
+    **dict.fromkeys(("types", "errors", "files", "signals", "config"), FOUNDATION),
     "models": MODELS,
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE

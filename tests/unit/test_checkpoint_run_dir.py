@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from tandem.checkpoint.run_dir import check_run_dir, open_run_dir
 from tandem.config.load import dump_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
+from tests.conftest import ROOT
 
 
 def config(run: Path, resume: bool = False, **changes: Any) -> TrainConfig:
@@ -32,50 +36,56 @@ def config(run: Path, resume: bool = False, **changes: Any) -> TrainConfig:
     return TrainConfig.model_validate(tree)
 
 
+def claim(config: TrainConfig) -> list[str]:
+    """Make the directory the run's and let go of it; what has changed since the run was started."""
+    with open_run_dir(config) as changed:
+        return [str(change) for change in changed]
+
+
 def started(run: Path, **changes: Any) -> Path:
     """A run that has made its first step."""
-    open_run_dir(config(run, **changes))
+    claim(config(run, **changes))
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     return run
 
 
 def test_a_new_run_writes_its_configuration(tmp_path):
     run = tmp_path / "deep" / "run"
-    assert open_run_dir(config(run)) == []
+    assert claim(config(run)) == []
     assert TrainConfig.model_validate(yaml.safe_load((run / "config.yaml").read_text())) == config(run)
-    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "config.yaml"]
 
 
 def test_another_run_is_refused_unless_resumed(tmp_path):
     run = started(tmp_path / "run")
     with pytest.raises(UserError, match="holds another run; continue it with --resume"):
-        open_run_dir(config(run))
-    open_run_dir(config(run, resume=True))
+        claim(config(run))
+    claim(config(run, resume=True))
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_start_that_failed_before_its_first_step_is_taken_over(tmp_path, resume):
-    open_run_dir(config(tmp_path))
+    claim(config(tmp_path))
     (tmp_path / "environment.json").touch()
-    open_run_dir(config(tmp_path, resume, trainer__seed=1))
+    claim(config(tmp_path, resume, trainer__seed=1))
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["seed"] == 1
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds another run"):
-        open_run_dir(config(tmp_path))
+        claim(config(tmp_path))
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_directory_that_is_not_a_run_is_refused(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UserError, match=r"not a run \(no config.yaml, but thesis.tex\)"):
-        open_run_dir(config(tmp_path, resume))
+        claim(config(tmp_path, resume))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is a file"):
-        open_run_dir(config(tmp_path / "thesis.tex", resume))
+        claim(config(tmp_path / "thesis.tex", resume))
 
 
 def test_resume_without_a_run_starts_one(tmp_path):
-    open_run_dir(config(tmp_path / "run", resume=True))
+    claim(config(tmp_path / "run", resume=True))
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
@@ -97,7 +107,7 @@ def test_resources_time_outs_records_and_length_may_change(tmp_path):
         trainer__keep_last=5,
         trainer__max_restarts=3,
     )
-    assert [str(change) for change in open_run_dir(after)] == [
+    assert claim(after) == [
         "training.context_parallel: 1 -> 2",
         "cluster.ranks: 1 -> 4",
         "cluster.address: 10.0.0.1:6379 -> 10.0.0.2:6379",
@@ -113,8 +123,7 @@ def test_resources_time_outs_records_and_length_may_change(tmp_path):
 
 def test_another_kind_of_cluster_is_one_change(tmp_path):
     started(tmp_path)
-    [change] = [c for c in open_run_dir(config(tmp_path, True, cluster={"type": "ray"})) if "cluster" in c.key]
-    assert str(change) == "cluster.type: local -> ray"
+    assert claim(config(tmp_path, True, cluster={"type": "ray"})) == ["cluster.type: local -> ray"]
 
 
 def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
@@ -132,7 +141,7 @@ def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
     )
     before = (tmp_path / "config.yaml").read_text()
     with pytest.raises(UserError) as raised:
-        open_run_dir(other)
+        claim(other)
     first, *listed = str(raised.value).splitlines()
     assert "give the old values" in first and "another trainer.run_dir" in first
     assert listed == [
@@ -148,8 +157,28 @@ def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
 
 def test_the_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".config.yaml.tmp").write_text("model:")
-    open_run_dir(config(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    claim(config(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    """The lock of a process that was killed is free."""
+    started(tmp_path)
+    code = f"""
+import sys, time
+from tests.unit.test_checkpoint_run_dir import config, open_run_dir
+from pathlib import Path
+with open_run_dir(config(Path({str(tmp_path)!r}), resume=True)):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert other.stdout is not None and other.stdout.readline() == "open\n"
+    with pytest.raises(UserError, match=f"process {other.pid} on {socket.gethostname()} is running this run; wait"):
+        claim(config(tmp_path, resume=True))
+    other.kill()
+    other.communicate()
+    assert claim(config(tmp_path, resume=True)) == []
 
 
 def test_write_text_replaces_whole_files(tmp_path):

@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: the controller finishes its step and saves; the other processes of a run leave that to it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+STOP = (signal.SIGINT, signal.SIGTERM)
+"""What asks a run to stop: Ctrl-C, and what Slurm and Kubernetes send before they kill."""
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Whether a signal has asked the run to stop after the step in hand."""
+
+    by: signal.Signals | None = None
+    """The first signal that did."""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Meanwhile the signals of `STOP` ask. A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM, which some
+        senders repeat at once, changes nothing. Only in the main thread."""
+        before = {number: signal.signal(number, self._ask) for number in STOP}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.by is None:
+            self.by = signal.Signals(number)
+            again = " (Ctrl-C again: at once, back to the last checkpoint)" if self.by is signal.SIGINT else ""
+            with suppress(OSError):  # print is not safe here: the signal may have interrupted another print
+                os.write(1, f"\n{self.by.name}: stopping after this step{again}\n".encode())
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+def leave_stopping_to_the_controller() -> None:
+    """Make this process, which a controller started and will end, go on when it gets a signal of `STOP`.
+
+    Schedulers may send SIGTERM to every process of a job at once, and a worker that died of it would cost the step that
+    the controller wants to finish. Programs that this process starts have the signals' usual meaning: a handler, other
+    than SIG_IGN, ends with exec. Only in the main thread.
+    """
+    for number in STOP:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # system calls go on
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Meanwhile the signals of `STOP` wait; a program that is started goes on blocking them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,93 @@
+"""What a run leaves behind, and what it does not do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tandem.cli import main
+from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.trajectories import read_trajectories
+
+DIGITS = "def digits(completion):\n    return {'score': sum(map(str.isdigit, completion)) / 8, 'acc': 0.5}\n"
+
+
+@pytest.fixture
+def run(grpo_config: Path, sort4: Path, tmp_path: Path) -> Path:
+    """The directory of a run that is rewarded for digits and validates on five rows."""
+    (tmp_path / "reward.py").write_text(DIGITS)
+    (tmp_path / "val.jsonl").write_text("".join((sort4 / "val.jsonl").read_text().splitlines(keepends=True)[:5]))
+    tree = yaml.safe_load(grpo_config.read_text())
+    tree["data"] |= {"val_files": [str(tmp_path / "val.jsonl")]}
+    tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"], "workers": 1}
+    grpo_config.write_text(yaml.safe_dump(tree))
+    return tmp_path / "run"
+
+
+def train(run: Path, *overrides: str) -> int:
+    return main(["train", str(run.with_name("config.yaml")), *overrides])
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_validation_answers_are_saved_with_the_columns_of_trajectories(run: Path) -> None:
+    assert train(run, "trainer.eval_every=2", "generation.eval.samples=2", "generation.eval.temperature=1") == 0
+    assert files(run / "validation") == [f"step_{step:06d}.parquet" for step in (0, 2, 3)]
+    answers = read_trajectories(run / "validation/step_000002.parquet")
+    assert answers.schema.equals(read_trajectories(run / "trajectories/step_000002.parquet").schema)
+    assert answers["prompt_index"].to_pylist() == [row for row in range(5) for _ in range(2)]
+    mean = sum(answers["reward"].to_pylist()) / len(answers)
+    [record] = [record for record in read_metrics(run / "metrics.jsonl") if record["step"] == 2]
+    assert record["val/sort4/reward/mean@2"] == pytest.approx(mean)
+    assert answers["advantages"].null_count == answers["trainer_logprobs"].null_count == len(answers)
+
+
+def test_eval_writes_its_answers(run: Path, tmp_path: Path) -> None:
+    config = str(run.with_name("config.yaml"))
+    assert main(["eval", config, "generation.eval.samples=1", "--answers", str(tmp_path / "answers.parquet")]) == 0
+    assert len(read_trajectories(tmp_path / "answers.parquet")) == 5
+
+
+def test_the_newest_trajectories_stay(run: Path) -> None:
+    assert train(run, "trainer.steps=5", "trainer.eval_every=1", "trainer.keep_trajectories=2") == 0
+    for directory in ("trajectories", "validation"):
+        assert files(run / directory) == ["step_000004.parquet", "step_000005.parquet"]
+    assert train(run, "trainer.steps=6", "trainer.resume=true", "trainer.keep_trajectories=0") == 0
+    assert len(files(run / "trajectories")) == 3
+
+
+def test_a_run_that_went_back_keeps_what_it_writes(run: Path) -> None:
+    assert train(run, "trainer.steps=6", "trainer.save_every=2", "trainer.keep_last=9") == 0
+    (run / "checkpoints/latest").write_text("step_000002\n")
+    assert train(run, "trainer.steps=4", "trainer.resume=true", "trainer.keep_trajectories=3") == 0
+    assert files(run / "trajectories") == [f"step_{step:06d}.parquet" for step in (2, 3, 4, 5, 6)]
+
+
+def test_a_checkpoint_is_due_some_time_after_the_last(run: Path) -> None:
+    assert train(run, "trainer.save_every_s=1e-6", "trainer.keep_last=9") == 0
+    assert files(run / "checkpoints") == ["latest", "step_000001", "step_000002", "step_000003"]
+
+
+def test_the_report_of_a_killed_run(run: Path) -> None:
+    command = [str(Path(sys.executable).with_name("tandem")), "train", str(run.with_name("config.yaml"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "trainer.steps=1000"], env=environment, stdout=subprocess.DEVNULL)
+    while len(read_metrics(run / "metrics.jsonl")) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "report.html").exists()
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "reward/mean" in page and "samples" in page
+    assert main(["report", str(run / "trajectories")]) == 2
