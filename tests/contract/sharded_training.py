@@ -25,6 +25,7 @@ from tandem.errors import EngineError, UserError
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+from tests.every_loss import every_loss, fill_columns
 
 VOCABULARY, ROWS = 23, 9
 COMMON: dict[str, Any] = {
@@ -198,6 +199,21 @@ def contextual(directory: Path, case: str, token_local: bool, rank: int, ranks: 
     return {"steps": steps, "weights": weights(model), "said": said}
 
 
+def losses(directory: Path, rank: int, ranks: int, **training: Any) -> dict[str, dict[str, float]]:
+    """One step of each policy loss, by data groups that have two micro-batches, one, or none."""
+    size = training.get("context_parallel", 1)
+    group, groups = rank // size, ranks // size
+    whole = fill_columns(batch())
+    rows = [list(range(ROWS))] if groups == 1 else [[0, 1, 2, 3], [4, *range(5, ROWS)], [], []][:groups]
+    own = micro_batches(whole, rows[group], 1000 if group else 20)
+    found: dict[str, dict[str, float]] = {}
+    for name, loss in every_loss().items():
+        model = engine(directory, "tied", **training)
+        result = model.forward_backward(own, loss)
+        found[name] = {"loss": result.loss, **result.metrics, **model.optimizer_step()}
+    return found
+
+
 def saved(directory: Path, rank: int, ranks: int) -> None:
     """Two steps, then a checkpoint; critics too."""
     for case in SAVED:
@@ -276,6 +292,11 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     if ranks in (2, 4):
         contexts = IN_FOUR if ranks == 4 else [case for case in CONTEXT if case not in IN_FOUR]
         findings["context"] = {case: contextual(directory, *case, rank, ranks) for case in contexts}
+    if ranks == 4:
+        findings["losses"] = {
+            "two context-parallel groups": losses(directory, rank, ranks, context_parallel=2),
+            "four ranks": losses(directory, rank, ranks),
+        }
     if ranks == 3:
         findings["refused"] = refused(directory)
     if ranks == 2:

@@ -53,6 +53,11 @@ def alone(directory: Path) -> dict[str, Findings]:
     return {case: sharded.trained(directory, case, 0, 1) for case in ("tied", "untied", "gpt2", "critic", "lora")}
 
 
+@pytest.fixture(scope="module")
+def alone_losses(directory: Path) -> dict[str, dict[str, float]]:
+    return sharded.losses(directory, 0, 1)
+
+
 def assert_steps(found: list[dict[str, float]], wanted: list[dict[str, float]], tolerance: float = 1e-5) -> None:
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -125,6 +130,17 @@ def test_context_parallel_equals_one_rank(case: tuple[str, bool], directory: Pat
     for ours, theirs in zip(found["said"], wanted["said"], strict=True):
         assert len(ours) > 0 and (not whole or len(ours) == len(theirs))
         assert all(values == pytest.approx(theirs[place], abs=1e-5) for place, values in ours.items())
+
+
+@pytest.mark.parametrize("layout", ["two context-parallel groups", "four ranks"])
+def test_every_loss_with_unequal_numbers_of_micro_batches(
+    layout: str, directory: Path, worlds: dict[int, Findings], alone_losses: dict[str, dict[str, float]]
+) -> None:
+    """Two micro-batches against one, and against none: losses, metrics and gradient norms are those of one rank."""
+    found = worlds[4]["losses"][layout]
+    assert found.keys() == alone_losses.keys()
+    for name, wanted in alone_losses.items():
+        assert found[name] == pytest.approx(wanted, rel=1e-5, abs=1e-5), name
 
 
 def test_a_layout_that_does_not_divide_the_ranks_or_heads_is_refused(worlds: dict[int, Findings]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ from tandem.training.base import TrainEngine
 from tandem.training.megatron.degrees import check_degrees
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tandem.workers.registration import Mesh
+from tests.every_loss import every_loss, fill_columns
 
 VOCABULARY, GROUPS, GROUP_SIZE = 23, 4, 3
 SHAPE: dict[str, Any] = {
@@ -287,6 +288,23 @@ def carried(directory: Path, layout: dict[str, int]) -> dict[Any, Any]:
     return findings
 
 
+def losses(engine: Callable[[], TrainEngine], place: int, places: int) -> dict[str, dict[str, float]]:
+    """One step of each policy loss; with two data-parallel groups, two micro-batches against one."""
+    rows = list(range(GROUPS * GROUP_SIZE))
+    whole = fill_columns(batch())
+    if places == 1:
+        own = micro_batches(whole, rows, 60)
+    else:
+        own = micro_batches(whole, rows[:9], 60) if place == 0 else micro_batches(whole, rows[9:], 1000)
+        assert len(own) > 1 if place == 0 else len(own) == 1
+    found: dict[str, dict[str, float]] = {}
+    for name, loss in every_loss().items():
+        model = engine()
+        result = model.forward_backward(own, loss)
+        found[name] = {"loss": result.loss, **result.metrics, **model.optimizer_step()}
+    return found
+
+
 def balanced(directory: Path, layout: dict[str, int]) -> dict[str, float]:
     """The first step of the experts with both losses of their routers."""
     engine = megatron(directory, "qwen3_moe", {**layout, **ROUTER_LOSSES})
@@ -299,6 +317,10 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
     if ranks == 1:
         for name in (*MODELS, CRITIC):
             findings["fsdp", name] = trained(fsdp(directory, name), 0, 1)
+        findings["losses"] = losses(lambda: fsdp(directory, "qwen2"), 0, 1)
+    if ranks == 4:  # two data-parallel groups of two context-parallel ranks
+        findings["losses"] = losses(lambda: megatron(directory, "qwen2", CP2), *place_of(CP2))
+        leave()
     for layout, models in RUNS[ranks]:
         for name in models:
             findings[name_of(layout), name] = trained(megatron(directory, name, layout), *place_of(layout))

@@ -71,6 +71,14 @@ def test_three_steps_equal_those_of_fsdp_at_one_rank(
         )
 
 
+def test_every_loss_with_unequal_numbers_of_micro_batches(findings: dict[int, Any]) -> None:
+    """Two context-parallel groups, one of which packs its rows in more micro-batches than the other."""
+    wanted, found = findings[1]["losses"], findings[4]["losses"]
+    assert found.keys() == wanted.keys()
+    for name, expected in wanted.items():
+        assert {key: found[name][key] for key in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5), name
+
+
 @pytest.mark.parametrize(("ranks", "layout"), [(ranks, name_of(layout)) for ranks in RUNS for layout, _ in RUNS[ranks]])
 def test_every_family_is_exported_as_its_directory_has_it(
     directory: Path, findings: dict[int, Any], ranks: int, layout: str

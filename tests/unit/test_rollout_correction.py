@@ -1,5 +1,7 @@
 """Importance weights against numbers worked by hand, and against the gradient that they are meant to restore."""
 
+from __future__ import annotations
+
 from math import exp, log
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 
 from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.config.algorithms import RolloutCorrectionConfig
+from tandem.types import Outputs, TokenColumns
+from tests.every_loss import KL_COEFFICIENT, every_loss
 
 LOG_RATIOS = torch.tensor([log(3.0), log(0.5), 0.0, log(1.5), log(1.5), log(6.0)])
 ROWS = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -68,3 +72,34 @@ def test_untruncated_weights_restore_the_gradient_of_the_trainers_policy() -> No
     (naive,) = torch.autograd.grad((policy[drawn] * rewards[drawn]).mean(), logits)
     assert (corrected - exact).abs().max() < 0.01
     assert (naive - exact).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("name", every_loss())
+def test_the_correction_leaves_kl_and_entropy_alone(name: str) -> None:
+    """A token that the correction masks loses the gradient of its surrogate, and keeps those of its KL and entropy."""
+    loss, weight = every_loss()[name], 0.25
+    columns = {
+        "weights": torch.tensor([weight, weight]),
+        "shares": torch.tensor([0.5, 0.5]),
+        "advantages": torch.tensor([1.0, 1.0]),
+        "old_logprobs": torch.tensor([-1.0, -2.0]),
+        "rollout_logprobs": torch.tensor([-1.0, -2.0]),
+        "ref_logprobs": torch.tensor([-1.5, -2.5]),
+        "selected": torch.tensor([False, False]),
+        "rows": torch.tensor([0, 1]),
+    }
+
+    def gradients(**more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = torch.tensor([-1.1, -2.1], requires_grad=True)
+        entropy = torch.tensor([0.7, 0.9], requires_grad=True)
+        value, _ = loss(Outputs(logprobs_S=logprobs, entropy_S=entropy), TokenColumns(**columns, **more))
+        by_logprob, by_entropy = torch.autograd.grad(value, [logprobs, entropy])
+        return by_logprob, by_entropy
+
+    plain, entropy_plain = gradients()
+    masked, entropy_masked = gradients(importance_weights=torch.tensor([1.0, 0.0]))
+    assert torch.equal(entropy_plain, entropy_masked) and (entropy_plain != 0).all()
+    assert masked[0] == plain[0]
+    k3_gradient = 1 - exp(-2.5 + 2.1)
+    assert masked[1].item() == pytest.approx(weight * KL_COEFFICIENT * k3_gradient, rel=1e-4)
+    assert abs(plain[1].item() - masked[1].item()) > 0.01

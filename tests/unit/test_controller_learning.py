@@ -1,0 +1,96 @@
+"""What the loop asks the trainer for before an update, and which log-probs its metrics compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.algorithms import make_algorithm
+from tandem.config.tree import TrainConfig
+from tandem.controller.groups import Future
+from tandem.controller.learning import needs_old_logprobs, update
+from tandem.types import Batch, FloatArray, StepMetrics
+from tests.cluster_workers import ragged_batch
+
+
+def settings(**algorithm: Any) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "model": {"path": Path("m")},
+            "data": {"prompts_per_step": 4},
+            "algorithm": {"type": "grpo", "group_size": 2, **algorithm},
+            "trainer": {"run_dir": "r", "steps": 1},
+        }
+    )
+
+
+class MovingActor:
+    """An actor whose log-probs fall by 1 with every optimizer step; it keeps the columns that it was given."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.batches: list[Batch] = []
+
+    def learn(self, batch: Batch, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
+        logprobs_T = np.full(len(batch.response_ids), -1.0 - self.steps, np.float32)
+        self.steps += 1
+        self.batches.append(batch)
+        return Future(lambda: ({"actor/grad_norm": 1.0}, logprobs_T))
+
+
+def scored_batch() -> Batch:
+    batch = ragged_batch([2, 3, 1, 4])
+    tokens = len(batch.response_ids)
+    batch.tokens.rollout_logprobs = np.full(tokens, -1.0, np.float32)
+    batch.tokens.advantages = np.ones(tokens, np.float32)
+    return batch
+
+
+def run(config: TrainConfig, batch: Batch) -> tuple[MovingActor, StepMetrics]:
+    actor: Any = MovingActor()
+    return actor, update(actor, None, make_algorithm(config.algorithm, 8), batch, config, step=1)
+
+
+def test_mismatch_is_that_of_the_weights_that_generated() -> None:
+    """Later minibatches are scored by weights that have moved: engine and trainer agree, and so says the metric."""
+    config = settings(minibatches=2, rollout_correction={"skip_old_logprobs": True})
+    batch = scored_batch()
+    batch.tokens.old_logprobs = batch.tokens.rollout_logprobs
+    actor, metrics = run(config, batch)
+    assert actor.steps == 2
+    assert metrics["rollout/mismatch_max"] == 0 and metrics["rollout/mismatch_kl"] == 0
+    first = ~np.isnan(batch.tokens.old_logprobs)
+    assert first.sum() == len(actor.batches[0].response_ids)
+    assert (batch.tokens.old_logprobs[first] == -1).all()
+
+
+def test_the_correction_is_a_column_of_its_own() -> None:
+    config = settings(rollout_correction={"type": "mask", "upper": 1.5})
+    batch = scored_batch()
+    batch.tokens.old_logprobs = np.where(batch.row_of_token == 1, np.float32(0), batch.tokens.rollout_logprobs)
+    actor, _ = run(config, batch)
+    [trained] = actor.batches
+    assert np.array_equal(trained.tokens.importance_weights == 0, trained.row_of_token == 1)
+    assert (trained.tokens.weights > 0).all(), "what a token weighs in KL and entropy"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wanted"),
+    [
+        ({}, False),
+        ({"minibatches": 2}, True),
+        ({"minibatches": 2, "rollout_correction": {"skip_old_logprobs": True}}, False),
+        ({"rollout_correction": {"type": "truncate"}}, True),
+        ({"kl": {"place": "loss"}}, False),
+        ({"kl": {"place": "reward"}}, True),
+        ({"kl": {"place": "reward"}, "rollout_correction": {"skip_old_logprobs": True}}, False),
+        ({"minibatches": 2, "loss": {"type": "kl_cov"}}, True),
+        ({"type": "otb"}, True),
+    ],
+)
+def test_advantages_that_read_log_probs_get_the_trainers(algorithm: dict[str, Any], wanted: bool) -> None:
+    config = settings(**algorithm)
+    assert needs_old_logprobs(config, make_algorithm(config.algorithm, 8)) is wanted
