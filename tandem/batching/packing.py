@@ -86,14 +86,14 @@ def scored_at_the_end(row: Demonstration) -> Demonstration:
 
 
 def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:
-    """Rows of each of at most `parts` optimizer steps: siblings together, token counts near-equal, order by `seed`."""
+    """The rows of at most `parts` optimizer steps: siblings together, token counts near-equal, order by `seed`."""
     _, tokens_G = _tokens_of_groups(batch, batch.groups)
     order_G = np.random.default_rng(seed).permutation(len(tokens_G))
     return _spread(batch, batch.groups, min(parts, len(order_G)), order_G)
 
 
 def balance_rows(batch: Batch, parts: int) -> list[IntArray]:
-    """Rows of each of `parts` ranks: token counts near-equal, siblings together where there are groups enough."""
+    """The rows of each of `parts` ranks: token counts near-equal, siblings together where there are groups enough."""
     groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else np.arange(len(batch))
     _, tokens_G = _tokens_of_groups(batch, groups_B)
     return _spread(batch, groups_B, parts, np.argsort(-tokens_G, kind="stable"))
@@ -124,8 +124,10 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         return np.concatenate([values[:0], *(values[offsets[row] : offsets[row + 1]] for row in rows)])
 
     prompts, responses = batch.prompt_offsets, batch.response_offsets
-    parts = ((0, prompts), (prompts[-1], responses))
-    chosen = None if batch.experts is None else [take(batch.experts[start:], offsets) for start, offsets in parts]
+    experts = None
+    if batch.experts is not None:
+        of_prompts, of_responses = np.split(batch.experts, [int(prompts[-1])])
+        experts = np.concatenate((take(of_prompts, prompts), take(of_responses, responses)))
     return Batch(
         prompt_ids=take(batch.prompt_ids, prompts),
         prompt_offsets=np.r_[0, np.diff(prompts)[rows]].cumsum(),
@@ -137,7 +139,7 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         rewards=batch.rewards[rows],
         scored=batch.scored[rows],
         tokens=batch.tokens.map(lambda column: take(column, responses)),
-        experts=None if chosen is None else np.concatenate(chosen),
+        experts=experts,
     )
 
 
@@ -146,74 +148,95 @@ def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro
 
     Scored are the response tokens that `loss_mask` names; a row without any is left out.
     """
-    prompts_B, responses_B = np.diff(batch.prompt_offsets), np.diff(batch.response_offsets)
-    kept: IntArray = np.asarray(rows, dtype=np.int64)
-    kept = kept[np.isin(kept, batch.row_of_token[batch.loss_mask])]
-    parts: list[list[int]] = []
-    used, prompt = 0, -1
-    for row in kept[np.lexsort((-responses_B[kept], batch.groups[kept]))].tolist():
-        answer = int(responses_B[row]) - 1
-        cost = answer + (0 if prompt == batch.groups[row] else int(prompts_B[row]))
-        if not parts or used + cost > tokens_per_micro_batch:
-            parts.append([])
-            used, cost = 0, answer + int(prompts_B[row])
-        parts[-1].append(row)
-        used, prompt = used + cost, batch.groups[row]
-    return [_pack(batch, np.array(part)) for part in parts]
+    trainable = np.asarray(rows, dtype=np.int64)
+    trainable = trainable[np.isin(trainable, batch.row_of_token[batch.loss_mask])]
+    prompt_lengths_B, response_lengths_B = np.diff(batch.prompt_offsets), np.diff(batch.response_offsets)
+    longest_siblings_first = np.lexsort((-response_lengths_B[trainable], batch.groups[trainable]))
+    packs: list[list[int]] = []
+    tokens_in_pack, group_in_pack = 0, -1
+    for row in trainable[longest_siblings_first].tolist():
+        prompt_length, answer_length = int(prompt_lengths_B[row]), int(response_lengths_B[row]) - 1
+        cost = answer_length if batch.groups[row] == group_in_pack else prompt_length + answer_length
+        if not packs or tokens_in_pack + cost > tokens_per_micro_batch:
+            packs.append([])
+            tokens_in_pack, cost = 0, prompt_length + answer_length
+        packs[-1].append(row)
+        tokens_in_pack += cost
+        group_in_pack = batch.groups[row]
+    return [_pack(batch, np.array(pack)) for pack in packs]
 
 
 def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
-    """Each row's prompt, where the row is the first of its group, and its response without the last token.
+    """One micro-batch of `rows_R`, siblings next to one another.
 
-    Of siblings that said the same, but for their last token, the first one's is there for all.
+    Each row has two slots for segments: its prompt, filled by the first row of its group alone, and its answer, which
+    is the response without the last token. Of siblings with the same answer the first one's stands for all. Empty
+    slots leave no segment.
     """
+    row_numbers_R = np.arange(len(rows_R))
     groups_R = batch.groups[rows_R]
-    first_R = np.concatenate(([True], groups_R[1:] != groups_R[:-1]))
-    response_starts_R, prompt_starts_R = batch.response_offsets[rows_R], batch.prompt_offsets[rows_R]
-    responses_R = batch.response_offsets[rows_R + 1] - response_starts_R
-    prompts_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * first_R
-    same_R = _first_of_the_same(batch, rows_R)
-    answers_R = (responses_R - 1) * (same_R == np.arange(len(rows_R)))
-    lengths = np.stack((prompts_R, answers_R), axis=1).ravel()
-    begins_R = np.r_[0, lengths].cumsum()[1::2]  # where answers begin, each right after its prompt if that is here
-    owner_R = np.maximum.accumulate(np.where(first_R, np.arange(len(rows_R)), 0))  # whose prompt each row continues
-    number = np.cumsum(lengths > 0) - 1  # an answer of one token leaves no segment
-    prefixes = np.stack((np.full(len(rows_R), -1), number[2 * owner_R]), axis=1).ravel()
-    starts = np.stack((prompt_starts_R, response_starts_R + len(batch.prompt_ids)), axis=1).ravel()
-    row_T, place_T = _ragged(responses_R)
-    trained = batch.loss_mask[response_starts_R[row_T] + place_T]
-    row_S, place_S = row_T[trained], place_T[trained]
+    starts_group_R = np.concatenate(([True], groups_R[1:] != groups_R[:-1]))
+    prompt_owner_R = np.maximum.accumulate(np.where(starts_group_R, row_numbers_R, 0))
+    answer_owner_R = _first_with_the_same_answer(batch, rows_R)
+
+    prompt_starts_R, response_starts_R = batch.prompt_offsets[rows_R], batch.response_offsets[rows_R]
+    response_lengths_R = batch.response_offsets[rows_R + 1] - response_starts_R
+    prompt_slots_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * starts_group_R
+    answer_slots_R = (response_lengths_R - 1) * (answer_owner_R == row_numbers_R)
+    slot_lengths = _interleave(prompt_slots_R, answer_slots_R)
+    is_segment = slot_lengths > 0
+    segment_of_slot = np.cumsum(is_segment) - 1
+    prefixes = _interleave(np.full(len(rows_R), -1), segment_of_slot[2 * prompt_owner_R])
+
+    # The tokens of prompts and responses as one array, and where in it each token of the micro-batch stands.
+    token_ids = np.concatenate((batch.prompt_ids, batch.response_ids))
+    slot_starts = _interleave(prompt_starts_R, response_starts_R + len(batch.prompt_ids))
+    slot_N, place_in_slot_N = _rows_and_places(slot_lengths)
+    source_N = slot_starts[slot_N] + place_in_slot_N
+
+    # Response token i of a row is predicted at answer token i - 1: of the answer that stands for the row's own, or for
+    # i = 0 at the last token of the prompt, right before the answer of the prompt's owner.
+    row_T, place_T = _rows_and_places(response_lengths_R)
+    scored_T = batch.loss_mask[response_starts_R[row_T] + place_T]
+    row_S, place_S = row_T[scored_T], place_T[scored_T]
     source_S = response_starts_R[row_S] + place_S
-    before_S = begins_R[np.where(place_S == 0, owner_R[row_S], same_R[row_S])] + place_S
-    segment_N, place_N = _ragged(lengths)
-    token_N = starts[segment_N] + place_N
+    answer_begins_R = np.concatenate(([0], slot_lengths)).cumsum()[1::2]
+    predicted_after_S = np.where(place_S == 0, prompt_owner_R[row_S], answer_owner_R[row_S])
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = row_S
     return MicroBatch(
-        token_ids=np.concatenate((batch.prompt_ids, batch.response_ids))[token_N],
-        offsets=np.r_[0, lengths[lengths > 0]].cumsum(),
-        prefixes=prefixes[lengths > 0],
-        scored=before_S - 1,
+        token_ids=token_ids[source_N],
+        offsets=np.concatenate(([0], slot_lengths[is_segment])).cumsum(),
+        prefixes=prefixes[is_segment],
+        scored=answer_begins_R[predicted_after_S] + place_S - 1,
         targets=batch.response_ids[source_S],
         columns=columns,
         source=source_S,
-        experts=None if batch.experts is None else batch.experts[token_N],
+        experts=None if batch.experts is None else batch.experts[source_N],
     )
 
 
-def _first_of_the_same(batch: Batch, rows_R: IntArray) -> IntArray:
+def _first_with_the_same_answer(batch: Batch, rows_R: IntArray) -> IntArray:
     """int64 `[R]`: the first of the rows whose group, and response without the last token, each row shares."""
-    ends = zip(batch.response_offsets[rows_R], batch.response_offsets[rows_R + 1] - 1, strict=True)
-    said = [batch.response_ids[start:stop].tobytes() for start, stop in ends]
-    first: dict[tuple[int, bytes], int] = {}
-    told = zip(batch.groups[rows_R].tolist(), said, strict=True)
-    return np.array([first.setdefault(key, row) for row, key in enumerate(told)])
+    starts_R, stops_R = batch.response_offsets[rows_R], batch.response_offsets[rows_R + 1] - 1
+    first_rows: dict[tuple[int, bytes], int] = {}
+    owners: list[int] = []
+    for row, (group, start, stop) in enumerate(zip(batch.groups[rows_R].tolist(), starts_R, stops_R, strict=True)):
+        answer = batch.response_ids[start:stop].tobytes()
+        owners.append(first_rows.setdefault((group, answer), row))
+    return np.array(owners)
 
 
-def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:
-    """Of the elements of rows head to tail: the row, and the place in it."""
+def _interleave(first_R: IntArray, second_R: IntArray) -> IntArray:
+    """One entry of each in turn."""
+    return np.stack((first_R, second_R), axis=1).ravel()
+
+
+def _rows_and_places(lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """For the elements of ragged rows, head to tail: the row that each is in, and its place there."""
     row = np.repeat(np.arange(len(lengths)), lengths)
-    return row, np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
+    starts = np.cumsum(lengths) - lengths
+    return row, np.arange(len(row)) - starts[row]
 
 
 def _head_to_tail(arrays: Sequence[IntArray | BoolArray | FloatArray], dtype: type[np.generic]) -> Any:
