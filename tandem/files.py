@@ -59,7 +59,7 @@ class _UserFiles(MetaPathFinder):
 
 
 def find_user_files() -> None:
-    """From now on what users' files define can be unpickled in this process."""
+    """Let this process unpickle what users' files define."""
     if not any(isinstance(finder, _UserFiles) for finder in sys.meta_path):
         sys.meta_path.append(_UserFiles())
 

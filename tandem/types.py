@@ -69,7 +69,7 @@ class Preference:
     chosen: Demonstration
     rejected: Demonstration
     margin: float = 0.0
-    """By how much, in units of a reward model's score."""
+    """By how much it is better, in units of a reward model's score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Trajectory:
     loss_mask: BoolArray
     """True on tokens that the policy made and that the loss may train on."""
     rollout_logprobs: FloatArray
-    """From the generation engine; 0 where `loss_mask` is False."""
+    """Log-probs from the generation engine; 0 where `loss_mask` is False."""
     versions: IntArray
     text: str
     """The response decoded, special tokens left out: what reward functions read."""
@@ -163,7 +163,7 @@ class Group:
     trajectories: list[Trajectory]
     scores: list[Score]
     greedy: Score | None = None
-    """Of the prompt's greedy answer, which is not among the trajectories; where the algorithm asks for one."""
+    """The score of the prompt's greedy answer, which is not among the trajectories; where the algorithm needs one."""
 
 
 @dataclass(slots=True)
@@ -172,12 +172,12 @@ class TokenColumns(Generic[Array]):
 
     rollout_logprobs: Array | None = None
     old_logprobs: Array | None = None
-    """Of the trainer, by the weights before the first optimizer step on this batch."""
+    """The trainer's log-probs, by the weights before the first optimizer step on this batch."""
     ref_logprobs: Array | None = None
     values: Array | None = None
-    """Of the critic: the expected return before the token is emitted."""
+    """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None
-    """Of the policy that `old_logprobs` are of: the sum of its squared probabilities over the vocabulary."""
+    """The sum over the vocabulary of the squared probabilities of the policy that `old_logprobs` are of."""
     advantages: Array | None = None
     returns: Array | None = None
     """What the critic regresses to."""
@@ -258,12 +258,12 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class Outputs(Generic[Array]):
-    """What a model says of the scored tokens (`_S`, as in MicroBatch), float32. What was not asked for is None."""
+    """What a model computes for the scored tokens (`_S`, as in MicroBatch), float32. What was not asked for is None."""
 
     logprobs_S: Array | None = None
     """log softmax(logits / temperature) at the token that was chosen."""
     entropy_S: Array | None = None
-    """Of softmax(logits / temperature), nats."""
+    """Entropy of softmax(logits / temperature), nats."""
     values_S: Array | None = None
     squared_probs_S: Array | None = None
     """Sum of softmax(logits / temperature) squared; of a forward pass without gradient."""

@@ -43,7 +43,7 @@ _LOOK_S = 1.0
 _GRACE_S = 3.0
 """For a process to end by itself, or for what it has printed to come through."""
 _LAST_LINES, _STACK_LINES = 20, 500
-"""Of what a process has printed: told when it dies, and kept."""
+"""Lines of what a process has printed: those shown when it dies, and those kept."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class _Process:
         return f"{self.name} (process {self.process.pid}) {how}{hint}; the last that it printed:\n{last}"
 
     def signal(self, number: signal.Signals) -> None:
-        """To all that it has started, too."""
+        """Signal the process and all that it has started."""
         assert self.process.pid is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
@@ -171,7 +171,7 @@ class LocalRanks:
             raise WorkerLost(f"pool {self._pool.name}: its processes have ended")
 
     def close(self) -> None:
-        """At once when a call is under way; else the processes get a moment to free what they hold elsewhere."""
+        """End the processes: at once when a call is under way, else after a moment to free what they hold elsewhere."""
         if not any(process.pending for process in self.processes):
             for process in self.processes:
                 process.send(None)

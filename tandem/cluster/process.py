@@ -36,7 +36,7 @@ TELL_STACKS = signal.SIGUSR1
 """Makes a process print the Python stacks of its threads, whatever it is doing."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FOR_EVER_S = 7 * 86_400.0
-"""Of a collective: the controller's time-out ends it, unless somebody is debugging."""
+"""The time-out of a collective: the controller's own ends it before, unless somebody is debugging."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class CallRequest:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     rows: Mapping[int, IntArray | None]
-    """By rank: its rows of the first argument."""
+    """Each rank's rows of the first argument."""
 
 
 def process_main(setup: ProcessSetup) -> None:

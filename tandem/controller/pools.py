@@ -28,7 +28,7 @@ class ResourcePool:
 
     name: str
     processes_on_nodes: tuple[int, ...]
-    """Of each node; every process has a GPU of its own where there are any."""
+    """Processes on each node; every one has a GPU of its own where there are any."""
 
     @property
     def size(self) -> int:

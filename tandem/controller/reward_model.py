@@ -50,7 +50,7 @@ class ModelRewards:
         ]
 
     def check_share(self, groups: Iterable[Group]) -> None:
-        """As the functions' own."""
+        """What the functions say of it."""
         self._functions.check_share(groups)
 
     def _add(self, score: Score, model_score: float) -> Score:

@@ -96,7 +96,7 @@ class Rollout(RemoteWorkers[RolloutWorker]):
         return self.call(RolloutWorker.publish, version)
 
     def join_bridge(self, address: str) -> Future[list[None]]:
-        """From now on weights come from the actor's pool over this bridge."""
+        """Take weights from the actor's pool over this bridge from now on."""
         return self.call_all(RolloutWorker.join_bridge, address)
 
     def sleep(self) -> Future[None]:

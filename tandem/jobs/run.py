@@ -29,7 +29,7 @@ class Job(Protocol):
 
     total_steps: int
     placement: Placement
-    """Of its workers; closed with the job."""
+    """Where the job's workers run; closed with the job."""
 
     def step(self, step: int) -> StepMetrics: ...
 

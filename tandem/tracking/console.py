@@ -9,7 +9,7 @@ _SHOWN = (
     "reward/mean", "sft/loss", "dpo/loss", "reward_model/loss", "response_length/mean", "actor/entropy", "actor/kl",
     "actor/grad_norm", "critic/vf_explained_var", "time/step_s",
 )  # fmt: skip
-"""In the order shown; besides these, every `val/` metric."""
+"""The metrics of a line, in the order shown; besides these, every `val/` metric."""
 
 
 class ConsoleTracker:

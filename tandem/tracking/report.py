@@ -16,7 +16,7 @@ from tandem.tracking.trajectories import read_trajectories
 
 Curve = list[tuple[int, float]]  # (step, finite value), ascending
 _SECTIONS = ("reward", "val", "length", "sft", "actor", "critic", "rollout", "speed")
-"""In the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
+"""Sections in the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
 _MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
 _MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 1_000, 6_000, 600, 4
 _COLUMNS = ("step", "prompt_index", "sample", "prompt", "response", "reward", "advantage", "advantages", "status")

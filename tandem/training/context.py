@@ -84,7 +84,7 @@ class ContextParallel:
         )
 
     def gather(self, part: LocalMicroBatch, outputs: Outputs[Tensor]) -> Outputs[Tensor]:
-        """From the outputs for this rank's scored tokens, those for all of the micro-batch's."""
+        """The outputs for all of the micro-batch's scored tokens, from those for this rank's."""
         if self._group is None:
             return outputs
 

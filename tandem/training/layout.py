@@ -31,7 +31,7 @@ class Whole:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = self.home = model.device
-        """Of computation; and of the parameters when they are not offloaded."""
+        """Where the model computes, and where its parameters are when they are not offloaded."""
         self.first = True
         """Whether this rank writes what is one for all ranks."""
 

@@ -21,7 +21,7 @@ class Bucket:
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
     """Name, dtype, shape, first byte."""
     checksums: tuple[int, ...] = ()
-    """Of each tensor, where they are to be compared."""
+    """One for each tensor, where they are to be compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Bridge:
         self.address = f"{store.host}:{store.port}:{receivers}:{int(delta)}"
         self._delta = delta
         self.held: dict[str, Tensor] = {}
-        """With `delta` all weights, as they were sent or received last."""
+        """All weights as they were sent or received last, with `delta` alone."""
         self._store = store
         self._rank = rank
         self._receivers = receivers

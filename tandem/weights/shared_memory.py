@@ -143,7 +143,7 @@ def _mapped(path: str, size: int, inode: int) -> Tensor:  # `inode`: another fil
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Of the bits, sensitive to their places: the sum of each 16-bit word times an odd number of its position."""
+    """A checksum of bits and their places: the sum of each 16-bit word times an odd number of its position."""
     words = tensor.detach().contiguous().view(-1).view(torch.int16)
     total = 0
     for start in range(0, len(words), 1 << 20):

@@ -25,7 +25,7 @@ class WorkerContext:
     name: str
     """The worker's own, unique in its process: its role's, such as `actor`. A trained model's metrics begin with it."""
     rank: int = 0
-    """In its pool, which is also its rank in torch.distributed (not initialised in a pool of one)."""
+    """The rank in its pool, which is also its rank in torch.distributed (not initialised in a pool of one)."""
     size: int = 1
     """Ranks of the pool."""
     address: str = "127.0.0.1"

@@ -19,7 +19,7 @@ _PHASES = {
     "publish": "publish",
     "send_weights": "publish",
 }
-"""By the worker's method that runs. Other methods count towards the whole alone."""
+"""The phase of a step, by the worker's method that runs. Other methods count towards the whole alone."""
 
 
 class PeakMemory:

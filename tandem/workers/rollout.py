@@ -121,7 +121,7 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     @register(Dispatch.ALL, mesh="generation")
     def join_bridge(self, address: str) -> None:
-        """From now on weights come from the actor's pool over this bridge."""
+        """Take weights from the actor's pool over this bridge from now on."""
         self._weights = Bridge.join(address, self.context.rank).receive
 
     @register(Dispatch.REPLICATED, mesh="generation")

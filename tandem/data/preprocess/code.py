@@ -7,7 +7,7 @@ from tandem.data.rows import BadRow, Row, cell
 
 INSTRUCTION = "Answer with the complete program in one ```python block."
 MBPP_SPLITS = (("prompt", 10), ("test", 510), ("val", 600), ("train", 974))
-"""Of the paper (Austin et al. 2021, section 2.1), each with its last `task_id`; `prompt` is for few-shot prompts."""
+"""The paper's splits (Austin et al. 2021, section 2.1), each with its last `task_id`; `prompt` is for few-shot ones."""
 
 
 def humaneval(row: Row, place: Place) -> Iterator[tuple[str, Row]]:

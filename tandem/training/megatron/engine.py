@@ -40,7 +40,7 @@ from tandem.training.megatron.vocabulary import TokenStatistics
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
 LOGITS_PER_CHUNK = 2**25
-"""Of one rank: bounds the memory of the output layer."""
+"""Logits of a chunk on one rank: bounds the memory of the output layer."""
 
 
 class MegatronEngine:
@@ -114,7 +114,7 @@ class MegatronEngine:
 
     @contextmanager
     def _weights_here(self) -> Iterator[None]:
-        """On the device, whether offloaded or not."""
+        """The weights are on the device, whether offloaded or not."""
         self._move_weights(here=True)
         yield
         if self._offloaded:
@@ -135,7 +135,7 @@ class MegatronEngine:
         return self._optimizer
 
     def _run(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor] | None) -> list[LossResult]:
-        """Of each of this rank's micro-batches; of none of them except on the last stage."""
+        """The results of each of this rank's micro-batches; of none of them except on the last stage."""
         passes = self._passes(len(micro_batches))
         if passes == 0:
             return []
@@ -175,7 +175,7 @@ class MegatronEngine:
                 )
 
     def _passes(self, own: int) -> int:
-        """As many as the rank with the most of them has; virtual stages need a multiple of the pipeline's length."""
+        """As many passes as the rank with the most has; virtual stages need a multiple of the pipeline's length."""
         most = torch.tensor(own, device=self._device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         unit = parallel_state.get_pipeline_model_parallel_world_size() if len(self._stages) > 1 else 1
@@ -269,7 +269,7 @@ def join(training: MegatronTrainingConfig) -> None:
 
 
 def _spread(stage: Stage) -> DistributedDataParallel:
-    """With float32 gradients that data-parallel and context-parallel ranks sum."""
+    """The stage with float32 gradients that data-parallel and context-parallel ranks sum."""
     how = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     model = DistributedDataParallel(stage.config, how, stage)
     keep_the_padding_of_buckets(model)

@@ -35,7 +35,7 @@ LOCAL: dict[str, bool] = dict.fromkeys(
 
 
 def layer_specs(config: Any, stage: int | None) -> TransformerBlockSubmodules:
-    """Of the layers of one pipeline stage; `config`: a TransformerConfig."""
+    """The specifications of the layers of one pipeline stage; `config`: a TransformerConfig."""
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=FUSED, normalization=config.normalization, vp_stage=stage
     )

@@ -198,7 +198,7 @@ def _with_rope_theta(hf_config: Any) -> Any:
 
 
 def _options(training: MegatronTrainingConfig) -> dict[str, Any]:
-    """Of TransformerConfig, beyond what the family says."""
+    """Fields of TransformerConfig beyond what the family says."""
     options: dict[str, Any] = {} if FUSED else {**LOCAL}
     options |= {
         "sequence_parallel": training.sequence_parallel,

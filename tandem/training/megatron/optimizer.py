@@ -17,7 +17,7 @@ from tandem.training.optimizer import learning_rate
 
 
 class ShardedAdamW:
-    """Of all stages of a rank; weight decay is for matrices only."""
+    """The optimizer of all stages of a rank; weight decay is for matrices only."""
 
     def __init__(
         self, stages: Sequence[DistributedDataParallel], config: OptimizerConfig, total_steps: int, dtype: torch.dtype

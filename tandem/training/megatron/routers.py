@@ -20,10 +20,10 @@ from tandem.training.megatron.rows import Plan
 
 
 class Router(TopKRouter):
-    """Of one layer."""
+    """The routing of one layer."""
 
     plan: Plan
-    """Of the pass under way."""
+    """The routing of the pass under way."""
 
     def __init__(self, config: Any, pg_collection: Any = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
@@ -59,7 +59,7 @@ class Router(TopKRouter):
         return scores.gather(1, experts), experts
 
     def _own(self, column: Tensor) -> Tensor:
-        """Of the tokens of a context-parallel rank those that this tensor-parallel rank holds."""
+        """The tokens of a context-parallel rank that this tensor-parallel rank holds."""
         shared = self.config.sequence_parallel
         return column.chunk(self.tp_group.size())[self.tp_group.rank()] if shared else column
 

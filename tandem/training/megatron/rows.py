@@ -25,7 +25,7 @@ class Plan(PackedSeqParams):
     """The rows of a pass, for TransformerEngine's attention and for the local one."""
 
     rows: PackedRows | None = None
-    """Of all context-parallel ranks together."""
+    """The rows of all context-parallel ranks together."""
     held: Tensor | None = None
     """Which of their tokens this rank holds."""
     gathered: Tensor | None = None
@@ -35,7 +35,7 @@ class Plan(PackedSeqParams):
     experts: Tensor | None = None
     """int64 `[tokens of this rank, layers, top_k]`: what the routers must choose; None: what they like."""
     coefficients: tuple[float, float] = (0.0, 0.0)
-    """Of the routers' losses, over the tokens of the pass: for balance, and for small logits."""
+    """Coefficients of the routers' losses over the tokens of the pass: for balance, and for small logits."""
 
 
 @dataclass(slots=True)
@@ -54,47 +54,84 @@ class Rows:
 
 
 def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, device: torch.device) -> Rows:
-    """`group`: the context-parallel one; `multiple`: what a rank's tokens must be. None: one row of padding."""
+    """The rows of a pass on this rank of `group`, the context-parallel one. None: one row of padding.
+
+    `multiple`: what a rank's number of tokens must be divisible by.
+    """
     ranks, rank = group.size(), group.rank()
     chunks = 2 * ranks if ranks > 1 else 1
-    if micro_batch is None:
-        lengths, whole, scored = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        tokens, choices = whole, None
-    else:
-        lengths, whole, scored = whole_rows(micro_batch)
-        tokens, choices = micro_batch.token_ids[whole], micro_batch.experts
-    padded = -(-lengths // chunks) * chunks
-    gap = -int(padded.sum()) % (chunks * multiple) or (0 if len(lengths) else chunks * multiple)
-    padded = np.append(padded, gap) if gap else padded
-    lengths = np.append(lengths, 0) if gap else lengths
-    offsets = np.r_[0, padded.cumsum()]
-    place = np.concatenate([offsets[row] + np.arange(length) for row, length in enumerate(lengths)])
-    token_ids = np.zeros(offsets[-1], np.int64)
-    token_ids[place] = tokens
-    padding = np.ones(offsets[-1], np.bool_)
-    padding[place] = False
-    held = [_held(offsets, chunks, one) for one in range(ranks)]
-    here = np.full(offsets[-1], -1)
-    here[held[rank]] = np.arange(len(held[rank]))
-    mine = here[place[scored]]
-    order = np.flatnonzero(mine >= 0)
+    whole = _whole_rows_or_none(micro_batch)
+    lengths, padded_lengths = _pad_rows(whole.lengths, chunks, multiple)
+    offsets = np.concatenate(([0], padded_lengths.cumsum()))
+    size = int(offsets[-1])
+    place_of_token = np.concatenate([offsets[row] + np.arange(length) for row, length in enumerate(lengths)])
+
+    token_ids = np.zeros(size, np.int64)
+    token_ids[place_of_token] = whole.token_ids
+    is_padding = np.ones(size, np.bool_)
+    is_padding[place_of_token] = False
+
+    held_by_rank = [_held(offsets, chunks, one) for one in range(ranks)]
+    held = held_by_rank[rank]
+    place_here = np.full(size, -1)
+    place_here[held] = np.arange(len(held))
+    scored_here = place_here[place_of_token[whole.scored]]
+    order = np.flatnonzero(scored_here >= 0)
 
     def tensor(array: IntArray | BoolArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    plan = _plan(offsets, held[rank], np.argsort(np.concatenate(held)), device)
-    plan.padding = tensor(padding[held[rank]])
-    if choices is not None:
-        experts = np.tile(np.arange(choices.shape[2]), (offsets[-1], choices.shape[1], 1))  # of padding: any
-        experts[place] = choices[whole]
-        plan.experts = tensor(experts[held[rank]])
+    plan = _plan(offsets, held, np.argsort(np.concatenate(held_by_rank)), device)
+    plan.padding = tensor(is_padding[held])
+    if whole.experts is not None:
+        _, layers, top_k = whole.experts.shape
+        experts = np.tile(np.arange(top_k), (size, layers, 1))  # padding takes any
+        experts[place_of_token] = whole.experts
+        plan.experts = tensor(experts[held])
     return Rows(
-        token_ids=tensor(token_ids[held[rank]])[None],
+        token_ids=tensor(token_ids[held])[None],
         plan=plan,
-        scored=tensor(mine[order]),
+        scored=tensor(scored_here[order]),
         order=tensor(order),
-        targets=tensor(np.zeros(0, np.int64) if micro_batch is None else micro_batch.targets.astype(np.int64)),
+        targets=tensor(whole.targets),
     )
+
+
+@dataclass(slots=True)
+class WholeRows:
+    """A micro-batch as rows that each begin with their prompt, head to tail."""
+
+    lengths: IntArray
+    token_ids: IntArray
+    scored: IntArray
+    """`[S]`: places among `token_ids` whose hidden states predict the targets."""
+    targets: IntArray
+    """int64 `[S]`."""
+    experts: IntArray | None
+    """`[tokens, layers, top_k]`."""
+
+
+def _whole_rows_or_none(micro_batch: MicroBatch | None) -> WholeRows:
+    nothing = np.zeros(0, np.int64)
+    if micro_batch is None:
+        return WholeRows(nothing, nothing, nothing, nothing, None)
+    lengths, tokens, scored = whole_rows(micro_batch)
+    experts = None if micro_batch.experts is None else micro_batch.experts[tokens]
+    return WholeRows(lengths, micro_batch.token_ids[tokens], scored, micro_batch.targets.astype(np.int64), experts)
+
+
+def _pad_rows(lengths: IntArray, chunks: int, multiple: int) -> tuple[IntArray, IntArray]:
+    """Lengths without and with padding, so that every row divides into `chunks` and the sum into `chunks * multiple`.
+
+    What is missing to the sum is a row of padding alone at the end.
+    """
+    padded_lengths = -(-lengths // chunks) * chunks
+    missing = -int(padded_lengths.sum()) % (chunks * multiple)
+    if missing == 0 and len(lengths) == 0:
+        missing = chunks * multiple
+    if missing:
+        return np.append(lengths, 0), np.append(padded_lengths, missing)
+    return lengths, padded_lengths
 
 
 def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
