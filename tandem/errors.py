@@ -1,5 +1,13 @@
 """The exception tree: what the user can mend, and what a run cannot survive."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.types import Group
+
 
 class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
@@ -11,6 +19,11 @@ class UserError(TandemError, ValueError):
 
 class RewardShareExceeded(TandemError, RuntimeError):
     """More trajectories lost their reward to errors and time-outs than `reward.max_error_share` allows."""
+
+    def __init__(self, message: str, groups: Sequence[Group]) -> None:
+        super().__init__(message)
+        self.groups = groups
+        """All that were scored together, those with a reward included."""
 
 
 class EngineError(TandemError, RuntimeError):

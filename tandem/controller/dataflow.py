@@ -82,6 +82,8 @@ def generate_and_score(
 ) -> tuple[list[Group], StepMetrics]:
     """A group for each prompt of a step, and metrics of how the groups were sampled.
 
+    Raises RewardShareExceeded, with the groups, where too many rewards failed.
+
     With `algorithm.resample_rounds` (DAPO's dynamic sampling, Yu et al. 2025, equation 11) uninformative groups, whose
     rewards are all equal, are replaced by groups of further prompts. After the last round they fill what is missing.
     """
@@ -119,7 +121,9 @@ def _score_answers(
     def answer_and_score(requests: list[RolloutRequest], greedy: bool) -> list[Group]:
         roles.devices.to_generation()
         siblings = clock("generation", lambda: roles.rollout.generate(requests, greedy=greedy).get())
-        return clock("reward", lambda: roles.reward.score(siblings, step))
+        groups = clock("reward", lambda: roles.reward.score(siblings, step))
+        roles.reward.check_share(groups)  # here: nothing may be learned from what a broken reward leaves over
+        return groups
 
     groups = answer_and_score(requests, greedy=False)
     if Signal.GREEDY_REWARDS in needs:

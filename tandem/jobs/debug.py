@@ -16,7 +16,7 @@ from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
-from tandem.jobs.rl import RlJob
+from tandem.jobs.rl import RlJob, failed_answers_saved
 from tandem.jobs.run import run_job
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
@@ -37,13 +37,13 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
         for step in range(1, steps + 1):
             clock = Clock()
             prompts = ([train[row] for row in rows] for rows in sampler)
-            groups, sampling_metrics = generate_and_score(roles, config, prompts, step, clock)
+            with failed_answers_saved(config, step):
+                groups, sampling_metrics = generate_and_score(roles, config, prompts, step, clock)
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
             described = describe_batch(batch, config.generation.max_response_tokens, version=0)
             for tracker in trackers:
                 tracker.log(step, {**reward_metrics(groups), **sampling_metrics, **described, **clock.seconds})
-            roles.reward.check_share(groups)
     for tracker in trackers:
         tracker.close()
 
@@ -58,6 +58,7 @@ class ReplayJob(RlJob):
 
     def _advance(self, step: int) -> Step:
         groups = read_groups(self._files[step - 1])
+        self._roles.experience.reward.check_share(groups)
         return learn_step(self._roles, self._algorithm, self._config, groups, step, Clock())
 
 

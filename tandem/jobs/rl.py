@@ -1,7 +1,8 @@
 """Reinforcement learning: roles from a configuration, one dataflow step a step."""
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from signal import Signals
@@ -15,6 +16,7 @@ from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
+from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
@@ -52,12 +54,12 @@ class RlJob:
         self._val_reward = val_reward
 
     def step(self, step: int) -> StepMetrics:
-        done = self._advance(step)
+        with failed_answers_saved(self._config, step):
+            done = self._advance(step)
         config, trainer = self._config, self._config.trainer
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
-        self._roles.experience.reward.check_share(done.groups)
         described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
@@ -98,6 +100,18 @@ class RlJob:
 
     def close(self) -> None:
         self.placement.close()
+
+
+@contextmanager
+def failed_answers_saved(config: TrainConfig, step: int) -> Iterator[None]:
+    """Where too many rewards fail, and the run stops, the step's trajectories are written all the same."""
+    try:
+        yield
+    except RewardShareExceeded as error:
+        path = trajectories_path(config.trainer.run_dir, step)
+        write_trajectories(path, step, list(error.groups), to_batch(error.groups))
+        print(f"the answers whose rewards failed, and why, are in {path}", flush=True)
+        raise
 
 
 def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Signals | None:

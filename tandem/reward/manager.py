@@ -48,12 +48,14 @@ class RewardManager:
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of a step's trajectories lost their reward."""
+        groups = list(groups)
         scores = [score for group in groups for score in group.scores]
         lost = [score for score in scores if score.failure in _LOST]
         if len(lost) > self._config.max_error_share * len(scores):
             raise RewardShareExceeded(
                 f"{len(lost)} of {len(scores)} trajectories lost their reward to errors and time-outs, more than "
-                f"reward.max_error_share = {self._config.max_error_share:g}. The first:\n{lost[0].error}"
+                f"reward.max_error_share = {self._config.max_error_share:g}. The first:\n{lost[0].error}",
+                groups,
             )
 
     def close(self) -> None:

@@ -7,12 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tandem.cli import main
+from tandem.cluster.inline import InlineCluster
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
+from tandem.controller.placement import Placement, pools_of
+from tandem.data.dataset import RLHFDataset
+from tandem.errors import RewardShareExceeded
+from tandem.jobs.inputs import read_inputs
+from tandem.jobs.rl import RlJob
+from tandem.reward.manager import RewardManager
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 
@@ -91,3 +103,33 @@ def test_the_report_of_a_killed_run(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert "reward/mean" in page and "samples" in page
     assert main(["report", str(run / "trajectories")]) == 2
+
+
+@pytest.mark.parametrize("type_", ["grpo", "dapo"])
+def test_failing_rewards_stop_the_run_before_anything_is_learned(type_: str, run: Path, tmp_path: Path) -> None:
+    """`dapo` draws further prompts where rewards are lost: also those are not learned from."""
+    (tmp_path / "reward.py").write_text(
+        "def digits(completion):\n"
+        "    if sum(map(ord, completion)) % 2: raise RuntimeError('no luck')\n"
+        "    return sum(map(str.isdigit, completion)) / 8\n"
+    )
+    config = load_config(TrainConfig, run.with_name("config.yaml"), [f"algorithm.type={type_}"])
+    inputs = read_inputs(config, RLHFDataset)
+    placement = Placement(InlineCluster(), pools_of(config))
+    with closing(RewardManager(config.reward)) as reward, closing(RlJob(config, inputs, placement, reward)) as job:
+        before = saved_weights(job, tmp_path / "before")
+        with pytest.raises(RewardShareExceeded, match="of 32 trajectories lost their reward"):
+            job.step(1)
+        assert saved_weights(job, tmp_path / "after") == before
+    rows: list[dict[str, Any]] = read_trajectories(run / "trajectories/step_000001.parquet").to_pylist()
+    lost = [row for row in rows if row["reward"] is None]
+    assert len(rows) == 32 and 6 < len(lost) < 32 and all("no luck" in row["error"] for row in lost)
+
+
+def saved_weights(job: RlJob, directory: Path) -> dict[str, str]:
+    """Digests of policy and optimizer."""
+    for part in ("model", "state"):
+        (directory / part).mkdir(parents=True)
+    job.save(directory)
+    found = (path for path in directory.rglob("*") if path.suffix in (".safetensors", ".distcp"))
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in found}
