@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import serve
+from tandem.generation.served import start_engine
 from tandem.types import Request, SamplingParams
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     directory = make_model()
-    engine = serve(
+    engine = start_engine(
         ModelConfig(path=directory), VllmGenerationConfig(type="vllm", engine_args={"skip_tokenizer_init": True}), None
     )
     engine.load_weights(0, None)

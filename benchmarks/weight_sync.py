@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
-from tandem.generation.replicas import ReplicatedEngine, Start
-from tandem.generation.served import serve
+from tandem.generation.replica import ReplicaSpec
+from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.served import start_engine
 from tandem.weights.base import Bucket
 from tandem.weights.delta import encode
 from tandem.weights.shared_memory import SharedMemorySync, attach
@@ -71,13 +72,13 @@ def start(arguments: argparse.Namespace, model: Any) -> ReplicatedEngine:
         "sync": {"bucket_mib": arguments.bucket_mib},
     }
     if arguments.engine == "copy":
-        here = Start("weight_sync", "CopyEngine", (), {}, {"PYTHONPATH": str(Path(__file__).parent)})
+        here = ReplicaSpec("weight_sync", "CopyEngine", (), {}, {"PYTHONPATH": str(Path(__file__).parent)})
         config = VllmGenerationConfig(type="vllm", **options)
         return ReplicatedEngine(here, config, SharedMemorySync(int(arguments.bucket_mib * MIB)))
     directory = Path(tempfile.mkdtemp())
     model.save_pretrained(directory)
     config = VllmGenerationConfig(type="vllm", **options, engine_args={"skip_tokenizer_init": True})
-    return serve(ModelConfig(path=directory), config, None)
+    return start_engine(ModelConfig(path=directory), config, None)
 
 
 def memory_mib(pid: int, what: str) -> float:

@@ -113,6 +113,18 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """The tokens that a sample of a streamed request has gained since the delta before; of a Completion in parts."""
+
+    sample: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    status: Status | None = None
+    """None: the sample goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A run of response tokens with one author."""
 

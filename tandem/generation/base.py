@@ -1,4 +1,4 @@
-"""The seam: token ids -> completions."""
+"""The seam: token ids -> completions, whole or as they grow."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from tandem.errors import UserError
-from tandem.types import Completion, Request
+from tandem.types import Completion, Delta, Request
 
 
 class GenerationEngine(Protocol):
     """Continues token ids by the weights of one known policy version.
 
-    Order of calls: `load_weights` once before the first `generate`; after that in any order. Requests of concurrent
-    `generate` calls share the engine's batch. All calls come from one thread and one event loop.
+    Order of calls: `load_weights` once before the first request; after that in any order. Requests of concurrent
+    `generate` and `stream` calls share the engine's batch. All calls come from one thread and one event loop.
     """
 
     @property
@@ -36,11 +36,18 @@ class GenerationEngine(Protocol):
         """
         ...
 
+    def stream(self, request: Request) -> AsyncIterator[Delta]:
+        """Yield the tokens of `request` as they are made: joined, the deltas of a sample are what `generate` yields.
+
+        The last delta of a sample has its status, and may have no tokens. Raises and closes as `generate` does.
+        """
+        ...
+
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]] | None) -> None:
         """Serve `version` from now on. `weights` are (Hugging Face name, tensor); None when memory is shared."""
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back: only while nothing runs, and no `generate` before `wake`. Safe to repeat."""
+        """Give the KV cache's memory back: only while nothing runs, and no request before `wake`. Safe to repeat."""
 
     def wake(self) -> None:
         """Undo `sleep`. Safe to repeat."""

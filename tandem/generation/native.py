@@ -2,12 +2,12 @@
 
 Concurrency: all on one thread and one event loop.
 
-    generate() --Sample--> waiting --prefill--> rows <--> decode --Completion--> the generate() that asked
+    generate(), stream() --NativeSample--> waiting --prefill--> rows <--> decode --Completion, Delta--> the caller
 
 consumes:     requests, at any time; they enter the batch between two steps
-produces:     completions, into the queue of the `generate` call that each belongs to
+produces:     completions and deltas, into the queue of the call that each belongs to
 waits for:    nothing; one task steps while there is work and lets others run between steps
-unblocked by: `generate`, which starts that task when none runs
+unblocked by: `generate` and `stream`, which start that task when none runs
 
 Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 """
@@ -25,12 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
 from tandem.generation.base import Limits
+from tandem.generation.pending import PendingSample, Results
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, sample, streams
 from tandem.models.attention import ATTENTION
 from tandem.models.kv_cache import Decode, KVCache, Prefill
 from tandem.models.loading import named_part
-from tandem.types import Completion, FloatArray, IntArray, Request, Status
+from tandem.types import Completion, Delta, FloatArray, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
@@ -40,23 +41,31 @@ _NO_TOKEN = -1
 _ALIKE = 3
 """Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
 which must cost less than reading those of every row."""
-_FIELDS = ("max_tokens", "watched", "last", "position", "history")
+_FIELDS = ("max_tokens", "watched", "streamed", "last", "position", "history")
 _ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
-"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), its last token,
-where in the KV cache that token will go, and a number for the tokens before it, the same in rows that share them."""
+"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), whether its caller
+gets each token at once (`streamed`), its last token, where in the KV cache that token will go, and a number for the
+tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Sample:
-    """One sample of a request, from `generate` until it is delivered."""
+@dataclass(eq=False, slots=True)
+class NativeSample(PendingSample):
+    """A sample that waits for a slot or decodes in one."""
 
-    request: Request
-    index: int
-    results: asyncio.Queue[Completion | Exception]
+    sent: int = 0
+    """Tokens that the caller has had in deltas."""
 
-    def deliver(self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, status: Status) -> None:
-        self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
+    def deliver(self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, status: Status | None) -> None:
+        """The arrays hold all tokens that the sample has so far; `status` None: it goes on."""
+        if self.streamed:
+            new = slice(self.sent, None)
+            self.results.put_nowait(
+                Delta(self.index, token_ids[new].copy(), logprobs[new].copy(), versions[new].copy(), status)
+            )
+            self.sent = len(token_ids)
+        elif status is not None:
+            self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
 
     def ends_in_stop_string(self, token_ids: IntArray, tokenizer: Any) -> bool:
         strings = self.request.sampling.stop_strings
@@ -96,9 +105,9 @@ class NativeEngine:
             vocabulary=config.vocab_size,
             stop_strings=tokenizer is not None,
         )
-        self._waiting: deque[list[Sample]] = deque()
+        self._waiting: deque[list[NativeSample]] = deque()
         """What has not started, each list of one request."""
-        self._rows: list[Sample] = []
+        self._rows: list[NativeSample] = []
         """What decodes, by slot."""
         self._prompts = max_running
         """A number that no row's history has, and none above it."""
@@ -122,14 +131,20 @@ class NativeEngine:
     def limits(self) -> Limits:
         return self._limits
 
-    async def generate(self, request: Request) -> AsyncIterator[Completion]:
+    def generate(self, request: Request) -> AsyncIterator[Completion]:
+        return self._answer(request, streamed=False)
+
+    def stream(self, request: Request) -> AsyncIterator[Delta]:
+        return self._answer(request, streamed=True)
+
+    async def _answer(self, request: Request, streamed: bool) -> AsyncIterator[Any]:
         if self._asleep or self._version is None:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         self._limits.check(request)
-        results: asyncio.Queue[Completion | Exception] = asyncio.Queue()
+        results: Results = asyncio.Queue()
         pending = len(request.seeds)
         if pending:
-            self._waiting.append([Sample(request, index, results) for index in range(pending)])
+            self._waiting.append([NativeSample(request, index, streamed, results) for index in range(pending)])
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step_until_idle())
         try:
@@ -137,7 +152,7 @@ class NativeEngine:
                 result = await results.get()
                 if isinstance(result, Exception):
                     raise EngineError(f"generation failed: {result}") from result
-                pending -= 1
+                pending -= result.status is not None
                 yield result
         finally:
             if pending:
@@ -160,9 +175,8 @@ class NativeEngine:
     def abort(self) -> None:
         self._deliver(np.arange(len(self._rows)), [Status.ABORTED] * len(self._rows))
         self._rows.clear()
-        nothing = np.zeros(0, dtype=_MADE)
         for entry in self._clear():
-            entry.deliver(nothing["token"], nothing["logprob"], nothing["version"], Status.ABORTED)
+            entry.end_without_tokens()
 
     def close(self) -> None:
         self.abort()
@@ -189,10 +203,10 @@ class NativeEngine:
         if self._rows:
             self._advance(0, self._decode(self._state[: len(self._rows)]))
 
-    def _admit(self) -> list[list[Sample]]:
+    def _admit(self) -> list[list[NativeSample]]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
         free, tokens = len(self._state) - len(self._rows), 0
-        groups: list[list[Sample]] = []
+        groups: list[list[NativeSample]] = []
         if free < min(sum(map(len, self._waiting)), -(-len(self._state) // _ADMIT_SHARE)):
             return groups
         while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not groups)):
@@ -204,7 +218,7 @@ class NativeEngine:
             tokens += len(group[0].request.token_ids)
         return groups
 
-    def _prefill(self, groups: list[list[Sample]]) -> None:
+    def _prefill(self, groups: list[list[NativeSample]]) -> None:
         """Start the samples: run each prompt once, and choose the first token of each sample."""
         first = len(self._rows)
         prompts = [group[0].request.token_ids for group in groups]
@@ -218,6 +232,7 @@ class NativeEngine:
         for name in ("temperature", "top_k", "top_p", "max_tokens"):
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
+        state["streamed"] = [entry.streamed for entry in started]
         self._made = _widened(self._made, int(state["max_tokens"].max()), np.zeros((), _MADE))
         self._stops = _widened(self._stops, max(len(e.request.sampling.stop_token_ids) for e in started), _NO_TOKEN)
         self._stops[first : len(self._rows)] = _NO_TOKEN
@@ -271,7 +286,11 @@ class NativeEngine:
         for i in np.flatnonzero(state["watched"]):
             text_ids = self._made["token"][first + i, : state["made"][i]]
             stopped_B[i] |= self._rows[first + i].ends_in_stop_string(text_ids, self._tokenizer)
-        ended = np.flatnonzero(stopped_B | (state["made"] >= state["max_tokens"]))
+        ended_B = stopped_B | (state["made"] >= state["max_tokens"])
+        for slot in first + np.flatnonzero((state["streamed"] > 0) & ~ended_B):
+            made = self._made[slot, : self._state["made"][slot]]
+            self._rows[slot].deliver(made["token"], made["logprob"], made["version"], None)
+        ended = np.flatnonzero(ended_B)
         if len(ended):
             self._deliver(first + ended, [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
             self._release((first + ended).tolist())
@@ -298,12 +317,12 @@ class NativeEngine:
         del self._rows[count:]
 
     @torch.inference_mode()
-    def _withdraw(self, results: asyncio.Queue[Completion | Exception]) -> None:
+    def _withdraw(self, results: Results) -> None:
         """Drop what is left of a request that nobody waits for any more."""
         self._waiting = deque(group for group in self._waiting if group[0].results is not results)
         self._release([slot for slot, entry in enumerate(self._rows) if entry.results is results])
 
-    def _clear(self) -> list[Sample]:
+    def _clear(self) -> list[NativeSample]:
         """Forget every sample; returns them."""
         entries = [entry for group in (self._rows, *self._waiting) for entry in group]
         self._rows.clear()

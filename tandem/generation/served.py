@@ -10,7 +10,8 @@ import torch
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.generation.replicas import ReplicatedEngine, Start
+from tandem.generation.replica import ReplicaSpec
+from tandem.generation.replicas import ReplicatedEngine
 from tandem.weights.base import Weights, WeightSync
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync
@@ -37,7 +38,7 @@ _SGLANG_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
-def serve(
+def start_engine(
     model: ModelConfig,
     config: VllmGenerationConfig | SglangGenerationConfig,
     tokenizer: Any,
@@ -55,8 +56,8 @@ def serve(
         defaults, on_cpu, engine = _SGLANG_ENVIRONMENT, _SGLANG_CPU_ENVIRONMENT, "SglangEngine"
     defaults = defaults | ({} if torch.cuda.is_available() else on_cpu)
     environment = {"CUDA_VISIBLE_DEVICES": devices} if devices is not None else {}
-    start = Start(f"tandem.generation.{config.type}", engine, (model, config), defaults, environment)
-    return ReplicatedEngine(start, config, _sync(config.sync, source), tokenizer)
+    spec = ReplicaSpec(f"tandem.generation.{config.type}", engine, (model, config), defaults, environment)
+    return ReplicatedEngine(spec, config, _sync(config.sync, source), tokenizer)
 
 
 def check_vllm(found: str | None) -> None:

@@ -9,6 +9,7 @@ The only file that imports SGLang; its schedulers import it too, to take weights
 import asyncio
 import pickle
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from sglang.srt.managers import io_struct
 from tandem.config.generation import SglangGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError
-from tandem.types import Completion, Request, Status
+from tandem.types import Completion, Delta, FloatArray, IntArray, Request, Status
 from tandem.weights.base import Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
 _LOADER = f"{__name__}.load_bucket"
-_STEP_S = 0.005  # a step waits so long for a sample to end, and the caller's messages wait with it
+_STEP_S = 0.005  # a step waits so long for an output, and the caller's messages wait with it
+_STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
 class SglangEngine:
@@ -40,47 +42,41 @@ class SglangEngine:
             "enable_memory_saver": on_gpu and config.sleep != "never",
             "enable_deterministic_inference": on_gpu,  # without it seeds are ignored
             "custom_weight_loader": [_LOADER],
+            "incremental_streaming_output": True,  # each output of a stream holds what is new in it
             **config.engine_args,
         }
         self._engine = Engine(**options)
         self._manager = self._engine.tokenizer_manager
         self._asleep: set[str] = set()
         self._paused = self._updating = False
-        self._running: dict[int, asyncio.Task[dict[str, Any]]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._outputs: list[tuple[int, Completion | Delta]] = []
+        """What `step` has not returned yet."""
+        self._moved = asyncio.Event()
+        self._version = -1
         self.max_tokens = int(self._manager.max_req_input_len)  # what lies beyond it SGLang keeps for itself
         self.vocabulary = int(self._manager.model_config.vocab_size)
 
-    def add(self, number: int, request: Request, sample: int) -> None:
-        asked = request.sampling
-        params = {
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k or -1,
-            "max_new_tokens": asked.max_tokens,
-            "stop_token_ids": list(asked.stop_token_ids),
-            "stop": list(asked.stop_strings),
-            "no_stop_trim": True,
-            "sampling_seed": request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
-        }
-        name, ids = f"{number}:{sample}", request.token_ids.tolist()
-        answer = self._engine.async_generate(input_ids=ids, sampling_params=params, return_logprob=True, rid=name)
-        task = self._engine.loop.create_task(answer, name=name)
+    def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
+        follow = self._follow_stream if streamed else self._follow
+        task = self._engine.loop.create_task(follow(number, request, sample), name=_name(number, sample))
         self._wait(asyncio.sleep(0))
         if task.done():
             task.result()  # raises why SGLang refuses it
         self._running[number] = task
 
-    def step(self) -> list[tuple[int, Completion]]:
-        self._wait(asyncio.wait(self._running.values(), timeout=_STEP_S, return_when=asyncio.FIRST_COMPLETED))
-        return self._take([number for number, task in self._running.items() if task.done()])
+    def step(self) -> list[tuple[int, Completion | Delta]]:
+        with suppress(TimeoutError):
+            self._wait(asyncio.wait_for(self._moved.wait(), _STEP_S))
+        return self._take()
 
-    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
-        known = [number for number in numbers if number in self._running]
-        for number in known:
-            self._manager.abort_request(self._running[number].get_name())
-        for number in known:
-            self._wait(asyncio.wait([self._running[number]]))
-        return self._take(known)
+    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
+        known = [self._running[number] for number in numbers if number in self._running]
+        for task in known:
+            self._manager.abort_request(task.get_name())
+        if known:
+            self._wait(asyncio.wait(known))
+        return self._take()
 
     def load(self, part: Part) -> None:
         self._resume({"weights"})
@@ -120,9 +116,30 @@ class SglangEngine:
         _check((flushed.success, flushed.message))
         self._wait(self._manager.continue_generation(io_struct.ContinueGenerationReqInput(torch_empty_cache=False)))
         self._paused = False
+        self._version = version
 
-    def _take(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
-        return [(number, _completion(self._running.pop(number))) for number in numbers]
+    async def _follow(self, number: int, request: Request, sample: int) -> None:
+        answer = await self._engine.async_generate(**_arguments(number, request, sample))
+        self._put(number, _completion(sample, answer))
+
+    async def _follow_stream(self, number: int, request: Request, sample: int) -> None:
+        async for part in await self._engine.async_generate(**_arguments(number, request, sample), stream=True):
+            self._put(number, _delta(sample, part, self._version))
+
+    def _put(self, number: int, output: Completion | Delta) -> None:
+        self._outputs.append((number, output))
+        self._moved.set()
+
+    def _take(self) -> list[tuple[int, Completion | Delta]]:
+        taken, self._outputs = self._outputs, []
+        self._moved.clear()
+        for number, output in taken:
+            if output.status is not None:
+                del self._running[number]
+        for task in self._running.values():
+            if task.done():
+                task.result()  # raises what SGLang raised
+        return taken
 
     def _wait(self, awaitable: Awaitable[Any]) -> Any:
         return self._engine.loop.run_until_complete(awaitable)
@@ -134,18 +151,59 @@ def load_bucket(model: Any, named: list[tuple[str, torch.Tensor]]) -> None:
     model.load_weights(list(attach(pickle.loads(pickled.cpu().numpy().tobytes()))))
 
 
-def _completion(task: asyncio.Task[dict[str, Any]]) -> Completion:
-    made, facts = task.result(), task.result()["meta_info"]
-    logprobs = [entry[0] for entry in facts.get("output_token_logprobs", ())]
-    spans = [(int(span["version"]), span["end"] - span["start"]) for span in facts.get("weight_versions", ())]
-    statuses = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
-    return Completion(
-        int(task.get_name().split(":")[1]),
-        np.array(made["output_ids"], dtype=np.int32),
-        np.array(logprobs, dtype=np.float32),
-        np.repeat(*np.array(spans, dtype=np.int32).reshape(-1, 2).T),
-        statuses[facts["finish_reason"]["type"]],
-    )
+def _arguments(number: int, request: Request, sample: int) -> dict[str, Any]:
+    asked = request.sampling
+    params = {
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k or -1,
+        "max_new_tokens": asked.max_tokens,
+        "stop_token_ids": list(asked.stop_token_ids),
+        "stop": list(asked.stop_strings),
+        "skip_special_tokens": False,  # a stop string may be the text of one
+        "no_stop_trim": True,
+        "sampling_seed": request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
+    }
+    ids, name = request.token_ids.tolist(), _name(number, sample)
+    return {"input_ids": ids, "sampling_params": params, "return_logprob": True, "rid": name}
+
+
+def _name(number: int, sample: int) -> str:
+    return f"{number}:{sample}"
+
+
+def _completion(sample: int, answer: dict[str, Any]) -> Completion:
+    status = _status(answer)
+    assert status is not None, "SGLang answers in parts only where it was asked to"
+    return Completion(sample, *_tokens(answer), _versions(answer), status)
+
+
+def _delta(sample: int, part: dict[str, Any], version: int) -> Delta:
+    """`version`: the one that is served; SGLang tells those of each token at the end alone."""
+    token_ids, logprobs = _tokens(part)
+    status = _status(part)
+    versions = np.full(len(token_ids), version, dtype=np.int32)
+    if status is not None:
+        known = _versions(part)
+        versions = known[len(known) - len(token_ids) :]
+    return Delta(sample, token_ids, logprobs, versions, status)
+
+
+def _tokens(answer: dict[str, Any]) -> tuple[IntArray, FloatArray]:
+    logprobs = [entry[0] for entry in answer["meta_info"].get("output_token_logprobs", ())]
+    return np.array(answer["output_ids"], dtype=np.int32), np.array(logprobs, dtype=np.float32)
+
+
+def _versions(answer: dict[str, Any]) -> IntArray:
+    """The version of each token that the sample has."""
+    spans = answer["meta_info"].get("weight_versions", ())
+    counted = [(int(span["version"]), span["end"] - span["start"]) for span in spans]
+    return np.repeat(*np.array(counted, dtype=np.int32).reshape(-1, 2).T)
+
+
+def _status(answer: dict[str, Any]) -> Status | None:
+    reason = answer["meta_info"]["finish_reason"]
+    return None if reason is None else _STATUSES[reason["type"]]
 
 
 def _check(result: tuple[Any, ...]) -> None:

@@ -15,6 +15,7 @@ import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.exceptions import VLLMClientError
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -25,11 +26,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
-from tandem.types import Completion, Request, Status
+from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Bucket, Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
 _BACKEND = "tandem"
+_STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
 class VllmEngine:
@@ -58,41 +60,33 @@ class VllmEngine:
         self._updating = False
         self._internal: dict[int, str] = {}
         """vLLM's own names of the samples."""
+        self._streamed: set[int] = set()
+        self._version = -1
         self.max_tokens = int(self._engine.model_config.max_model_len)
         self.vocabulary = int(self._engine.model_config.get_vocab_size())
 
-    def add(self, number: int, request: Request, sample: int) -> None:
-        asked = request.sampling
-        params = SamplingParams(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            max_tokens=asked.max_tokens,
-            stop_token_ids=list(asked.stop_token_ids),
-            stop=list(asked.stop_strings),
-            include_stop_str_in_output=True,
-            detokenize=bool(asked.stop_strings),
-            ignore_eos=True,
-            seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
-            logprobs=0,
-            flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+    def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
         prompt: Any = {"prompt_token_ids": request.token_ids.tolist()}
-        self._internal[number] = self._engine.add_request(f"{number}:{sample}", prompt, params)
+        try:
+            params = _params(request, sample, streamed)
+            self._internal[number] = self._engine.add_request(f"{number}:{sample}", prompt, params)
+        except VLLMClientError as error:
+            raise ValueError(str(error)) from error
+        if streamed:
+            self._streamed.add(number)
 
-    def step(self) -> list[tuple[int, Completion]]:
-        return [self._ended(output) for output in self._engine.step() if output.finished]
+    def step(self) -> list[tuple[int, Completion | Delta]]:
+        return [self._read(output) for output in self._engine.step()]
 
-    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
-        ended: list[tuple[int, Completion]] = []
+    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
+        ended: list[tuple[int, Completion | Delta]] = []
         for number in numbers:
             name = self._internal.get(number, "")
             state = self._engine.output_processor.request_states.get(name)
             if state is not None:  # else it ended before the wish came
                 output = state.make_request_output([], None, FinishReason.ABORT, None, None, None)
                 self._engine.abort_request([name], internal=True)
-                ended.append(self._ended(output))
+                ended.append(self._read(output))
         return ended
 
     def load(self, part: Part) -> None:
@@ -105,6 +99,7 @@ class VllmEngine:
             self._engine.collective_rpc("pack_output_layer")
             self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(part.version))
+            self._version = part.version
         elif isinstance(part, Directory):
             self._engine.collective_rpc("unpack_experts")
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(part.path)})
@@ -123,17 +118,45 @@ class VllmEngine:
         if self._engine.is_sleeping():
             self._engine.wake_up()
 
-    def _ended(self, output: Any) -> tuple[int, Completion]:
+    def _read(self, output: Any) -> tuple[int, Completion | Delta]:
+        """One output of vLLM: the whole of a sample that ended, or what a streamed one has gained in this step."""
         number, sample = map(int, output.request_id.split(":"))
-        del self._internal[number]
         made = output.outputs[0]
-        versions = np.full(len(made.token_ids), -1, dtype=np.int32)  # which no replica's answer may hold
-        for span in made.weight_versions or ():
-            versions[span.start : span.end] = int(span.version)
-        statuses = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+        status = _STATUSES[made.finish_reason] if output.finished else None
+        if output.finished:
+            del self._internal[number]
         token_ids = np.array(made.token_ids, dtype=np.int32)
         logprobs = np.array(made.logprobs.logprobs[: len(token_ids)], dtype=np.float32)
-        return number, Completion(sample, token_ids, logprobs, versions, statuses[made.finish_reason])
+        if number in self._streamed:
+            versions = np.full(len(token_ids), self._version, dtype=np.int32)  # a step is by one version
+            if output.finished:
+                self._streamed.remove(number)
+            return number, Delta(sample, token_ids, logprobs, versions, status)
+        versions = np.full(len(token_ids), -1, dtype=np.int32)  # which no replica's answer may hold
+        for span in made.weight_versions or ():
+            versions[span.start : span.end] = int(span.version)
+        assert status is not None, "vLLM gives an output before the end to streamed samples alone"
+        return number, Completion(sample, token_ids, logprobs, versions, status)
+
+
+def _params(request: Request, sample: int, streamed: bool) -> Any:
+    asked = request.sampling
+    return SamplingParams(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        max_tokens=asked.max_tokens,
+        stop_token_ids=list(asked.stop_token_ids),
+        stop=list(asked.stop_strings),
+        include_stop_str_in_output=True,
+        detokenize=bool(asked.stop_strings),
+        skip_special_tokens=False,  # a stop string may be the text of one
+        ignore_eos=True,
+        seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
+        logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+    )
 
 
 class WorkerExtension:

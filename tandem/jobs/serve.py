@@ -30,7 +30,7 @@ from tandem.data.rows import BadRow
 from tandem.errors import TandemError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
-from tandem.generation.served import serve as start_engine
+from tandem.generation.served import start_engine
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
 from tandem.types import Completion, IntArray, Request, SamplingParams, Status
 

@@ -16,7 +16,7 @@ from tandem.config.tree import GenerationConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
-from tandem.generation.served import serve
+from tandem.generation.served import start_engine
 from tandem.models.loading import load_policy, stop_token_ids
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
@@ -66,7 +66,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             self._engine = self._native(model, config, tokenizer, actor)
         elif context.rank % self._ranks_per_engine == 0:
             source = self._weights if context.size == 1 and actor else None
-            self._engine = serve(model, config, tokenizer, source, self._devices(config.tensor_parallel))
+            self._engine = start_engine(model, config, tokenizer, source, self._devices(config.tensor_parallel))
         else:
             self._devices(config.tensor_parallel)
         self._stop_token_ids = stop_token_ids(model, tokenizer)

@@ -11,7 +11,7 @@ from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfi
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import check_sglang, check_vllm, installed, serve
+from tandem.generation.served import check_sglang, check_vllm, installed, start_engine
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def vllm() -> None:
 @pytest.fixture(scope="session")
 def vllm_engine(vllm: None, served_directory: Path) -> Iterator[ReplicatedEngine]:
     config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1})
-    engine = serve(ModelConfig(path=served_directory), config, letters())
+    engine = start_engine(ModelConfig(path=served_directory), config, letters())
     yield engine
     engine.close()
 
@@ -51,7 +51,7 @@ def sglang_engine(served_directory: Path) -> Iterator[ReplicatedEngine]:
         small |= {"attention_backend": "triton", "mem_fraction_static": 0.2}
     else:
         small |= {"attention_backend": "torch_native", "sampling_backend": "pytorch", "disable_cuda_graph": True}
-    engine = serve(
+    engine = start_engine(
         ModelConfig(path=served_directory), SglangGenerationConfig(type="sglang", engine_args=small), letters()
     )
     yield engine

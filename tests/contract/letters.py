@@ -9,11 +9,11 @@ POSITIONS = 96
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """Token i is the i-th letter."""
+    """Token i is the i-th letter; z is a special token."""
     tokenizer = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(VOCABULARY)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=["z"])
 
 
 def served_model(seed: int = 0) -> PreTrainedModel:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.types import Completion, Request, Status
+from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Commit, Part
 
 VOCABULARY = 50
@@ -21,26 +21,37 @@ IN_ANSWERS = ("token", "version", "unversioned", "older", "length")
 
 def expected_tokens(request: Request, sample: int) -> list[int]:
     """What the engine answers, by whatever weights."""
-    seed = request.seeds[sample] + int(request.token_ids.sum())
+    return _tokens(request, sample, salt=0)
+
+
+def _tokens(request: Request, sample: int, salt: int) -> list[int]:
+    seed = request.seeds[sample] + int(request.token_ids.sum()) + salt
     return [(seed * 31 + place * 7) % VOCABULARY for place in range(request.sampling.max_tokens)]
 
 
 class SteppedEngine:
-    """A token a sample and step. When the file `fault` appears, one process takes it and fails as it says."""
+    """A token a sample and step. When the file `fault` appears, one process takes it and fails as it says.
+
+    What a process answers is shifted by the number in the file `salt` beside it, if there is one when it starts.
+    """
 
     def __init__(self, fault: Path, step_s: float = 0.002) -> None:
         self.max_tokens = 1000
         self.vocabulary = VOCABULARY
         self._fault = fault
+        salt = fault.with_name("salt")
+        self._salt = int(salt.read_text()) if salt.exists() else 0
         self._step_s = step_s
-        self._running: dict[int, tuple[Request, int, list[int], list[float]]] = {}
+        self._running: dict[int, tuple[Request, int, bool, list[int], list[float]]] = {}
         self._weight = self._loading = 0.0
         self._version = -1
 
-    def add(self, number: int, request: Request, sample: int) -> None:
-        self._running[number] = (request, sample, [], [])
+    def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
+        if request.sampling.top_k == 13:
+            raise ValueError("top_k 13 is bad luck")
+        self._running[number] = (request, sample, streamed, [], [])
 
-    def step(self) -> list[tuple[int, Completion]]:
+    def step(self) -> list[tuple[int, Completion | Delta]]:
         time.sleep(self._step_s)
         fault = self._take_fault()
         if fault == "raise":
@@ -49,17 +60,19 @@ class SteppedEngine:
             for file in map(int, os.listdir("/proc/self/fd")):
                 if file > 2 and os.readlink(f"/proc/self/fd/{file}").startswith("socket"):
                     os.write(file, b"\xff" * 100)
-        ended: list[tuple[int, Completion]] = []
-        for number, (request, _, versions, logprobs) in list(self._running.items()):
+        outputs: list[tuple[int, Completion | Delta]] = []
+        for number, (request, _, streamed, versions, logprobs) in list(self._running.items()):
             versions.append(self._version)
             logprobs.append(-self._weight)
             if len(versions) == request.sampling.max_tokens or fault == "short":
-                ended.append((number, self._end(number, Status.TRUNCATED)))
+                outputs.append((number, self._end(number, Status.TRUNCATED)))
             elif fault in IN_ANSWERS:  # as if a stop token had ended the sample
-                ended.append((number, self._end(number, Status.COMPLETED, fault)))
-        return ended
+                outputs.append((number, self._end(number, Status.COMPLETED, fault)))
+            elif streamed:
+                outputs.append((number, self._delta(number, None)))
+        return outputs
 
-    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
+    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
         return [(number, self._end(number, Status.ABORTED)) for number in numbers if number in self._running]
 
     def load(self, part: Part) -> None:
@@ -73,9 +86,21 @@ class SteppedEngine:
 
     def wake(self) -> None: ...
 
-    def _end(self, number: int, status: Status, fault: str = "") -> Completion:
-        request, sample, made, logprobs = self._running.pop(number)
-        tokens = np.array(expected_tokens(request, sample)[: len(made)], np.int32)
+    def _delta(self, number: int, status: Status | None) -> Delta:
+        """The last token of a sample, which each step gives one; without any where it is aborted."""
+        request, sample, _, versions, logprobs = self._running[number]
+        new = slice(len(versions) if status is Status.ABORTED else len(versions) - 1, len(versions))
+        tokens = np.array(_tokens(request, sample, self._salt)[new], np.int32)
+        return Delta(sample, tokens, np.array(logprobs[new], np.float32), np.array(versions[new], np.int32), status)
+
+    def _end(self, number: int, status: Status, fault: str = "") -> Completion | Delta:
+        request, sample, streamed, made, logprobs = self._running[number]
+        if streamed and not fault:
+            delta = self._delta(number, status)
+            del self._running[number]
+            return delta
+        del self._running[number]
+        tokens = np.array(_tokens(request, sample, self._salt)[: len(made)], np.int32)
         versions = np.array(made, np.int32)
         tokens[-1:] += VOCABULARY * (fault == "token")
         versions[-1:] += 1 * (fault == "version")  # one that was never published

@@ -25,7 +25,7 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
 from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION
-from tandem.types import Completion, Request, SamplingParams, Status
+from tandem.types import Completion, Delta, Request, SamplingParams, Status
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 1}),
@@ -111,6 +111,23 @@ def ask(engine: GenerationEngine, *asked: Request) -> list[list[Completion]]:
     return run(together())
 
 
+async def collect_stream(engine: GenerationEngine, asked: Request) -> list[list[Delta]]:
+    """The deltas of each sample, in the order in which they came."""
+    deltas: list[list[Delta]] = [[] for _ in asked.seeds]
+    async for delta in engine.stream(asked):
+        deltas[delta.sample].append(delta)
+    return deltas
+
+
+def joined(deltas: Sequence[Delta]) -> Completion:
+    """What the deltas of a sample come to; only the last of them has a status."""
+    assert [delta.status for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    status = deltas[-1].status
+    assert status is not None
+    columns = ([getattr(delta, name) for delta in deltas] for name in ("token_ids", "logprobs", "versions"))
+    return Completion(deltas[0].sample, *(np.concatenate(column) for column in columns), status)
+
+
 def tokens(completions: Sequence[Completion]) -> list[list[int]]:
     return [completion.token_ids.tolist() for completion in completions]
 
@@ -178,6 +195,71 @@ def test_stop_strings_end_a_sample_at_the_token_that_completes_them(make: Make) 
         assert "".join(chr(97 + token) for token in after.token_ids) == (text[: min(ends)] if ends else text)
         assert after.status is (Status.COMPLETED if ends else Status.TRUNCATED)
     assert stopped[0].status is Status.COMPLETED and untouched[0].status is Status.TRUNCATED
+
+
+def test_a_stop_string_may_be_the_text_of_a_special_token(make: Make) -> None:
+    engine = make()
+    (free,) = ask(engine, request(1, 2, seeds=range(12), max_tokens=60))
+    (stopped,) = ask(engine, request(1, 2, seeds=range(12), max_tokens=60, stop_strings=("z",)))
+    assert any(25 in row for row in tokens(free))
+    for before, after in zip(tokens(free), stopped, strict=True):
+        assert after.token_ids.tolist() == (before[: before.index(25) + 1] if 25 in before else before)
+
+
+def test_a_stream_is_the_completion_in_parts(make: Make) -> None:
+    """Whatever else is asked, streamed or not; with stop tokens and stop strings as well."""
+    engine = make()
+    (free,) = ask(engine, request(1, 2, seeds=range(4), max_tokens=40))
+    texts = ["".join(chr(97 + token) for token in row) for row in tokens(free)]
+    stops = (
+        request(1, 2, seeds=range(4), max_tokens=40, stop_token_ids=(int(free[0].token_ids[9]),)),
+        request(1, 2, seeds=range(4), max_tokens=40, stop_strings=(texts[0][20:23], texts[1][7:9])),
+    )
+    asked = (*MIXED, *stops)
+    completions = ask(engine, *asked)
+
+    async def together() -> list[list[list[Delta]]]:
+        streams = [collect_stream(engine, one) for one in asked]
+        plain = [collect(engine, one) for one in MIXED]
+        return (await asyncio.gather(*streams, *plain))[: len(asked)]  # type: ignore[return-value]
+
+    for one, whole, deltas in zip(asked, completions, run(together()), strict=True):
+        assert len(deltas) == len(one.seeds)
+        for completion, own in zip(whole, deltas, strict=True):
+            parts = joined(own)
+            assert (parts.sample, parts.status) == (completion.sample, completion.status)
+            assert parts.token_ids.tolist() == completion.token_ids.tolist()
+            assert parts.versions.tolist() == completion.versions.tolist()
+            np.testing.assert_allclose(parts.logprobs, completion.logprobs, atol=2e-5, rtol=0)
+            assert len(own) > len(completion.token_ids) // 2, "tokens come as they are made"
+
+
+def test_a_stream_ends_with_abort_and_tells_nothing_twice(make: Make) -> None:
+    engine = make()
+    asked = request(1, 2, seeds=range(6), max_tokens=90)  # more than the native engine runs at once
+    whole = tokens(ask(engine, asked)[0])
+
+    async def abort_halfway() -> list[list[Delta]]:
+        deltas: list[list[Delta]] = [[] for _ in asked.seeds]
+        async for delta in engine.stream(asked):
+            deltas[delta.sample].append(delta)
+            if sum(map(len, deltas)) == 20:
+                engine.abort()
+        return deltas
+
+    completions = [joined(own) for own in run(abort_halfway())]
+    assert {completion.status for completion in completions} == {Status.ABORTED}
+    assert 0 < max(len(completion.token_ids) for completion in completions) < 90
+    for completion, row in zip(completions, whole, strict=True):
+        assert completion.token_ids.tolist() == row[: len(completion.token_ids)]
+    assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(make(), MIXED[0])[0])
+
+
+def test_a_stream_is_refused_as_a_request_is(make: Make) -> None:
+    engine = make()
+    for asked in (request(1, VOCABULARY), request(*[1] * 90, max_tokens=7)):
+        with pytest.raises(UserError):
+            run(collect_stream(engine, asked))
 
 
 def test_every_token_carries_the_version_that_made_it(make: Make) -> None:
@@ -447,15 +529,28 @@ def test_a_caller_that_leaves_gives_its_rows_back_at_once() -> None:
     assert tokens(run(leave())) == tokens(ask(native(), MIXED[0])[0])
 
 
-def test_an_iterator_closed_early_leaves_the_engine_idle(make: Make) -> None:
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_an_iterator_closed_early_leaves_the_engine_idle(make: Make, streamed: bool) -> None:
     engine = make()
     stop = int(ask(engine, request(1))[0][0].token_ids[0])
 
     async def take_one() -> None:
-        stream = engine.generate(request(1, seeds=range(9), stop_token_ids=(stop,), max_tokens=60))
-        first = await anext(stream)
-        assert first.status is Status.COMPLETED
-        await stream.aclose()  # type: ignore[attr-defined]
+        asked = request(1, seeds=range(9), stop_token_ids=(stop,), max_tokens=60)
+        outputs: Any = engine.stream(asked) if streamed else engine.generate(asked)
+        first = await anext(outputs)
+        assert first.status is (None if streamed and first.token_ids[-1] != stop else Status.COMPLETED)
+        await outputs.aclose()
         engine.sleep()
 
     run(take_one())
+
+
+def test_a_streamed_token_costs_one_row_of_one_step() -> None:
+    """Nothing is computed twice, however long the stream is."""
+    engine = native(max_running=2)
+    widths: list[int] = []
+    embed: Any = engine._model.get_input_embeddings()
+    embed.register_forward_hook(lambda _module, inputs, _output: widths.append(inputs[0].shape[1]))
+    deltas = run(collect_stream(engine, request(1, 2, 3, max_tokens=80)))[0]
+    assert widths == [3, *[1] * 79]
+    assert [len(delta.token_ids) for delta in deltas] == [1] * 80

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from stepped import expected_tokens
-from test_generation import ask, collect, request, run
+from test_generation import ask, collect, collect_stream, joined, request, run
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.errors import EngineError, WorkerLost
-from tandem.generation.replicas import ReplicatedEngine, Start
-from tandem.types import Completion, Request, Status
+from tandem.errors import EngineError, UserError, WorkerLost
+from tandem.generation.replica import ReplicaSpec
+from tandem.generation.replicas import ReplicatedEngine
+from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Weights
 from tandem.weights.shared_memory import SharedMemorySync
 
@@ -34,9 +35,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def make_one(replicas: int = 2, recover: bool = True, **settings: Any) -> ReplicatedEngine:
         settings = {"health_timeout_s": 0.4, "max_restarts": 3, **settings}
         config = VllmGenerationConfig(type="vllm", replicas=replicas, **settings)
-        start = Start("stepped", "SteppedEngine", (tmp_path / "fault",), {}, {"PYTHONPATH": str(Path(__file__).parent)})
+        here = {"PYTHONPATH": str(Path(__file__).parent)}
+        spec = ReplicaSpec("stepped", "SteppedEngine", (tmp_path / "fault",), {}, here)
         sync = SharedMemorySync(1024, source=(lambda: weights(made[0].version)) if recover else None)
-        made.append(ReplicatedEngine(start, config, sync))
+        made.append(ReplicatedEngine(spec, config, sync))
         made[0].load_weights(0, weights(0))
         return made[0]
 
@@ -125,6 +127,45 @@ def test_whatever_happens_to_processes_each_sample_completes_by_the_weights_it_c
     run(suffer())
     assert engine.version == 9
     assert before != [replica.process.pid for replica in engine._replicas]
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise", "token", "unversioned"])
+def test_a_stream_whose_replica_is_lost_goes_on_without_a_gap_or_a_repetition(
+    make: Make, tmp_path: Path, fault: str
+) -> None:
+    engine = make(replicas=2)
+    asked = [request(place, seeds=range(3), max_tokens=80) for place in range(4)]
+
+    async def suffer() -> list[list[list[Delta]]]:
+        streams = [asyncio.create_task(collect_stream(engine, one)) for one in asked]
+        await asyncio.sleep(0.08)
+        strike(engine, fault, tmp_path / "fault")
+        return await asyncio.gather(*streams)
+
+    for one, deltas in zip(asked, run(suffer()), strict=True):
+        check(one, [joined(own) for own in deltas])
+
+
+def test_a_stream_that_another_replica_continues_differently_is_an_error(make: Make, tmp_path: Path) -> None:
+    engine = make(replicas=1)
+
+    async def suffer() -> None:
+        stream = asyncio.create_task(collect_stream(engine, request(1, max_tokens=200)))
+        await asyncio.sleep(0.08)
+        (tmp_path / "salt").write_text("1")
+        strike(engine, "kill", tmp_path / "fault")
+        await stream
+
+    with pytest.raises(EngineError, match="another one continues it differently"):
+        run(suffer())
+    engine.sleep()  # nothing is left of it
+
+
+def test_what_the_engine_refuses_is_the_mistake_of_that_request_alone(make: Make) -> None:
+    engine = make(replicas=1)
+    with pytest.raises(UserError, match="the engine refuses the request: top_k 13 is bad luck"):
+        ask(engine, request(1, top_k=13))
+    check(request(1), ask(engine, request(1))[0])
 
 
 def test_two_hundred_publishes_under_load_lose_no_request_and_mistake_no_version(make: Make) -> None:

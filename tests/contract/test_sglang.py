@@ -5,18 +5,19 @@ On a CPU SGLang draws without seeds, so the contract's tests of seeds are not ru
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import test_generation as contract
 import torch
 from letters import served_model
-from test_generation import MIXED, ask, collect, reference_logprobs, request, run, tokens
+from test_generation import MIXED, ask, collect, collect_stream, joined, reference_logprobs, request, run, tokens
 from test_vllm import changed, check_against
 
-from tandem.errors import EngineError, UserError
+from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.types import Completion, Status
+from tandem.types import Completion, Delta, Status
 from tandem.weights.disk import DiskSync
 
 
@@ -29,8 +30,12 @@ def engine(sglang_engine: ReplicatedEngine) -> Iterator[ReplicatedEngine]:
 
 @pytest.mark.parametrize(
     "promise",
-    [contract.test_every_sample_comes_once_and_whole, contract.test_an_iterator_closed_early_leaves_the_engine_idle],
-    ids=lambda promise: promise.__name__,
+    [
+        contract.test_every_sample_comes_once_and_whole,
+        partial(contract.test_an_iterator_closed_early_leaves_the_engine_idle, streamed=False),
+        partial(contract.test_an_iterator_closed_early_leaves_the_engine_idle, streamed=True),
+    ],
+    ids=["whole", "closed early", "stream closed early"],
 )
 def test_promises_of_every_engine(promise, engine: ReplicatedEngine) -> None:  # type: ignore[no-untyped-def]
     promise(lambda: engine)
@@ -72,6 +77,42 @@ def test_stop_tokens_and_strings_end_a_greedy_sample_where_they_are_complete(eng
     assert tokens(by_id)[0] == row[: row.index(row[4]) + 1]
     assert tokens(by_text)[0] == row[: text.find(text[3:6]) + 3]
     assert by_id[0].status is by_text[0].status is Status.COMPLETED
+
+
+def test_a_greedy_stream_is_the_completion_in_parts(engine: ReplicatedEngine) -> None:
+    ((free,),) = ask(engine, request(1, 2, temperature=0.0, max_tokens=30))
+    text = "".join(chr(97 + token) for token in free.token_ids)
+    asked = [
+        request(1, 2, seeds=(1, 2), temperature=0.0, max_tokens=30),
+        request(1, 2, temperature=0.0, max_tokens=30, stop_strings=(text[3:6],)),
+        request(4, temperature=0.0, max_tokens=1),
+    ]
+
+    async def streams() -> list[list[list[Delta]]]:
+        return await asyncio.gather(*(collect_stream(engine, one) for one in asked))
+
+    for whole, deltas in zip(ask(engine, *asked), run(streams()), strict=True):
+        for completion, own in zip(whole, deltas, strict=True):
+            parts = joined(own)
+            assert parts.token_ids.tolist() == completion.token_ids.tolist() and parts.status == completion.status
+            assert parts.versions.tolist() == completion.versions.tolist()
+            np.testing.assert_allclose(parts.logprobs, completion.logprobs, atol=2e-5, rtol=0)
+            # tokens whose text may be the beginning of a stop string are held back
+            assert completion.status is Status.COMPLETED or len(own) > len(completion.token_ids) // 2
+
+
+def test_abort_ends_streams(engine: ReplicatedEngine) -> None:
+    async def abort_halfway() -> list[list[Delta]]:
+        deltas: list[list[Delta]] = [[] for _ in range(6)]
+        async for delta in engine.stream(request(1, 2, seeds=range(6), max_tokens=80)):
+            deltas[delta.sample].append(delta)
+            if sum(map(len, deltas)) == 20:
+                engine.abort()
+        return deltas
+
+    completions = [joined(own) for own in run(abort_halfway())]
+    assert {completion.status for completion in completions} == {Status.ABORTED}
+    assert 0 < max(len(completion.token_ids) for completion in completions) < 80
 
 
 def test_abort_ends_what_runs_and_what_waits(engine: ReplicatedEngine) -> None:
@@ -136,6 +177,6 @@ def test_positions_that_sglang_keeps_for_itself_are_not_asked_for(engine: Replic
 
 
 def test_what_sglang_refuses_is_an_error_of_that_request_alone(engine: ReplicatedEngine) -> None:
-    with pytest.raises(EngineError, match="top_p must be in"):
+    with pytest.raises(UserError, match=r"the engine refuses the request.*top_p must be in"):
         ask(engine, request(1, top_p=1.5))
     assert len(ask(engine, request(1))[0]) == 1

@@ -15,7 +15,7 @@ from letters import VOCABULARY, served_model
 from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
-from tandem.errors import EngineError
+from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion
 
@@ -97,7 +97,7 @@ def test_tokens_beyond_the_vocabulary_are_never_drawn(engine: ReplicatedEngine) 
 
 
 def test_what_vllm_refuses_is_an_error_of_that_request_alone(engine: ReplicatedEngine) -> None:
-    with pytest.raises(EngineError, match="temperature must be in"):
+    with pytest.raises(UserError, match=r"the engine refuses the request.*temperature must be in"):
         ask(engine, request(1, temperature=5.0))
     assert len(ask(engine, request(1))[0]) == 1
 
@@ -109,7 +109,7 @@ def test_tokens_that_vllm_names_no_version_for_get_none(vllm: None) -> None:
 
     engine: Any = VllmEngine.__new__(VllmEngine)
     for spans, versions in ((None, [-1] * 4), ([SimpleNamespace(version="3", start=1, end=3)], [-1, 3, 3, -1])):
-        engine._internal = {7: "its name"}
+        engine._internal, engine._streamed = {7: "its name"}, set()
         made = SimpleNamespace(
             token_ids=[1, 2, 3, 4],
             logprobs=SimpleNamespace(logprobs=[-1.0] * 4),
@@ -118,5 +118,5 @@ def test_tokens_that_vllm_names_no_version_for_get_none(vllm: None) -> None:
         )
         stale = [np.full(4, 9, dtype=np.int32) for _ in range(100)]
         del stale  # memory that an unfilled array would show
-        number, completion = engine._ended(SimpleNamespace(request_id="7:0", outputs=[made]))
+        number, completion = engine._read(SimpleNamespace(request_id="7:0", outputs=[made], finished=True))
         assert number == 7 and completion.versions.tolist() == versions

@@ -20,7 +20,7 @@ from tandem.controller.learning import token_shares
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import serve
+from tandem.generation.served import start_engine
 from tandem.types import Batch, Completion, Group, Prompt, Request, Score, Trajectory
 from tandem.weights.bridge import Bridge
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -36,7 +36,7 @@ def engine(request: pytest.FixtureRequest, vllm: None, served_directory: Path) -
         return
     options = {"gpu_memory_utilization": 0.1}
     config = VllmGenerationConfig(type="vllm", tensor_parallel=request.param, engine_args=options)
-    with closing(serve(ModelConfig(path=served_directory), config, letters())) as made:
+    with closing(start_engine(ModelConfig(path=served_directory), config, letters())) as made:
         yield made
 
 

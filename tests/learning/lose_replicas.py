@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.generation import served
+from tandem.generation.replica import Replica
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion, Request
 
@@ -46,7 +47,7 @@ def faulty_engine(fault: Path, *arguments: Any) -> Any:
     from tandem.generation.vllm import VllmEngine
 
     class Faulty(VllmEngine):
-        def step(self) -> list[tuple[int, Completion]]:
+        def step(self) -> list[tuple[int, Any]]:
             ended = super().step()
             if ended and fault.exists():
                 return [(number, spoil(done, fault)) for number, done in ended]
@@ -59,7 +60,7 @@ def spoil(done: Completion, fault: Path) -> Completion:
     kind = fault.read_text() if fault.exists() else ""
     fault.unlink(missing_ok=True)
     if kind == "bytes":
-        os.write(int(sys.argv[1]), b"\xff" * 100)  # the channel's file, as host.py was told
+        os.write(int(sys.argv[1]), b"\xff" * 100)  # the channel's file, as replica_process.py was told
     return replace(
         done,
         token_ids=done.token_ids + 1000 * (kind == "token"),
@@ -131,20 +132,22 @@ async def lose(
         print(f"{kind}: {len(seconds)} times, found after {max(seconds, default=0):.2f} s at most")
 
 
-def serve(model: ModelConfig, models: Sequence[PreTrainedModel], fault: Path, timeout_s: float) -> ReplicatedEngine:
+def start_faulty_engine(
+    model: ModelConfig, models: Sequence[PreTrainedModel], fault: Path, timeout_s: float
+) -> ReplicatedEngine:
     """vLLM on two replicas, as runs have it, but with engines that take faults."""
     config = VllmGenerationConfig(type="vllm", replicas=2, health_timeout_s=timeout_s)
-    engine = served.serve(model, config, letters(), lambda: models[engine.version % MODELS].named_parameters())
+    engine = served.start_engine(model, config, letters(), lambda: models[engine.version % MODELS].named_parameters())
     for replica in engine._replicas:
         replica.kill()
-    sound = engine._start
-    engine._start = sound._replace(
+    sound = engine._spec
+    engine._spec = sound._replace(
         module=Path(__file__).stem,
         function="faulty_engine",
         arguments=(fault, *sound.arguments),
         environment={"PYTHONPATH": str(Path(__file__).parent)},
     )
-    engine._replicas = [engine._spawn() for _ in engine._replicas]
+    engine._replicas = [Replica.start(engine._spec) for _ in engine._replicas]
     return engine
 
 
@@ -154,7 +157,7 @@ def main() -> None:
     served_model().save_pretrained(directory)
     letters().save_pretrained(directory)
     models = [changed(version) for version in range(MODELS)]
-    with closing(serve(ModelConfig(path=directory), models, directory / "fault", timeout_s)) as engine:
+    with closing(start_faulty_engine(ModelConfig(path=directory), models, directory / "fault", timeout_s)) as engine:
         start = time.monotonic()
         asyncio.run(lose(engine, models, directory / "fault", times, timeout_s))
         print(f"done in {time.monotonic() - start:.0f} s, the time-out was {timeout_s:g} s")

@@ -97,7 +97,7 @@ def published(trainer: Any, model: ModelConfig) -> dict[str, Any]:
 
     sys.executable, served.installed = str(VLLM), lambda *_: "0.32.0"
     config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1, "skip_tokenizer_init": True})
-    engine = served.serve(model, config, None)
+    engine = served.start_engine(model, config, None)
     engine.load_weights(1, weights())
     asked = Request(np.array([3, 1, 4, 1, 5], np.int32), SamplingParams(max_tokens=24), tuple(range(8)))
     answered = asyncio.run(collect(engine, asked))

@@ -7,7 +7,7 @@ import pytest
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import UserError
-from tandem.generation.served import check_sglang, check_vllm, serve
+from tandem.generation.served import check_sglang, check_vllm, start_engine
 
 
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.1", "0.32.3+cpu"])
@@ -46,4 +46,4 @@ def test_of_sglang_one_release_is_served() -> None:
 def test_weights_that_no_publish_fills_do_not_leave_the_device() -> None:
     model = ModelConfig(path=Path("model"), lora=LoraConfig())
     with pytest.raises(UserError, match=r"generation\.sleep: weights.*use cache"):
-        serve(model, VllmGenerationConfig(type="vllm", sleep="weights"), None)
+        start_engine(model, VllmGenerationConfig(type="vllm", sleep="weights"), None)

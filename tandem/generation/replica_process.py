@@ -1,9 +1,9 @@
 """The process of a replica: an engine that is stepped, and the channel to the process that asks it.
 
-    python -m tandem.generation.host FD      (made by replicas.py; the first message says what to make)
+    python -m tandem.generation.replica_process FD      (started by replica.py; the first message says what to make)
 
-consumes:     (ask | drop | abort | call | ping) messages, between two steps of the engine
-produces:     completions, answers to calls, signs of life
+consumes:     (add | drop | abort | call | ping) messages, between two steps of the engine
+produces:     completions and deltas, answers to calls, signs of life
 waits for:    messages, when there is nothing to generate or the weights are incomplete
 unblocked by: its parent, also by the parent's death
 """
@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tandem.errors import UserError
+from tandem.errors import EngineError, TandemError, UserError
 from tandem.generation.channel import Channel, ChannelClosed
 from tandem.signals import leave_stopping_to_the_controller
-from tandem.types import Completion, Request
+from tandem.types import Completion, Delta, Request
 from tandem.weights.base import Commit, Part
 
 
@@ -29,16 +29,19 @@ class SteppedEngine(Protocol):
     """Positions of a row: prompt and response together."""
     vocabulary: int
 
-    def add(self, number: int, request: Request, sample: int) -> None:
-        """Continue `request` with `seeds[sample]` from the next step on."""
+    def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
+        """Continue `request` with `seeds[sample]` from the next step on. Raises ValueError when it cannot.
+
+        A streamed sample is told in a Delta at each step that gives it tokens, another one in one Completion.
+        """
         ...
 
-    def step(self) -> list[tuple[int, Completion]]:
-        """Advance what runs; the samples that ended."""
+    def step(self) -> list[tuple[int, Completion | Delta]]:
+        """Advance what runs; the samples that ended, and the new tokens of streamed ones."""
         ...
 
-    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion]]:
-        """End samples early: what they have so far, status `aborted`."""
+    def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
+        """End samples early: what they have so far and was not told, status `aborted`."""
         ...
 
     def load(self, part: Part) -> None:
@@ -54,11 +57,13 @@ class SteppedEngine(Protocol):
         ...
 
 
-class _Host:
+class _ReplicaLoop:
+    """Takes messages and steps the engine, in turn."""
+
     def __init__(self, channel: Channel, engine: SteppedEngine) -> None:
         self._channel = channel
         self._engine = engine
-        self._open: set[int] = set()
+        self._running: set[int] = set()
         self._loading = False
 
     def run(self) -> None:
@@ -66,25 +71,25 @@ class _Host:
             for verb, *arguments in self._channel.receive(0.0 if self._busy else None):
                 getattr(self, verb)(*arguments)
             if self._busy:
-                self._finish(self._engine.step())
+                self._report(self._engine.step())
 
     @property
     def _busy(self) -> bool:
-        return bool(self._open) and not self._loading
+        return bool(self._running) and not self._loading
 
-    def ask(self, numbers: Sequence[int], request: Request, samples: Sequence[int]) -> None:
+    def add(self, numbers: Sequence[int], request: Request, samples: Sequence[int], streamed: bool) -> None:
         for number, sample in zip(numbers, samples, strict=True):
             try:
-                self._engine.add(number, request, sample)
-                self._open.add(number)
-            except Exception:  # noqa: BLE001 - the caller raises it
-                self._channel.send(("refused", number, traceback.format_exc()))
+                self._engine.add(number, request, sample, streamed)
+                self._running.add(number)
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                self._channel.send(("refused", number, _refusal(error)))
 
     def drop(self, numbers: Sequence[int]) -> None:
-        self._open.difference_update(number for number, _ in self._engine.abort(numbers))
+        self._running.difference_update(number for number, _ in self._engine.abort(numbers))
 
     def abort(self, numbers: Sequence[int]) -> None:
-        self._finish(self._engine.abort(numbers))
+        self._report(self._engine.abort(numbers))
 
     def ping(self) -> None:
         self._channel.send(("pong",))
@@ -95,10 +100,17 @@ class _Host:
         getattr(self._engine, method)(*arguments)
         self._channel.send(("answer", number))
 
-    def _finish(self, ended: list[tuple[int, Completion]]) -> None:
-        if ended:
-            self._open.difference_update(number for number, _ in ended)
-            self._channel.send(("done", ended))
+    def _report(self, outputs: list[tuple[int, Completion | Delta]]) -> None:
+        if outputs:
+            self._running.difference_update(number for number, output in outputs if output.status is not None)
+            self._channel.send(("outputs", outputs))
+
+
+def _refusal(error: Exception) -> TandemError:
+    """An engine raises ValueError on what it cannot be asked for; anything else is its own failure."""
+    if isinstance(error, ValueError):
+        return UserError(f"generate: the engine refuses the request: {error}")
+    return EngineError(f"generate: the engine failed on a request:\n{''.join(traceback.format_exception(error))}")
 
 
 def main(file: int) -> None:
@@ -108,12 +120,12 @@ def main(file: int) -> None:
         module, function, arguments = channel.receive(None)[0]
         engine = getattr(importlib.import_module(module), function)(*arguments)
         channel.send(("ready", engine.max_tokens, engine.vocabulary))
-        _Host(channel, engine).run()
+        _ReplicaLoop(channel, engine).run()
     except ChannelClosed:
         return  # the parent is gone
     except UserError as error:
         channel.send(("failed", error))
-    except Exception:  # noqa: BLE001 - the parent tells it
+    except Exception:  # noqa: BLE001 - the parent raises it
         channel.send(("failed", traceback.format_exc()))
     while channel.sending:
         channel.receive(1.0)

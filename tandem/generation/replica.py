@@ -1,0 +1,158 @@
+"""One replica: the process with its engine, and the samples that it has been given."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tandem.config.generation import ServedGenerationConfig
+from tandem.errors import EngineError
+from tandem.generation.channel import Channel, ChannelClosed
+from tandem.generation.pending import PendingSample
+from tandem.types import Completion, Delta, Status
+
+PINGS_PER_TIMEOUT = 4
+"""A replica that is silent for this share of the health time-out is asked for a sign of life."""
+
+
+class ReplicaSpec(NamedTuple):
+    """What a replica's process makes: `module.function(*arguments)`, a SteppedEngine."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...]
+    defaults: Mapping[str, str] = {}
+    """Environment variables, where they are not set already."""
+    environment: Mapping[str, str] = {}
+
+
+@dataclass(eq=False, slots=True)
+class RoutedSample(PendingSample):
+    """A sample that a replica generates, or another one after the first was lost."""
+
+    version: int
+    """The oldest one that its next token may have."""
+    sent: list[int] = field(default_factory=list[int])
+    """Tokens that the caller has had in deltas."""
+    repeated: int = 0
+    """How many tokens the present replica has given."""
+
+    def restart(self) -> None:
+        """Another replica begins the sample anew; the caller is spared what it has had."""
+        self.repeated = 0
+
+    def take(self, output: Completion | Delta, vocabulary: int, published: Container[int]) -> None:
+        """Give the caller what is new in it. Raises ChannelClosed on what no sound replica says of the sample."""
+        if not self._is_sound(output, vocabulary, published):
+            raise ChannelClosed(f"no sound answer to request {self.request}: {output}")
+        if isinstance(output, Completion):
+            self.results.put_nowait(output)
+            return
+        if len(output.versions):
+            self.version = int(output.versions[-1])
+        start, self.repeated = self.repeated, self.repeated + len(output.token_ids)
+        known = self.sent[start : self.repeated]
+        if output.token_ids[: len(known)].tolist() != known:
+            self.results.put_nowait(
+                EngineError("generate: the engine of a stream was lost, and another one continues it differently")
+            )
+            return
+        new = slice(len(known), None)
+        self.sent += output.token_ids[new].tolist()
+        columns = (output.token_ids[new], output.logprobs[new], output.versions[new])
+        if len(columns[0]) or output.status is not None:
+            self.results.put_nowait(Delta(self.index, *columns, output.status))
+
+    def _is_sound(self, output: Completion | Delta, vocabulary: int, published: Container[int]) -> bool:
+        tokens, versions, status = output.token_ids, output.versions, output.status
+        count = self.repeated + len(tokens)
+        return bool(
+            isinstance(output, Delta if self.streamed else Completion)
+            and output.sample == self.index
+            and (isinstance(status, Status) or (self.streamed and status is None and len(tokens) > 0))
+            and len(tokens) == len(output.logprobs) == len(versions)
+            and count <= self.request.sampling.max_tokens
+            and (count == self.request.sampling.max_tokens or status is not Status.TRUNCATED)
+            and (count > 0 or status is Status.ABORTED)
+            and ((tokens >= 0) & (tokens < vocabulary)).all()
+            and (output.logprobs <= 1e-3).all()
+            and all(version in published for version in set(versions.tolist()))
+            and (versions >= self.version).all()
+            and (np.diff(versions) >= 0).all()
+        )
+
+
+class ReplicaState(Enum):
+    STARTING = "starting"
+    STALE = "stale"  # up, without the current weights
+    SERVING = "serving"
+
+
+@dataclass(eq=False)
+class Replica:
+    """A process and the channel to it; its group of processes ends with it."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    state: ReplicaState = ReplicaState.STARTING
+    samples: dict[int, RoutedSample] = field(default_factory=dict[int, RoutedSample])
+    """Those that it is generating, by number."""
+    answers_due: set[int] = field(default_factory=set[int])
+    """Numbers of the calls that it has not answered."""
+    heard: float = field(default_factory=time.monotonic)
+    """When its last message came, or when it was started."""
+    pinged: float | None = None
+    """When it was asked for a sign of life, until it gives one."""
+
+    @classmethod
+    def start(cls, spec: ReplicaSpec) -> "Replica":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.generation.replica_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**spec.defaults, **os.environ, **spec.environment},
+                start_new_session=True,  # a group of its own, to be killed with all that it starts
+            )
+        replica = cls(process, Channel(ours))
+        replica.send(spec.module, spec.function, spec.arguments)
+        return replica
+
+    def send(self, *message: Any) -> None:
+        self.channel.send(message)
+
+    def receive(self) -> list[Any]:
+        """Messages that have come. Raises ChannelClosed when the process has ended."""
+        messages = self.channel.receive()
+        if messages:
+            self.heard, self.pinged = time.monotonic(), None
+        return messages
+
+    def check_health(self, config: ServedGenerationConfig) -> None:
+        """Ping a silent replica. Raises ChannelClosed when one says nothing for too long."""
+        now = time.monotonic()
+        if self.state is ReplicaState.STARTING:
+            if now - self.heard > config.start_timeout_s:
+                raise ChannelClosed(f"not up after {config.start_timeout_s} s")
+        elif self.pinged is None:
+            if now - self.heard > config.health_timeout_s / PINGS_PER_TIMEOUT:
+                self.pinged = now
+                self.send("ping")
+        elif now - self.pinged > config.health_timeout_s:
+            raise ChannelClosed(f"no sign of life in {config.health_timeout_s} s")
+
+    def kill(self) -> None:
+        """End the process and everything that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.channel.close()

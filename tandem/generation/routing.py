@@ -1,0 +1,35 @@
+"""Requests -> replicas: the least loaded one, or one that knows the beginning of the prompt."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tandem.generation.replica import Replica
+from tandem.types import IntArray
+
+_STEP_TOKENS = 32
+"""Beginnings of prompts are remembered at multiples of this length."""
+_ENTRIES = 65_536
+_SLACK = 1.5
+"""A replica that knows the prompt's beginning gets it while its load is at most this times the least one's."""
+
+
+class PrefixRouter:
+    """Remembers which replica had a prompt's beginning, whose keys and values that replica may still have cached."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[int, Replica] = OrderedDict()
+        """By hash of the beginning, the one used longest ago first."""
+
+    def route(self, token_ids: IntArray, serving: Sequence[Replica]) -> Replica:
+        ends = range(_STEP_TOKENS, len(token_ids) + 1, _STEP_TOKENS)
+        keys = [hash(token_ids[:end].tobytes()) for end in ends]
+        chosen = min(serving, key=lambda replica: len(replica.samples))
+        known = next((self._seen[key] for key in reversed(keys) if key in self._seen), chosen)
+        if known in serving and len(known.samples) <= _SLACK * len(chosen.samples) + 1:
+            chosen = known
+        for key in keys:
+            self._seen[key] = chosen
+            self._seen.move_to_end(key)
+        while len(self._seen) > _ENTRIES:
+            self._seen.popitem(last=False)
+        return chosen
