@@ -6,16 +6,23 @@
 """
 
 import sys
-from pathlib import Path
 
-from tandem import RayPPOTrainer, RayWorkerGroup, ResourcePoolManager, RewardManager, Role, RolloutWorker, TrainWorker
-from tandem.config.load import load_config
-from tandem.config.tree import TrainConfig
-from tandem.models.loading import load_tokenizer
+from tandem import (
+    RayPPOTrainer,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    RewardManager,
+    Role,
+    RolloutWorker,
+    TrainConfig,
+    TrainWorker,
+    load_config,
+    load_tokenizer,
+)
 
 
 def main() -> None:
-    config = load_config(TrainConfig, Path(sys.argv[1]), sys.argv[2:])
+    config = load_config(TrainConfig, sys.argv[1], sys.argv[2:])
     tokenizer = load_tokenizer(config.model)
 
     role_worker_mapping = {

@@ -1,43 +1,202 @@
-"""Tandem: reinforcement-learning post-training for language models."""
+"""Tandem: reinforcement-learning post-training for language models.
+
+What a program imports from here; everything else may change without notice.
+
+    import tandem
+
+    config = tandem.load_config(tandem.TrainConfig, "recipe.yaml", ["trainer.steps=10"])
+    tandem.train(config)
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tandem.algorithms import PolicyGradient as PolicyGradient
+    from tandem.algorithms.base import Advantages as Advantages
+    from tandem.algorithms.base import Algorithm as Algorithm
+    from tandem.algorithms.base import Rollouts as Rollouts
+    from tandem.algorithms.base import Signal as Signal
+    from tandem.algorithms.losses import NextTokenLoss as NextTokenLoss
+    from tandem.batching.packing import demonstrations_to_batch as demonstrations_to_batch
+    from tandem.batching.packing import to_batch as to_batch
+    from tandem.config.load import load_config as load_config
+    from tandem.config.tree import DpoConfig as DpoConfig
+    from tandem.config.tree import EvalConfig as EvalConfig
+    from tandem.config.tree import RewardModelConfig as RewardModelConfig
+    from tandem.config.tree import SftConfig as SftConfig
+    from tandem.config.tree import TrainConfig as TrainConfig
+    from tandem.controller.groups import Future as Future
     from tandem.controller.groups import WorkerGroup as WorkerGroup
+    from tandem.controller.learning import token_shares as token_shares
     from tandem.controller.pools import ResourcePool as ResourcePool
     from tandem.controller.pools import ResourcePoolManager as ResourcePoolManager
     from tandem.controller.pools import Role as Role
     from tandem.data.dataset import RLHFDataset as RLHFDataset
+    from tandem.errors import EngineError as EngineError
+    from tandem.errors import RewardShareExceeded as RewardShareExceeded
+    from tandem.errors import TandemError as TandemError
+    from tandem.errors import UserError as UserError
+    from tandem.errors import WorkerError as WorkerError
+    from tandem.errors import WorkerLost as WorkerLost
+    from tandem.jobs.own_dataflow import Dataflow as Dataflow
     from tandem.jobs.ray_trainer import RayPPOTrainer as RayPPOTrainer
     from tandem.jobs.ray_trainer import RayWorkerGroup as RayWorkerGroup
+    from tandem.jobs.trainer import Trainer as Trainer
+    from tandem.jobs.trainer import train as train
+    from tandem.models.loading import load_tokenizer as load_tokenizer
     from tandem.reward.manager import RewardManager as RewardManager
+    from tandem.types import Batch as Batch
+    from tandem.types import Completion as Completion
+    from tandem.types import Demonstration as Demonstration
+    from tandem.types import Group as Group
+    from tandem.types import MicroBatch as MicroBatch
+    from tandem.types import Outputs as Outputs
+    from tandem.types import Preference as Preference
+    from tandem.types import Prompt as Prompt
+    from tandem.types import Request as Request
+    from tandem.types import SamplingParams as SamplingParams
+    from tandem.types import Score as Score
+    from tandem.types import Status as Status
+    from tandem.types import StepMetrics as StepMetrics
+    from tandem.types import TokenColumns as TokenColumns
+    from tandem.types import TokenLoss as TokenLoss
+    from tandem.types import Trajectory as Trajectory
+    from tandem.types import Turn as Turn
     from tandem.workers.host import Worker as Worker
+    from tandem.workers.host import WorkerContext as WorkerContext
+    from tandem.workers.registration import Arguments as Arguments
+    from tandem.workers.registration import Calls as Calls
     from tandem.workers.registration import Dispatch as Dispatch
+    from tandem.workers.registration import Mesh as Mesh
+    from tandem.workers.registration import OwnDispatch as OwnDispatch
+    from tandem.workers.registration import Returns as Returns
     from tandem.workers.registration import register as register
+    from tandem.workers.rollout import RolloutRequest as RolloutRequest
     from tandem.workers.rollout import RolloutWorker as RolloutWorker
+    from tandem.workers.rollout import seeded_requests as seeded_requests
+    from tandem.workers.training import TrainSpec as TrainSpec
     from tandem.workers.training import TrainWorker as TrainWorker
 
 __version__ = "0.1.0"
-_MODULES = {
-    "Dispatch": "workers.registration",
-    "RLHFDataset": "data.dataset",
-    "RayPPOTrainer": "jobs.ray_trainer",
-    "RayWorkerGroup": "jobs.ray_trainer",
-    "ResourcePool": "controller.pools",
-    "ResourcePoolManager": "controller.pools",
-    "RewardManager": "reward.manager",
-    "Role": "controller.pools",
-    "RolloutWorker": "workers.rollout",
-    "TrainWorker": "workers.training",
-    "Worker": "workers.host",
-    "WorkerGroup": "controller.groups",
-    "register": "workers.registration",
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "Arguments",
+    "Batch",
+    "Calls",
+    "Completion",
+    "Dataflow",
+    "Demonstration",
+    "Dispatch",
+    "DpoConfig",
+    "EngineError",
+    "EvalConfig",
+    "Future",
+    "Group",
+    "Mesh",
+    "MicroBatch",
+    "NextTokenLoss",
+    "Outputs",
+    "OwnDispatch",
+    "PolicyGradient",
+    "Preference",
+    "Prompt",
+    "RLHFDataset",
+    "RayPPOTrainer",
+    "RayWorkerGroup",
+    "Request",
+    "ResourcePool",
+    "ResourcePoolManager",
+    "Returns",
+    "RewardManager",
+    "RewardModelConfig",
+    "RewardShareExceeded",
+    "Role",
+    "RolloutRequest",
+    "RolloutWorker",
+    "Rollouts",
+    "SamplingParams",
+    "Score",
+    "SftConfig",
+    "Signal",
+    "Status",
+    "StepMetrics",
+    "TandemError",
+    "TokenColumns",
+    "TokenLoss",
+    "TrainConfig",
+    "TrainSpec",
+    "TrainWorker",
+    "Trainer",
+    "Trajectory",
+    "Turn",
+    "UserError",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerGroup",
+    "WorkerLost",
+    "demonstrations_to_batch",
+    "load_config",
+    "load_tokenizer",
+    "register",
+    "seeded_requests",
+    "to_batch",
+    "token_shares",
+    "train",
+]
+_EXPORTS = {
+    "algorithms": ("PolicyGradient",),
+    "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Signal"),
+    "algorithms.losses": ("NextTokenLoss",),
+    "batching.packing": ("demonstrations_to_batch", "to_batch"),
+    "config.load": ("load_config",),
+    "config.tree": ("DpoConfig", "EvalConfig", "RewardModelConfig", "SftConfig", "TrainConfig"),
+    "controller.groups": ("Future", "WorkerGroup"),
+    "controller.learning": ("token_shares",),
+    "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
+    "data.dataset": ("RLHFDataset",),
+    "errors": ("EngineError", "RewardShareExceeded", "TandemError", "UserError", "WorkerError", "WorkerLost"),
+    "jobs.own_dataflow": ("Dataflow",),
+    "jobs.ray_trainer": ("RayPPOTrainer", "RayWorkerGroup"),
+    "jobs.trainer": ("Trainer", "train"),
+    "models.loading": ("load_tokenizer",),
+    "reward.manager": ("RewardManager",),
+    "types": (
+        "Batch",
+        "Completion",
+        "Demonstration",
+        "Group",
+        "MicroBatch",
+        "Outputs",
+        "Preference",
+        "Prompt",
+        "Request",
+        "SamplingParams",
+        "Score",
+        "Status",
+        "StepMetrics",
+        "TokenColumns",
+        "TokenLoss",
+        "Trajectory",
+        "Turn",
+    ),
+    "workers.host": ("Worker", "WorkerContext"),
+    "workers.registration": ("Arguments", "Calls", "Dispatch", "Mesh", "OwnDispatch", "Returns", "register"),
+    "workers.rollout": ("RolloutRequest", "RolloutWorker", "seeded_requests"),
+    "workers.training": ("TrainSpec", "TrainWorker"),
 }
+"""Public names by the module that defines them."""
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is asked for: the command line answers before torch is loaded."""
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'tandem' has no attribute {name!r}")
-    return getattr(import_module(f"tandem.{_MODULES[name]}"), name)
+    return getattr(import_module(f"tandem.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -48,8 +48,9 @@ def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
     return Read(sound_part(kind, tree), problems)
 
 
-def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path`. Raises UserError that lists every error of the file and the overrides."""
+    path = Path(path)
     read = read_config(kind, path, overrides)
     refuse(path, read.problems)
     return read.config

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import tandem
+
 PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(8)
 LAYERS = {
@@ -104,3 +106,26 @@ def test_exported_names_exist_and_are_sorted() -> None:
                 loaded = __import__(module, fromlist=names)
                 assert [name for name in names if not hasattr(loaded, name)] == []
                 assert sorted(names, key=str.swapcase) == names or sorted(names) == names
+
+
+def test_the_public_names_are_listed_once_in_each_place() -> None:
+    """`tandem/__init__.py` names them for type checkers, for `import *`, and for the import when one is asked for."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        (alias.name, str(node.module).removeprefix("tandem."))
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    exports = {(name, module) for module, names in tandem._EXPORTS.items() for name in names}
+    assert typed == exports
+    assert tandem.__all__ == sorted(name for name, _ in exports)
+    assert all(getattr(tandem, name) is not None for name in tandem.__all__)
+
+
+def test_examples_that_teach_the_package_need_nothing_but_its_public_names() -> None:
+    for example in ("best_of_n.py", "ray_ppo_trainer.py"):
+        imported = {name for name in imports_of(PACKAGE.parent / "examples" / example) if name.startswith("tandem.")}
+        assert imported <= {f"tandem.{name}" for name in tandem.__all__}, example

@@ -99,6 +99,15 @@ def test_the_pool_of_a_dead_node_starts_again_when_another_node_comes(ray_nodes:
     cluster.close()
 
 
+def test_a_ray_worker_group_is_made_of_ray_actors(ray_nodes: Cluster) -> None:
+    from tandem.jobs.ray_trainer import RayWorkerGroup  # here: actors import this module, and shall not wait for it
+
+    group = RayWorkerGroup(OVER_BOTH, Probe)
+    assert sorted(group.node().get()) == sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    assert group.sum(10.0).get() == [30.0, 30.0]
+    group.close()
+
+
 OWN_CLUSTER = """
 from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import WorkerGroup

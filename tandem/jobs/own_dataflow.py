@@ -1,0 +1,68 @@
+"""For a dataflow of your own: the data, engines, rewards and models of a configuration, and a loop that is yours."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Self
+
+from tandem.cluster import make_cluster
+from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import actor_spec, connect, make_rollout
+from tandem.controller.placement import Placement, pools_of
+from tandem.controller.pools import Role
+from tandem.controller.roles import Actor, Rollout
+from tandem.data.dataset import RLHFDataset
+from tandem.data.sampler import Sampler
+from tandem.jobs.inputs import read_inputs
+from tandem.reward.manager import RewardManager
+from tandem.types import Prompt
+from tandem.workers.training import TrainWorker
+
+
+class Dataflow:
+    """A context: `with Dataflow(config) as flow` starts the workers of `cluster` and `placement`, and ends them.
+
+    The rollout serves version 0, the weights of `model.path`. For the reference, a critic or workers of your own there
+    is `placement.group`.
+    """
+
+    prompts: Iterator[Sequence[Prompt]]
+    """`data.prompts_per_step` prompts of `data.train_files`, each prompt once an epoch, for ever."""
+    rollout: Rollout
+    """Answers them."""
+    reward: RewardManager
+    """Scores the answers."""
+    actor: Actor
+    """Learns."""
+    placement: Placement
+    """Where further worker groups are made."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Read configuration and data; UserError with every mistake in them. Nothing is started yet."""
+        self.config = config
+        self._inputs = read_inputs(config, RLHFDataset)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        config, inputs = self.config, self._inputs
+        assert inputs.train is not None
+        train, trainer = inputs.train, config.trainer
+        sampler = Sampler(len(train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
+        self.total_steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
+        self.prompts = ([train[row] for row in rows] for rows in sampler)
+        with ExitStack() as opened:
+            cluster = opened.enter_context(closing(make_cluster(config)))
+            self.reward = opened.enter_context(closing(RewardManager(config.reward, trainer.seed)))
+            self.placement = Placement(cluster, pools_of(config))
+            self.actor = self.placement.group(Role.Actor, Actor, TrainWorker, actor_spec(config, self.total_steps))
+            self.rollout = make_rollout(config, inputs.tokenizer, self.placement)
+            self._publish = connect(self.actor, self.rollout, self.placement)
+            self.publish(0)
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def publish(self, version: int) -> None:
+        """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
+        self._publish(version)

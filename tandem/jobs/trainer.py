@@ -1,0 +1,100 @@
+"""Runs from Python: `Trainer` for reinforcement learning, `train` for any kind of training."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.cluster import make_cluster
+from tandem.config.load import load_config
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.controller.groups import Cluster
+from tandem.controller.placement import Placement, pools_of
+from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.data.dataset import RLHFDataset
+from tandem.data.preference import PreferenceDataset
+from tandem.data.sft import DemonstrationDataset, SftDataset
+from tandem.jobs import preference, sft
+from tandem.jobs.inputs import Inputs, read_inputs
+from tandem.jobs.rl import RlJob
+from tandem.jobs.run import claim_run_dir, run_job
+from tandem.reward.manager import RewardManager
+from tandem.types import Demonstration, Preference
+from tandem.workers.host import Worker
+
+
+class Trainer:
+    """Reinforcement learning as `tandem train` runs it: `Trainer(config).fit()`; `algorithm` names the algorithm."""
+
+    def __init__(
+        self,
+        config: TrainConfig | Path | str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        workers: Mapping[Role, type[Worker[Any]]] | None = None,
+        pools: ResourcePoolManager | None = None,
+        reward: RewardManager | None = None,
+        val_reward: RewardManager | None = None,
+    ) -> None:
+        """Read configuration and data; UserError with every mistake in them. Nothing is started yet.
+
+        `config`: a configuration or its file. `tokenizer`: default that of `model.path`. `workers`: worker classes of
+        your own, by role. `pools`: default `placement` and `cluster.ranks`. `reward`: default what `reward` says; it
+        scores the validation answers too unless `val_reward` does.
+        """
+        self.config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, Path(config))
+        inputs = read_inputs(self.config, RLHFDataset)
+        self._inputs = inputs if tokenizer is None else replace(inputs, tokenizer=tokenizer)
+        self._workers = workers
+        self._pools = pools or pools_of(self.config)
+        self._reward, self._val_reward = reward, val_reward
+        self._open = ExitStack()
+        self._cluster: Cluster | None = None
+        self._job: RlJob | None = None
+
+    def init_workers(self) -> None:
+        """Claim the run directory, start the processes, load the models. `fit` does it where nobody has."""
+        with ExitStack() as opened:
+            opened.enter_context(claim_run_dir(self.config))
+            self._cluster = opened.enter_context(closing(make_cluster(self.config, self._pools)))
+            self._reward = self._reward or RewardManager(self.config.reward, self.config.trainer.seed)
+            for reward in filter(None, (self._reward, self._val_reward)):
+                opened.enter_context(closing(reward))
+            self._job = self._make_job()
+            self._open = opened.pop_all()
+
+    def fit(self) -> bool:
+        """Train to the last step, or until a signal stops the run (then False)."""
+        if self._cluster is None:
+            self.init_workers()
+        with self._open:
+            return run_job(self.config, self._make_job) is None
+
+    def _make_job(self) -> RlJob:
+        """The job that `init_workers` made; after workers were lost, a new one."""
+        assert self._cluster is not None and self._reward is not None
+        job, self._job = self._job, None
+        placement = Placement(self._cluster, self._pools, self._workers)
+        return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward)
+
+
+def train(config: TrainConfig | SftConfig) -> bool:
+    """Run the training that the configuration's type says; True when it reached its last step.
+
+    TrainConfig is reinforcement learning, SftConfig supervised fine-tuning, DpoConfig preferences, RewardModelConfig a
+    reward model. Raises UserError with every mistake in configuration and data before anything is started.
+    """
+    if isinstance(config, TrainConfig):
+        return Trainer(config).fit()
+    if isinstance(config, DpoConfig | RewardModelConfig):
+        pairs: Inputs[DemonstrationDataset[Preference]] = read_inputs(config, PreferenceDataset)
+        with claim_run_dir(config):
+            if isinstance(config, DpoConfig):
+                return preference.train_dpo(config, pairs) is None
+            return preference.train_reward_model(config, pairs) is None
+    demonstrations: Inputs[DemonstrationDataset[Demonstration]] = read_inputs(config, SftDataset)
+    with claim_run_dir(config):
+        return sft.train(config, demonstrations) is None
