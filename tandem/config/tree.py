@@ -232,7 +232,7 @@ class RolloutConfig(ModelsConfig):
     data: DataConfig
     generation: GenerationConfig = NativeGenerationConfig()
     reward: RewardConfig = RewardConfig()
-    placement: MayChange[PlacementConfig] = PlacementConfig()
+    placement: MayChange[PlacementConfig] = Field(default=PlacementConfig(), validate_default=True)
 
     @field_validator("placement")
     @classmethod
@@ -245,6 +245,21 @@ class RolloutConfig(ModelsConfig):
                 )
             if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
                 raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
+        return placement
+
+    @field_validator("placement")
+    @classmethod
+    def _engine_keeps_its_weights(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
+        """While a reward model scores on the engine's devices the engine sleeps, and may have to answer again after."""
+        model, generation = info.data.get("model"), info.data.get("generation")  # None where unsound
+        drops_weights = generation and generation.type != "native" and generation.sleep == "weights"
+        first_pool = next(iter(placement.pools), "")
+        shared = placement.roles.get("reward_model", first_pool) == placement.roles.get("rollout", first_pool)
+        if model and model.reward_model_path and drops_weights and shared:
+            raise ValueError(
+                "roles: model.reward_model_path scores on the engine's devices, which must keep its weights meanwhile; "
+                "set generation.sleep: cache, or place reward_model on a pool of its own"
+            )
         return placement
 
     def nodes_of(self, role: RoleName) -> list[int]:

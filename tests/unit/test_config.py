@@ -337,3 +337,12 @@ def test_a_run_stands_for_its_model(sound: Path, tmp_path: Path) -> None:
     ):
         model = load_config(TrainConfig, sound, [f"model={{path: {given}, reward_model_path: {given}}}"]).model
         assert model.path == model.reward_model_path == wanted
+
+
+def test_an_engine_that_drops_its_weights_shares_no_devices_with_a_reward_model(sound: Path) -> None:
+    given = ("model.reward_model_path=r", "generation.type=vllm", "generation.sleep=weights")
+    [problem] = problems(sound, *given)
+    assert problem.startswith("placement: roles: model.reward_model_path scores on the engine's devices")
+    apart = "placement={pools: {a: [1], b: [1]}, roles: {reward_model: b}}"
+    load_config(TrainConfig, sound, [*given, apart])
+    load_config(TrainConfig, sound, [*given[:2], "generation.sleep=cache"])
