@@ -20,6 +20,13 @@ _EQUAL = """
 EQUAL = frozenset(_EQUAL.split())
 """Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
 
+_VALUE_HEADS = """
+    apertus arcee axk1 biogpt deepseek_v3 exaone4 gemma gemma2 glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neox helium llama
+    ministral ministral3 mistral mixtral persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3
+    starcoder2"""
+VALUE_HEADS = frozenset(_VALUE_HEADS.split())
+"""Those of them that transformers has with a head of one number a token: critics and reward models."""
+
 _REFUSED = {
     "its attention has sinks (`s_aux`), which take a share of the weight from the tokens": """deepseek_v4 gpt_oss
     granite_swa granitemoe_swa mimo_v2_flash""",
@@ -64,13 +71,17 @@ _ROPES = ("dynamic", "longrope", "su")
 """RoPE whose angles depend on how long the longest row of a pass is."""
 
 
-def refusal(described: Mapping[str, Any]) -> str | None:
+def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | None:
     """Why the model of this config.json does not run on the native engine or `training.type: fsdp`, in a sentence.
 
-    None where nothing is known against it; then `family_check.check_family` still compares, before weights are read.
+    `value_head`: as a critic or a reward model. None where nothing is known against it; then
+    `family_check.check_family` still compares, before weights are read. Megatron, vLLM and SGLang compute otherwise:
+    what they do not know is another list.
     """
-    family = described.get("model_type")
-    reason = REFUSED.get(str(family)) or next(_reasons(described), None)
+    family = str(described.get("model_type"))
+    reason = REFUSED.get(family) or next(_reasons(described), None)
+    if reason is None and value_head and family in EQUAL - VALUE_HEADS:
+        reason = "transformers has it without a value head, so neither as a critic nor as a reward model"
     return reason and f"model type {family} does not run here: {reason} (docs/models.md lists the families that run)"
 
 

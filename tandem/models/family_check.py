@@ -37,9 +37,9 @@ class Agreement(NamedTuple):
     """As the native engine computes it: prompts at once, the rest token by token."""
 
 
-def check_family(config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
+def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_remote_code: bool = False) -> None:
     """UserError, with the name of the family, where its log-probs would be wrong."""
-    if reason := refusal(config.to_dict()):
+    if reason := refusal(config.to_dict(), value_head):
         raise UserError(reason)
     family = f"model type {config.model_type}"
     try:

@@ -54,7 +54,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
 def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The model of `load_model` on the meta device, to be laid out and then filled."""
     auto_class, shape = _class_and_shape(value_head)
-    model_config = _model_config(config, shape)
+    model_config = _model_config(config, shape, value_head)
     with torch.device("meta"):
         model = auto_class.from_config(
             model_config,
@@ -93,7 +93,7 @@ def _class_and_shape(value_head: bool) -> tuple[Any, dict[str, Any]]:
 def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The policy, or the same body with a value head of one number a token: a zero one where the directory has none."""
     auto_class, shape = _class_and_shape(value_head)
-    model_config = _model_config(config, shape)
+    model_config = _model_config(config, shape, value_head)
     try:
         model, report = auto_class.from_pretrained(
             config.path,
@@ -110,7 +110,7 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _model_config(config: ModelConfig, shape: dict[str, Any]) -> Any:
+def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) -> Any:
     """The directory's configuration with every dropout at 0; UserError for a family with wrong log-probs."""
     path = config.path
     _check_directory(path)
@@ -120,7 +120,7 @@ def _model_config(config: ModelConfig, shape: dict[str, Any]) -> Any:
         raise _cannot_load(path, error) from None
     dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
     model_config.update(dict.fromkeys(dropouts, 0.0))
-    check_family(model_config, config.trust_remote_code)
+    check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
     return model_config
 
 
