@@ -64,13 +64,19 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (DENSE, 2, {"expert_parallel": 2}, "expert_parallel is for a mixture of experts"),
         (MOE, 2, {"tensor_parallel": 2}, "needs sequence_parallel: true"),
         ({**DENSE, "model_type": "gpt2"}, 1, {}, "no bridge for model type gpt2"),
+        ({**DENSE, "hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None}, 1, {}, ""),
+        ({**DENSE, "hidden_act": "gelu"}, 1, {}, "leaves out what config.json of {path} says: hidden_act: gelu;"),
+        ({**DENSE, "attention_bias": True, "mlp_bias": True}, 1, {}, "says: attention_bias: True, mlp_bias: True;"),
+        ({**DENSE, "use_sliding_window": True, "sliding_window": 9}, 1, {}, "says: use_sliding_window: True;"),
+        ({**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1, {}, "decoder_sparse_step: 2, mlp_only_layers"),
+        ({**DENSE, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 1, {}, "says: RoPE of type yarn;"),
     ],
 )
 def test_what_does_not_fit_is_told(
     tmp_path: Path, shape: dict[str, Any], ranks: int, layout: dict[str, int], said: str
 ) -> None:
     message = told(tmp_path, shape, ranks, **layout)
-    assert said in message and bool(said) == bool(message)
+    assert said.format(path=tmp_path) in message and bool(said) == bool(message)
 
 
 def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path, installed: None) -> None:

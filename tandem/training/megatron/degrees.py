@@ -8,9 +8,20 @@ from typing import Any
 
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
+from tandem.models.families import rope_kinds
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose bridge is tested."""
+_BRIDGED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "is_causal": (True,),
+}
+"""Keys of a config.json that the bridge does not read, and the values with which it computes all the same."""
 
 
 def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> None:
@@ -26,8 +37,21 @@ def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> N
             f"training.type: megatron has no bridge for model type {shape['model_type']} of {path}, only for "
             f"{', '.join(FAMILIES)}; use training.type: fsdp"
         )
+    if left_out := list(_left_out(shape)):
+        raise UserError(
+            f"model.path: Megatron's bridge leaves out what config.json of {path} says: {', '.join(left_out)}; "
+            "use training.type: fsdp"
+        )
     if problems := list(_misfits(shape, training, ranks)):
         raise UserError(f"training: {path} cannot lie on {ranks} ranks so: {'; '.join(problems)}")
+
+
+def _left_out(shape: dict[str, Any]) -> Iterator[str]:
+    for key, values in _BRIDGED.items():
+        if shape.get(key) is not None and shape[key] not in values:
+            yield f"{key}: {shape[key]}"
+    for kind in sorted(rope_kinds(shape) - {"default"}):
+        yield f"RoPE of type {kind}"
 
 
 def _misfits(shape: dict[str, Any], training: MegatronTrainingConfig, ranks: int) -> Iterator[str]:
