@@ -66,11 +66,11 @@ def write_without_processes() -> None:
     writer: Any = filesystem_async.FileSystemWriterAsync
 
     def write(transforms: Any, remote: bool, rank: int, files: Any, results: Any) -> None:
-        results, running = Queue[Any](), Queue[Any]()
+        written, running = Queue[Any](), Queue[Any]()
         for number, file in enumerate(files):
             running.put(number)
-            writer.write_preloaded_data(transforms, number, file, results, running, use_fsync=True, use_msc=remote)
-        outcomes = dict(results.get() for _ in files)
+            writer.write_preloaded_data(transforms, number, file, written, running, use_fsync=True, use_msc=remote)
+        outcomes = dict(written.get() for _ in files)
         results.put(next((one for one in outcomes.values() if isinstance(one, Exception)), outcomes))
 
     vars(filesystem_async)["_results_queue"] = Queue()
