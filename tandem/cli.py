@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config.load import load_config
+from tandem.config.load import read_config, refuse
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError
 
@@ -100,7 +100,7 @@ def evaluate(
     answers: Annotated[Path | None, typer.Option(help="Write the answers to this parquet file.")] = None,
 ) -> None:
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
-    config = _configure(EvalConfig, arguments)
+    config = _configure(EvalConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
     from tandem.jobs.rl import evaluate_model
@@ -115,7 +115,7 @@ def evaluate(
 @app.command()
 def check(arguments: ConfigAndOverrides = None) -> None:
     """Do engine, trainer and tokenizer agree? A few prompts, three steps at learning rate 0, verdicts."""
-    config = _configure(TrainConfig, arguments)
+    config = _configure(TrainConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.check import check as run
 
@@ -219,8 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _configure(kind: type[Config], arguments: Sequence[str] | None, resume: Path | None = None) -> Config:
-    """The configuration of the command line: CONFIG and overrides; a resumed run brings its own CONFIG."""
+def _configure(
+    kind: type[Config], arguments: Sequence[str] | None, resume: Path | None = None, *, writes_run: bool = True
+) -> Config:
+    """The configuration of the command line: CONFIG and overrides; a resumed run brings its own CONFIG.
+
+    Raises UserError with every mistake that can be found before torch is imported.
+    """
+    from tandem.jobs.preflight import find_mistakes
+
     given = list(arguments or [])
     path = Path(given.pop(0)) if given and "=" not in given[0] else None
     if resume is not None:
@@ -228,7 +235,10 @@ def _configure(kind: type[Config], arguments: Sequence[str] | None, resume: Path
         given += [f"trainer.run_dir={resume}", "trainer.resume=true"]
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
-    return load_config(kind, path, given)
+    read = read_config(kind, path, given)
+    found = find_mistakes(read.config, whole=not read.problems, claims_run_dir=writes_run)
+    refuse(path, read.problems + found)
+    return read.config
 
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:

@@ -1,8 +1,6 @@
 """Configuration -> engines in processes of their own: what they are, what must be installed, how weights reach them."""
 
-import re
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -10,16 +8,13 @@ import torch
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.weights.base import Weights, WeightSync
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync
 
-_Range = tuple[tuple[int, ...], tuple[int, ...]]
-VLLM_RANGE = (0, 32), (0, 33)
-SGLANG_RANGE = (0, 5, 23), (0, 5, 24)
-"""From, and below: the releases whose weight-update interfaces `generation/vllm.py` and `sglang.py` speak."""
 _VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # steps and weight updates alternate in one process
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # has no place for log-probs before top-k and top-p
@@ -58,42 +53,6 @@ def start_engine(
     environment = {"CUDA_VISIBLE_DEVICES": devices} if devices is not None else {}
     spec = ReplicaSpec(f"tandem.generation.{config.type}", engine, (model, config), defaults, environment)
     return ReplicatedEngine(spec, config, _sync(config.sync, source), tokenizer)
-
-
-def check_vllm(found: str | None) -> None:
-    """UserError unless this is a release of vLLM that Tandem speaks to."""
-    reason = "releases before 0.8.2 run out of memory beside a trainer, and return wrong results"
-    old = reason if found and _numbers(found) < (0, 8, 2) else None
-    _check("vllm", "vLLM", found, VLLM_RANGE, " (scripts/vllm-env makes an environment with it on a CPU)", old)
-
-
-def check_sglang(found: str | None) -> None:
-    """UserError unless this is a release of SGLang that Tandem speaks to."""
-    _check("sglang", "SGLang", found, SGLANG_RANGE, "")
-
-
-def installed(*names: str) -> str | None:
-    """The version of the first of these distributions that is here."""
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def _check(type: str, name: str, found: str | None, supported: _Range, hint: str, reason: str | None = None) -> None:
-    low, high = (".".join(map(str, bound)) for bound in supported)
-    mend = f"install {type}>={low},<{high}{hint}"
-    if found is None:
-        raise UserError(f"generation.type: {type}, but {name} is not installed here: {mend}")
-    if not supported[0] <= _numbers(found) < supported[1]:
-        reason = reason or "its interface for new weights is another one"
-        raise UserError(f"generation.type: {type}, but {name} {found} is not supported: {reason}; {mend}")
-
-
-def _numbers(found: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", found)[:3])
 
 
 def _sync(config: WeightSyncConfig, source: Callable[[], Weights | None] | None) -> WeightSync:

@@ -10,8 +10,9 @@ from letters import letters, served_model
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import check_sglang, check_vllm, installed, start_engine
+from tandem.generation.served import start_engine
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def test_an_algorithm_of_ones_own_trains(grpo_config: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        ("nowhere.py:Mine", "nowhere.py:Mine': there is no file"),
+        ("nowhere.py:Mine", "nowhere.py:Mine: there is no file"),
         ("json:loads", "there is no such subclass of tandem.algorithms.PolicyGradient"),
         ("tandem.algorithms:Missing", "there is no such subclass of tandem.algorithms.PolicyGradient"),
     ],

@@ -24,13 +24,17 @@ _BRIDGED: dict[str, tuple[Any, ...]] = {
 """Keys of a config.json that the bridge does not read, and the values with which it computes all the same."""
 
 
-def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> None:
-    """UserError with everything that is wrong with the model directory `path` on `ranks` ranks."""
+def check_packages() -> None:
+    """Raises UserError where packages of the engine are not installed."""
     if missing := [name for name in ("megatron", "mbridge") if find_spec(name) is None]:
         raise UserError(
             f"training.type: megatron needs packages that are not installed ({', '.join(missing)}): "
             "pip install 'tandem-rl[megatron]', or on a machine without GPUs scripts/megatron-env"
         )
+
+
+def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> None:
+    """Raises UserError with everything that is wrong with the model directory `path` on `ranks` ranks."""
     shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
     if shape["model_type"] not in FAMILIES:
         raise UserError(

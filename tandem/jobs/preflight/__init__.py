@@ -1,0 +1,65 @@
+"""Every mistake that a configuration, files and installed packages show: found together, before torch is imported.
+
+    configuration, as far as it is sound --> checks --> what is wrong, each with its key and a mend
+
+A check reads what it needs of the configuration. Where that is not sound there is nothing to read (`config/sound.py`):
+the check ends with what it has found until then, and the others go on.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from tandem.checkpoint.run_dir import check_run_dir
+from tandem.config.base import Section
+from tandem.config.tree import ModelsConfig
+from tandem.errors import UserError
+from tandem.jobs.preflight import data, layout, metrics, models, packages, rewards
+
+_CHECKS_WITH_DATA = (
+    data.find_file_mistakes, data.find_row_mistakes, rewards.find_function_mistakes, metrics.find_mistakes,
+)  # fmt: skip
+_CHECKS = (
+    data.find_validation_mistakes,
+    models.find_directory_mistakes,
+    models.find_family_mistakes,
+    models.find_length_mistakes,
+    models.find_lora_mistakes,
+    models.find_reward_model_mistakes,
+    rewards.find_algorithm_mistakes,
+    layout.find_training_mistakes,
+    layout.find_generation_mistakes,
+    packages.find_adapter_package,
+    packages.find_cluster_package,
+    packages.find_tracking_package,
+    packages.find_generation_package,
+    packages.find_training_package,
+)
+
+
+def find_mistakes(config: ModelsConfig, *, whole: bool = True, claims_run_dir: bool = False) -> list[str]:
+    """What is wrong with a valid configuration, or, where it is not `whole`, with the sound part of one that is not.
+
+    `claims_run_dir`: the command will write to `trainer.run_dir`. What only transformers can tell (tokenizers, prompts
+    that are too long) is left to `read_inputs`.
+    """
+    samples = data.read_samples(config)
+    checks = [partial(check, config) for check in _CHECKS]
+    checks += [partial(check, config, samples) for check in _CHECKS_WITH_DATA]
+    checks += [partial(_find_run_dir_mistakes, config)] if claims_run_dir else []
+    return [problem for check in checks for problem in (check() if whole else _until_unsound(check))]
+
+
+def _until_unsound(check: Callable[[], Iterator[str]]) -> Iterator[str]:
+    try:
+        yield from check()
+    except AttributeError as error:
+        if not isinstance(error.obj, Section):
+            raise
+
+
+def _find_run_dir_mistakes(config: Any) -> Iterator[str]:
+    try:
+        check_run_dir(config)
+    except UserError as error:
+        yield "trainer.run_dir: " + str(error).replace("\n", "\n    ")

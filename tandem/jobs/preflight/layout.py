@@ -1,0 +1,79 @@
+"""Ranks: do models and engines fit on as many as there are, and does what they are asked to do fit together?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import EvalConfig, RoleName, RolloutConfig, TrainConfig
+from tandem.errors import UserError
+from tandem.jobs.preflight.models import text_config
+from tandem.training.megatron.degrees import check_degrees
+
+
+def training_roles(config: Any) -> list[RoleName]:
+    """The roles whose models are on the training engine, as far as the configuration shows it."""
+    if not isinstance(config, RolloutConfig):
+        return ["actor"]
+    scores: list[RoleName] = ["reward_model"] if config.model.reward_model_path is not None else []
+    if isinstance(config, EvalConfig):
+        return scores
+    assert isinstance(config, TrainConfig)
+    critic: list[RoleName] = ["critic"] if config.algorithm.type == "ppo" else []
+    reference: list[RoleName] = ["reference"] if config.algorithm.kl.place != "none" else []
+    return ["actor", *critic, *reference, *scores]
+
+
+def find_training_mistakes(config: Any) -> Iterator[str]:
+    """Where models cannot lie on the ranks of their roles."""
+    training, model = config.training, config.model
+    if training.type == "megatron" and model.lora is not None:
+        yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
+    if training.type == "megatron" and training.router_replay:
+        yield (
+            "training.router_replay: no generation.type tells which experts it chose for a token; leave it out "
+            "(an engine of your own that fills Completion.experts can be replayed from Python)"
+        )
+    paths = {"critic": model.critic_path, "reward_model": model.reward_model_path}
+    told: set[str] = set()
+    for role in training_roles(config):
+        path, ranks = paths.get(role) or model.path, sum(config.nodes_of(role))
+        if isinstance(training, FsdpTrainingConfig):
+            problems = list(_find_fsdp_mistakes(training, text_config(path), ranks))
+        else:
+            problems = _find_megatron_mistakes(training, path, ranks)
+        yield from (problem for problem in problems if problem not in told)
+        told.update(problems)
+
+
+def find_generation_mistakes(config: Any) -> Iterator[str]:
+    """Where engines in processes of their own cannot share the devices."""
+    if not isinstance(config, RolloutConfig) or config.generation.type == "native":
+        return
+    generation = config.generation
+    degree, nodes = generation.tensor_parallel, config.nodes_of("rollout")
+    if sum(nodes) > 1 and any(ranks % degree for ranks in nodes):
+        yield (
+            f"generation.tensor_parallel: {degree} does not divide the {' + '.join(map(str, nodes))} ranks of the "
+            "rollout's pool, whose neighbours share an engine; use a divisor, or one rank that sees all devices"
+        )
+    if generation.sleep == "weights" and config.model.lora is not None:
+        yield "generation.sleep: weights, but with model.lora no publish fills them again; use cache"
+
+
+def _find_fsdp_mistakes(training: FsdpTrainingConfig, model: dict[str, Any], ranks: int) -> Iterator[str]:
+    size, degree, heads = training.shard_size, training.context_parallel, model.get("num_attention_heads")
+    if size is not None and ranks % size:
+        yield f"training.shard_size: {ranks} ranks cannot be cut into groups of {size}; use a divisor"
+    if ranks % degree:
+        yield f"training.context_parallel: {ranks} ranks cannot be cut into groups of {degree}; use a divisor"
+    if isinstance(heads, int) and heads % degree:
+        yield f"training.context_parallel: {degree} ranks cannot share {heads} attention heads evenly; use a divisor"
+
+
+def _find_megatron_mistakes(training: Any, path: Any, ranks: int) -> list[str]:
+    try:
+        if (path / "config.json").is_file():
+            check_degrees(path, training, ranks)
+    except UserError as error:
+        return [str(error)]
+    return []

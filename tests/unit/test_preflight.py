@@ -1,0 +1,303 @@
+"""Mistakes that configuration, files and installed packages show: all in one message, before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.config.load import load_config
+from tandem.config.tree import EvalConfig, SftConfig, TrainConfig
+from tandem.jobs.preflight import find_mistakes
+from tandem.tracking.names import EVERY_NAME
+from tests.conftest import ROOT
+
+RUNNER = """
+import contextlib, io, json, sys
+from tandem.cli import main
+
+for missing, arguments in json.load(sys.stdin):
+    sys.modules |= dict.fromkeys(missing)  # as if they were not installed
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+        status = main(arguments)
+    for name in missing:
+        del sys.modules[name]
+    heavy = [name for name in ("torch", "transformers") if name in sys.modules]
+    print(json.dumps([status, output.getvalue(), heavy]), flush=True)
+"""
+Told = tuple[int, str, list[str]]
+"""Exit status, what was printed, and which heavy packages had been imported by then."""
+
+SERVED = "generation={{type: vllm, max_response_tokens: 8}}"
+MISTAKES: list[tuple[str, str, list[str]]] = [
+    # the configuration itself
+    ("train", "algorithm.groupsize=4", ["algorithm.groupsize: unknown key; did you mean algorithm.group_size?"]),
+    ("train", "trainer.lr=1e-5", ["trainer.lr: unknown key; did you mean training.optimizer.lr?"]),
+    ("train", "modle.path=x", ["modle: unknown key; did you mean model?"]),
+    ("train", "data.prompts_per_step=many", ["data.prompts_per_step: ", "integer", "'many'"]),
+    ("train", "training.optimizer.lr=-1e-3", ["training.optimizer.lr: ", "greater than 0", "-0.001"]),
+    ("train", "generation.type=vlm", ["generation: ", "'vlm'", "'vllm'"]),
+    ("train", "algorithm.type=gropo", ["algorithm: ", "'gropo'", "'grpo'"]),
+    ("train", "algorithm.group_size=1", ["algorithm.group_size: ", "greater than or equal to 2"]),
+    ("train", "algorithm.kl={{place: loss, control: adaptive}}", ["algorithm.kl: ", "place: reward"]),
+    ("train", "algorithm.minibatches=5", ["minibatches: 5", "data.prompts_per_step: 4"]),
+    ("train", "trainer.epochs=2", ["trainer: give exactly one of steps and epochs"]),
+    ("train", "trainer.run_dir", ["override 'trainer.run_dir': write it as section.key=YAML value"]),
+    ("train", "model.critic_path={0}/whole", ["model.critic_path", "grpo has no critic"]),
+    ("train", "placement.roles.actor=gpus", ["placement: roles.actor: pool 'gpus' is not in placement.pools"]),
+    ("train", "placement.pools.main=[2, 2]", ["placement: pools: cluster.type: local is one node"]),
+    # names from elsewhere
+    ("train", "actor_rollout_ref.actor.optim.lr=1e-6", ["actor_rollout_ref.actor.optim.lr", "training.optimizer.lr"]),
+    ("train", "data.train_batch_size=8", ["data.train_batch_size", "write data.prompts_per_step"]),
+    ("train", "algorithm.adv_estimator=grpo", ["algorithm.adv_estimator", "write algorithm.type"]),
+    ("train", "+trainer.seed=3", ["override '+trainer.seed=3': keys take no +"]),
+    # data
+    ("train", "data.train_files=[{0}/no.jsonl]", ["data.train_files: {0}/no.jsonl: no such file"]),
+    ("train", "data.train_files=[]", ["data.train_files: no file given"]),
+    ("train", "data.val_files=[{0}/table.csv]", ["data.val_files: {0}/table.csv: data files end in .parquet"]),
+    ("train", "data.train_files=[{0}/empty.jsonl]", ["data.train_files: {0}/empty.jsonl: the file holds no rows"]),
+    ("train", "data.train_files=[{0}/broken.parquet]", ["data.train_files: {0}/broken.parquet: cannot be read"]),
+    ("train", "data.train_files=[{0}/questions.jsonl]", ["{0}/questions.jsonl, row 1: column `prompt` is missing"]),
+    ("train", "trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every: 1 needs data.val_files"]),
+    ("sft", "data.train_files=[{0}/questions.jsonl]", ["column `prompt` is missing; the row has question"]),
+    ("dpo", "data.train_files=[{0}/prompts.jsonl]", ["column `chosen` is missing"]),
+    # model
+    ("train", "model.path={0}/nowhere", ["model.path: {0}/nowhere is not a local Hugging Face model directory"]),
+    ("train", "model.path={0}/weightless", ["model.path: {0}/weightless lacks its weights (model.safetensors)"]),
+    ("train", "model.path={0}/truncated", ["model.path: {0}/truncated has weights that cannot be read", "copy"]),
+    ("train", "model.path={0}/sharded", ["{0}/sharded lacks its weights (model-00002-of-00002.safetensors)"]),
+    ("train", "model.path={0}/wordless", ["model.path: {0}/wordless has no tokenizer; copy tokenizer.json"]),
+    ("train", "model.path={0}/unstarted", ["model.path: {0}/unstarted is a run without a checkpoint"]),
+    ("train", "model.path={0}/sinks", ["model.path: {0}/sinks: model type gpt_oss does not run here", "sinks"]),
+    ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
+    ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not a local"]),
+    ("train", "model.reward_model_path={0}/whole", ["model.reward_model_path: {0}/whole is a language model"]),
+    ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
+    ("train", "model.lora.target_modules=[q_prj]", ["model.lora.target_modules: ", "'q_prj'; did you mean 'q_proj'?"]),
+    ("train", "model.lora.target_modules=[lm_head]", ["model.lora.target_modules: 'lm_head'", "output layer"]),
+    # rewards
+    ("train", "reward.functions=[{0}/no.py:f]", ["reward.functions: ", "there is no file {0}/no.py"]),
+    ("train", "reward.functions=[json:loads]", ["reward.functions: ", "json:loads", "signature"]),
+    ("train", "reward.functions=[]", ["reward.functions: ", "no built-in reward for data_source ['sort4']"]),
+    ("train", "reward.functions=[{0}/rewards.py:scor]", ["reward.functions: ", "has no function 'scor'"]),
+    ("train", "reward.functions=[{0}/rewards.py:needs]", ["needs the column `difficulty`, which no row has"]),
+    ("train", "reward.functions=[{0}/unfinished.py:f]", ["reward.functions: ", "SyntaxError"]),
+    ("train", "algorithm={{type: '{0}/no.py:Mine'}}", ["algorithm.type: ", "there is no file {0}/no.py"]),
+    ("train", "algorithm={{type: '{0}/rewards.py:Scor'}}", ["algorithm.type: ", "did you mean 'Score'?"]),
+    # ranks and engines
+    ("train", "cluster.ranks=4|training.shard_size=3", ["training.shard_size: 4 ranks", "groups of 3"]),
+    ("train", "cluster.ranks=3|training.context_parallel=3", ["training.context_parallel: 3", "2 attention heads"]),
+    ("train", "cluster.ranks=3|training.context_parallel=2", ["training.context_parallel: 3 ranks", "groups of 2"]),
+    ("train", f"cluster.ranks=2|{SERVED}|generation.tensor_parallel=4", ["generation.tensor_parallel: 4", "2 ranks"]),
+    ("train", f"{SERVED}|generation.sleep=weights|model.lora={{{{}}}}", ["generation.sleep: weights", "use cache"]),
+    ("train", "training={{type: megatron, router_replay: true}}", ["training.router_replay: no generation.type"]),
+    ("train", "training={{type: megatron}}|model.lora={{}}", ["model.lora: adapters are of training.type: fsdp"]),
+    (
+        "train",
+        "cluster.ranks=3|training={{type: megatron, tensor_parallel: 2}}",
+        ["tensor_parallel * context_parallel * pipeline_parallel = 2 does not divide 3 ranks"],
+    ),
+    # packages, each as if it were not installed
+    ("train", SERVED, ["generation.type: vllm, but vLLM is not installed here: install vllm>="]),
+    (
+        "train",
+        "generation={{type: sglang, max_response_tokens: 8}}",
+        ["generation.type: sglang, but SGLang is not installed here"],
+    ),
+    ("train", "model.lora={{}}", ["model.lora: needs the package peft", "pip install 'tandem-rl[lora]'"]),
+    ("train", "cluster.type=ray", ["cluster.type: ray: needs the package ray", "pip install 'tandem-rl[ray]'"]),
+    ("train", "tracking.tensorboard=true", ["tracking.tensorboard: needs", "pip install 'tandem-rl[tensorboard]'"]),
+    ("train", "training={{type: megatron}}", ["training.type: megatron needs packages", "'tandem-rl[megatron]'"]),
+    # the run
+    ("train", "trainer.run_dir={0}/run", ["trainer.run_dir: {0}/run: holds another run; continue it with --resume"]),
+    ("train", "trainer.run_dir={0}/table.csv", ["trainer.run_dir: {0}/table.csv: is a file"]),
+    ("train", "trainer.run_dir={0}/whole", ["trainer.run_dir: {0}/whole: not a run"]),
+    (
+        "train",
+        "trainer.best_metric=val/sort4/acc/mean@2|trainer.eval_every=1",
+        ["trainer.best_metric: 'val/sort4/acc/mean@2' is no metric of this run; did you mean 'val/sort4/acc/mean@4'?"],
+    ),
+    (
+        "train",
+        "trainer.best_metric=val/sort5/acc/mean@4|trainer.eval_every=1",
+        ["trainer.best_metric: 'val/sort5/acc/mean@4'", "did you mean 'val/sort4/acc/mean@4'?"],
+    ),
+    ("train", "trainer.best_metric=actor/klcoefficient", ["trainer.best_metric: ", "'actor/kl_coefficient'?"]),
+    ("train", "trainer.best_metric=critic/vf_loss", ["trainer.best_metric: 'critic/vf_loss' is no metric of this run"]),
+    ("train", "trainer.best_metric=val/sort4/acc/mean@4", ["trainer.best_metric: ", "set trainer.eval_every"]),
+    ("sft", "trainer.best_metric=val/accuracy", ["trainer.best_metric: 'val/accuracy'", "it has val/loss"]),
+    # evaluation
+    ("eval", "data.val_files=[]", ["data.val_files: no file given"]),
+    ("eval", "trainer.seed=1", ["trainer: only training reads this section"]),
+    ("check", "model.path={0}/nowhere", ["model.path: {0}/nowhere"]),
+]
+PACKAGES = ["peft", "ray", "tensorboard", "megatron", "mbridge"]
+
+
+@pytest.fixture(scope="module")
+def place(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with sound and broken files, and `train.yaml`, `sft.yaml` and `dpo.yaml`, which are sound."""
+    place = tmp_path_factory.mktemp("mistakes")
+    _write_models(place, sort4 / "model")
+    (place / "table.csv").write_text("prompt,answer\n1,2\n")
+    (place / "empty.jsonl").touch()
+    (place / "broken.parquet").write_bytes(b"PAR1 and so on")
+    (place / "questions.jsonl").write_text('{"question": "1="}\n' * 3)
+    (place / "prompts.jsonl").write_text('{"prompt": "1=", "completion": "1"}\n')
+    (place / "unfinished.py").write_text("def f(completion:\n")
+    (place / "rewards.py").write_text(
+        "class Score:\n    pass\n\n\n"
+        "def score(completion):\n    return 0.0\n\n\n"
+        "def needs(completion, difficulty):\n    return 0.0\n"
+    )
+    (place / "run").mkdir()
+    (place / "run/config.yaml").write_text("model: {}")
+    (place / "run/metrics.jsonl").write_text("{}\n")
+    rl: dict[str, Any] = yaml.safe_load((ROOT / "recipes/sort4_grpo.yaml").read_text())
+    rl["data"] |= {"train_files": [f"{sort4}/train.jsonl"], "val_files": [f"{sort4}/val.jsonl"], "prompts_per_step": 4}
+    rl["reward"] = {"functions": [f"{place}/rewards.py:score"]}
+    _write_config(place / "train.yaml", rl, place)
+    supervised: dict[str, Any] = yaml.safe_load((ROOT / "recipes/sort4_sft.yaml").read_text())
+    supervised["data"] |= {"train_files": [f"{sort4}/sft.jsonl"]}
+    for command in ("sft", "dpo"):
+        _write_config(place / f"{command}.yaml", supervised, place)
+    return place
+
+
+def _write_config(path: Path, tree: dict[str, Any], place: Path) -> None:
+    tree["model"] = {"path": str(place / "whole")}
+    tree["trainer"] = {"run_dir": str(place / "new-run"), "steps": 3}
+    path.write_text(yaml.safe_dump(tree))
+
+
+def _write_models(place: Path, model: Path) -> None:
+    weights = "model.safetensors"
+    without: dict[str, Callable[..., Any] | None] = {
+        "whole": None,
+        "weightless": shutil.ignore_patterns("*.safetensors"),
+        "wordless": shutil.ignore_patterns("*token*", "vocab*"),
+        "truncated": None,
+        "sharded": shutil.ignore_patterns("*.safetensors"),
+    }
+    for name, ignore in without.items():
+        shutil.copytree(model, place / name, ignore=ignore)
+    (place / "truncated" / weights).write_bytes((model / weights).read_bytes()[:-1000])
+    first, second = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    shutil.copy(model / weights, place / "sharded" / first)
+    index = {"weight_map": {"a": first, "b": second}}
+    (place / "sharded" / f"{weights}.index.json").write_text(json.dumps(index))
+    (place / "unstarted/checkpoints").mkdir(parents=True)
+    described = json.loads((model / "config.json").read_text())
+    for name, other in (("sinks", {"model_type": "gpt_oss"}), ("dynamic", {"rope_scaling": {"rope_type": "dynamic"}})):
+        shutil.copytree(model, place / name)
+        changed = {key: value for key, value in described.items() if key != "rope_parameters"} | other
+        (place / name / "config.json").write_text(json.dumps(changed))
+
+
+def tell(place: Path, rows: list[tuple[str, str]]) -> list[Told]:
+    """What one process, in which nothing heavy is imported before, says to each command and its overrides."""
+    calls: list[tuple[list[str], list[str]]] = []
+    for command, overrides in rows:
+        given = [override for override in overrides.format(place).split("|") if override]
+        config = place / f"{command if command in ('sft', 'dpo') else 'train'}.yaml"
+        calls.append((PACKAGES, [command, str(config), *given]))
+    done = subprocess.run([sys.executable, "-c", RUNNER], input=json.dumps(calls), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def told(place: Path) -> dict[tuple[str, str], Told]:
+    rows = [(command, overrides) for command, overrides, _ in MISTAKES]
+    return dict(zip(rows, tell(place, rows), strict=True))
+
+
+@pytest.mark.parametrize(("command", "overrides", "said"), MISTAKES, ids=[f"{row[0]} {row[1]}" for row in MISTAKES])
+def test_a_mistake_is_told_with_its_key_and_a_mend(
+    told: dict[tuple[str, str], Told], place: Path, command: str, overrides: str, said: list[str]
+) -> None:
+    status, message, heavy = told[command, overrides]
+    assert status == 2 and heavy == [], message
+    assert "Traceback" not in message or "SyntaxError" in message
+    listed = [line for line in message.splitlines() if line.startswith("  - ") and "not installed" not in line]
+    assert len(listed) <= 1, message
+    for words in said:
+        assert words.format(place) in message
+    assert not (place / "new-run").exists()
+
+
+TOGETHER = "|".join(
+    [
+        "data.shufle=true",
+        "data.train_files=[{0}/no.jsonl]",
+        "reward.functions=[{0}/no.py:f]",
+        "algorithm.minibatches=0",
+        "cluster.ranks=4",
+        "training.shard_size=3",
+        "training.context_parallel=4",
+        "model={{path: {0}/truncated, lora: {{}}}}",
+        "tracking.tensorboard=true",
+        "trainer={{run_dir: {0}/run, steps: 3, best_metric: val/loss}}",
+    ]
+)
+ALL_OF_THEM = [
+    "11 errors in the configuration",
+    "data.shufle: unknown key; did you mean data.shuffle?",
+    "data.train_files: {0}/no.jsonl: no such file",
+    "there is no file {0}/no.py",
+    "algorithm.minibatches: input should be greater than 0, not 0",
+    "training.shard_size: 4 ranks cannot be cut into groups of 3",
+    "training.context_parallel: 4 ranks cannot share 2 attention heads",
+    "model.path: {0}/truncated has weights that cannot be read",
+    "model.lora: needs the package peft",
+    "tracking.tensorboard: needs the package tensorboard",
+    "trainer.run_dir: {0}/run: holds another run",
+    "trainer.best_metric: 'val/loss' is no metric of this run",
+]
+
+
+def test_all_mistakes_are_told_in_one_message(place: Path) -> None:
+    (status, message, heavy), (_, dry, _) = tell(place, [("train", TOGETHER), ("train", TOGETHER + "|--dry-run")])
+    assert status == 2 and heavy == []
+    assert [words for words in ALL_OF_THEM if words.format(place) not in message] == [], message
+    assert dry == message, "a dry run tells the same"
+
+
+def test_a_typo_hides_no_missing_file(place: Path) -> None:
+    """Neither in another section nor in its own."""
+    rows = "trainer.stps=1|data.train_fils=[x]|data.val_files=[{0}/no.jsonl]|reward.functions=[{0}/no.py:f]"
+    ((status, message, heavy),) = tell(place, [("train", rows)])
+    assert status == 2 and heavy == []
+    for words in ("trainer.stps", "data.train_fils", "data.val_files: {0}/no.jsonl", "{0}/no.py"):
+        assert words.format(place) in message
+    assert "4 errors" in message, "what the unknown keys may have been meant for is not told as missing"
+
+
+def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None:
+    with_everything = [
+        f"data.val_files=[{sort4}/val.jsonl]", "trainer.eval_every=1", "trainer.best_metric=val/sort4/acc/mean@4",
+        "model.lora={target_modules: [q_proj, mlp.down_proj]}", "tracking.tensorboard=true",
+        "algorithm.kl.place=loss", "generation.max_response_tokens=496", "trainer.run_dir=~/new-run",
+    ]  # fmt: skip
+    assert find_mistakes(load_config(TrainConfig, place / "train.yaml", with_everything), claims_run_dir=True) == []
+    assert find_mistakes(load_config(EvalConfig, place / "train.yaml")) == []
+    assert find_mistakes(load_config(SftConfig, place / "sft.yaml"), claims_run_dir=True) == []
+
+
+def test_bad_rows_may_be_skipped(place: Path) -> None:
+    files = f"data.train_files=[{place}/questions.jsonl]"
+    assert find_mistakes(load_config(TrainConfig, place / "train.yaml", [files, "data.on_bad_row=skip"])) == []
+
+
+def test_the_table_of_metrics_is_that_of_the_page() -> None:
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)) == EVERY_NAME
