@@ -1,7 +1,7 @@
 """Configuration -> the roles of a run: which models and engines there are, and how weights get to the engines."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ class ExperienceRoles:
 
     rollout: Rollout
     reward: Rewards
-    devices: Devices = field(default_factory=UnsharedDevices)
+    devices: Devices
 
 
 @dataclass(slots=True)
@@ -34,12 +34,17 @@ class Roles:
 
     experience: ExperienceRoles
     actor: Actor
-    publish: Callable[[int], None]
-    """Makes the rollout serve the actor's present weights as a version, larger than every version before."""
     reference: Policy | None = None
     critic: Critic | None = None
-    trained: dict[str, Trained] = field(default_factory=dict[str, Trained])
-    """What a checkpoint holds, by its directory there."""
+
+    @property
+    def trained(self) -> dict[str, Trained]:
+        """What a checkpoint holds, by its directory there."""
+        return {".": self.actor} if self.critic is None else {".": self.actor, "critic": self.critic}
+
+    def publish(self, version: int) -> None:
+        """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
+        self.experience.devices.publish(version)
 
 
 def make_roles(
@@ -63,19 +68,8 @@ def make_roles(
         models[Role.RefPolicy] = reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
     if Signal.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement)
-    reward_model = make_reward_model(config, placement)
-    devices: Devices = UnsharedDevices()
-    if _engine_shares_devices(config, placement, Role.Actor):
-        sharing = [model for role, model in models.items() if placement.together(role, Role.Rollout)]
-        scorer = reward_model if placement.together(Role.RewardModel, Role.Rollout) else None
-        devices = TimeSharing(rollout, sharing, scorer, publish)
-        publish = devices.publish
-    experience = ExperienceRoles(rollout, with_reward_model(config, reward, reward_model, devices), devices)
-    trained: dict[str, Trained] = {".": actor}
-    if critic is not None:
-        trained["critic"] = critic
-    publish(0)
-    return Roles(experience, actor, publish, reference, critic, trained)
+    experience = _make_experience_roles(config, placement, rollout, models, publish, reward)
+    return Roles(experience, actor, reference, critic)
 
 
 def make_experience_roles(
@@ -83,14 +77,33 @@ def make_experience_roles(
 ) -> ExperienceRoles:
     """Scored answers of `model.path` as it is, without training."""
     rollout = make_rollout(config, tokenizer, placement)
+    return _make_experience_roles(
+        config, placement, rollout, {}, lambda version: rollout.publish(version).get(), reward
+    )
+
+
+def _make_experience_roles(
+    config: RolloutConfig,
+    placement: Placement,
+    rollout: Rollout,
+    models: Mapping[Role, Model],
+    publish: Callable[[int], None],
+    functions: Rewards,
+) -> ExperienceRoles:
+    """The engines with their rewards, on devices that they share with some of `models`; they serve version 0."""
     reward_model = make_reward_model(config, placement)
-    devices: Devices = UnsharedDevices()
-    publish: Callable[[int], None] = lambda version: rollout.publish(version).get()  # noqa: E731
-    if reward_model is not None and _engine_shares_devices(config, placement, Role.RewardModel):
-        devices = TimeSharing(rollout, [], reward_model, publish)
-        publish = devices.publish
-    publish(0)
-    return ExperienceRoles(rollout, with_reward_model(config, reward, reward_model, devices), devices)
+    sharing = [model for role, model in models.items() if placement.together(role, Role.Rollout)]
+    scorer = reward_model if placement.together(Role.RewardModel, Role.Rollout) else None
+    sleeps = config.generation.type != "native" and config.generation.sleep != "never"
+    devices: Devices = UnsharedDevices(publish)
+    if sleeps and (sharing or scorer is not None):
+        devices = TimeSharing(rollout, sharing, scorer, publish)
+    rewards = functions
+    if reward_model is not None:
+        weight, alone = config.reward.model_weight, not config.reward.functions
+        rewards = ModelRewards(reward_model, weight, functions, devices, alone=alone)
+    devices.publish(0)
+    return ExperienceRoles(rollout, rewards, devices)
 
 
 def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
@@ -117,16 +130,6 @@ def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel
         return None
     spec = TrainSpec(_model_at(config.model, path), config.training, value_head=True)
     return placement.group(Role.RewardModel, ValueModel, TrainWorker, spec)
-
-
-def with_reward_model(
-    config: RolloutConfig, functions: Rewards, reward_model: ValueModel | None, devices: Devices
-) -> Rewards:
-    """The rewards of the configuration: of functions, of a model, or of both."""
-    if reward_model is None:
-        return functions
-    weight, alone = config.reward.model_weight, not config.reward.functions
-    return ModelRewards(reward_model, weight, functions, devices, alone=alone)
 
 
 def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = False) -> Callable[[int], None]:
@@ -159,9 +162,3 @@ def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement
 
 def _model_at(model: ModelConfig, path: Path) -> ModelConfig:
     return model.model_copy(update={"path": path})
-
-
-def _engine_shares_devices(config: RolloutConfig, placement: Placement, role: Role) -> bool:
-    """The engine lives in processes of its own on the devices of `role`, and sleeps while that computes."""
-    sleeps = config.generation.type != "native" and config.generation.sleep != "never"
-    return sleeps and placement.together(role, Role.Rollout)

@@ -31,9 +31,21 @@ class Devices(Protocol):
         """The actor, the critic and the reference compute until the next publish."""
         ...
 
+    def publish(self, version: int) -> None:
+        """The engine serves the actor's present weights as `version`; generation follows."""
+        ...
 
+
+@dataclass(frozen=True, slots=True)
 class UnsharedDevices:
     """Every role keeps its place."""
+
+    fill: Callable[[int], None]
+    """Brings the actor's present weights to the engine, as a version."""
+
+    def publish(self, version: int) -> None:
+        """Nothing but the weights moves."""
+        self.fill(version)
 
     def to_generation(self) -> None:
         """Nothing moves."""
@@ -81,7 +93,6 @@ class TimeSharing:
             self._phase = "training"
 
     def publish(self, version: int) -> None:
-        """The end of training: fill the engine's weights, leave the devices to it."""
         self.fill(version)
         for model in self.models:
             model.offload().get()

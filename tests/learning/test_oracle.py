@@ -154,7 +154,7 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
         )
         critic = Critic(ranks, "critic", TrainWorker, valued)
     batch.tokens.old_logprobs = actor.logprobs(batch).get()
-    prepare(Roles(NO_EXPERIENCE, actor, lambda version: None, reference, critic), algorithm, config, batch)
+    prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, config, batch)
     compute_advantages(algorithm, (), batch, (0, 1))
     update(actor, critic, algorithm, batch, config, step=1)
     trained = ranks.host.workers

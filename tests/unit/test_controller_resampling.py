@@ -13,6 +13,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import ExperienceRoles
 from tandem.controller.dataflow import Clock, generate_and_score
 from tandem.controller.groups import Future
+from tandem.controller.timesharing import UnsharedDevices
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt, Status, Trajectory
 
@@ -56,7 +57,12 @@ def run(settings: TrainConfig, *steps: list[str], needs: frozenset[Signal] = fro
     reward = RewardManager(settings.reward)
     try:
         groups, counts = generate_and_score(
-            ExperienceRoles(Rollout(), reward), settings, batches(*steps), 1, Clock(), needs
+            ExperienceRoles(Rollout(), reward, UnsharedDevices(lambda version: None)),
+            settings,
+            batches(*steps),
+            1,
+            Clock(),
+            needs,
         )
     finally:
         reward.close()
