@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from tandem.cluster.shared_memory import OUT_OF_BAND_BYTES, Arena, Place, SharedFile, View
+from tandem.cluster.shared_memory import OUT_OF_BAND_BYTES, Arena, SharedFile, Slot, View
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def file() -> SharedFile:
     return SharedFile()
 
 
-def start(place: Place) -> int:
+def start(place: Slot) -> int:
     return place[0][0]
 
 
