@@ -42,8 +42,8 @@ def cure(
     runs_in = make_sandbox(**sandbox or {})
     passed = np.zeros((len(coders), len(own) + len(tests)))
     for row, i in enumerate(coders):
-        program = f"{ground_truth[0]['preamble']}\n{extract_code(texts[i])}"
-        reasons, _ = run_tests(runs_in, program, own + [t or "assert False" for t in tests], test_timeout_s)
+        every = own + [test or "assert False" for test in tests]
+        reasons, _ = run_tests(runs_in, extract_code(texts[i]), every, test_timeout_s, ground_truth[0]["preamble"])
         passed[row] = [reason == "" for reason in reasons]
     right = passed[:, : len(own)].all(axis=1)
     rewards: list[dict[str, float] | None] = [None] * len(texts)

@@ -80,6 +80,30 @@ PROCESSES = {
     "kill process 1": "import os, time; os.kill(1, 9); time.sleep(0.1)",
     "kill the parent": "import os, time; os.kill(os.getppid(), 9); time.sleep(60)",
     "stop the parent": "import os, time; os.kill(os.getppid(), 19); time.sleep(0.1)",
+    "read the memory of the test": """
+import os
+for process in os.listdir('/proc'):
+    if process.isdigit() and int(process) != os.getpid():
+        try: open(f'/proc/{process}/mem', 'r+b'); escaped = True
+        except OSError: pass
+""",
+    "read the descriptors of the test": """
+import os
+for process in os.listdir('/proc'):
+    if process.isdigit() and int(process) != os.getpid():
+        try: os.listdir(f'/proc/{process}/fd'); escaped = True
+        except OSError: pass
+""",
+    "kill the test": """
+import os
+for process in os.listdir('/proc'):
+    if process.isdigit() and int(process) not in (1, os.getpid()): os.kill(int(process), 9)
+""",
+    "interrupt the test": """
+import os
+for process in os.listdir('/proc'):
+    if process.isdigit() and int(process) not in (1, os.getpid()): os.kill(int(process), 2)
+""",
     "kill everybody": "import os; os.kill(-1, 9); escaped = True",
     "trace the parent": f"{LIBC}assert libc.ptrace(16, os.getppid(), 0, 0) == 0, ctypes.get_errno()\nescaped = True",
     "write the parent's memory": "import os; open(f'/proc/{os.getppid()}/mem', 'r+b'); escaped = True",
@@ -172,6 +196,14 @@ CHEATS = {
     "leave politely": "import sys; sys.exit(0)",
     "print verdicts": "import os; os.write(1, b'[\"\"]'); os._exit(0)",
     "write verdicts everywhere": FORGED,
+    "answer before being asked": """
+import json, os
+frames = [{'result': None}, {'result': ['', '']}, {'raised': [{'type': 'SystemExit'}, [0]]}, {'result': False}]
+text = ''.join(f'{len(json.dumps(f)):016d}{json.dumps(f)}' for f in frames).encode()
+for fd in range(3, 64):
+    try: os.write(fd, text)
+    except OSError: pass
+""",
     "replace exec": "import builtins; builtins.exec = lambda *a: None; builtins.compile = lambda *a: None",
     "replace os.write": "import os; os.write = lambda *a: None; os._exit = lambda *a: None",
     "replace assertions": "import builtins; builtins.AssertionError = KeyboardInterrupt",
@@ -179,3 +211,269 @@ CHEATS = {
     "trace the test": "import sys; sys.settrace(lambda *a: (_ for _ in ()).throw(SystemExit(0)))",
 }
 ATTACKS = READS | WRITES | NETWORK | PROCESSES | MEMORY | OUTPUT | TIME | CHEATS
+
+HONEST = "def answer(): return 42\nimport sys"
+TESTS = {
+    "equal": "assert answer() == 42",
+    "lines": "found = answer()\nassert found == 42\nfound = None",
+    "near": "assert abs(answer() - 42) < 1e-6",
+    "isclose": "import math\nassert math.isclose(answer(), 42)",
+    "expected": "expected = 42\nassert answer() == expected",
+    "unittest": "import unittest\nunittest.TestCase().assertEqual(answer(), 42)",
+    "json": "import json\nassert json.dumps(answer()) == json.dumps(42)",
+    "module": "assert answer() + sys.maxsize == 42 + sys.maxsize",
+}
+"""Tests that `HONEST` passes and that a forgery must not."""
+FORGERIES = {
+    "an object that equals everything": (
+        "equal",
+        """
+class Any:
+    __eq__ = lambda self, other: True
+def answer(): return Any()
+""",
+    ),
+    "a number that equals everything": (
+        "expected",
+        """
+class Any(int):
+    __eq__ = lambda self, other: True
+def answer(): return Any()
+""",
+    ),
+    "a list that equals everything": (
+        "unittest",
+        """
+class Any(list):
+    __eq__ = lambda self, other: True
+def answer(): return Any()
+""",
+    ),
+    "mock.ANY": (
+        "lines",
+        """
+from unittest.mock import ANY
+def answer(): return ANY
+""",
+    ),
+    "the token in the harness's frame": (
+        "equal",
+        """
+import sys, os
+frame = sys._getframe(1)
+while 'token' not in frame.f_locals: frame = frame.f_back
+os.write(frame.f_locals['answer'], frame.f_locals['token'].encode())
+os._exit(0)
+""",
+    ),
+    "the harness's frame in a traceback": (
+        "equal",
+        """
+import os
+try: raise ValueError
+except ValueError as error: frame = error.__traceback__.tb_frame.f_back
+here = frame.f_locals
+os.write(here['answer'], here['token'].encode())
+os._exit(0)
+""",
+    ),
+    "the token in a generator's caller": (
+        "equal",
+        """
+import os
+def walk():
+    import sys
+    yield sys._getframe().f_back.f_back
+frame = next(walk())
+os.write(frame.f_locals['answer'], frame.f_locals['token'].encode())
+os._exit(0)
+""",
+    ),
+    "the expected value in a caller's frame": (
+        "equal",
+        """
+import sys, re
+def texts():
+    frame = sys._getframe(1)
+    while frame:
+        yield from (str(value) for value in frame.f_locals.values())
+        frame = frame.f_back
+found = [m[1] for text in texts() for m in [re.search(r'answer\\(\\) == (\\d+)', text)] if m]
+def answer(): return int(found[0])
+""",
+    ),
+    "the expected value in the test's code": (
+        "equal",
+        """
+import sys
+def answer(): return next(c for c in sys._getframe(1).f_code.co_consts if isinstance(c, int) and c > 1)
+""",
+    ),
+    "the expected value in its own memory": (
+        "equal",
+        """
+import ctypes, re
+def answer():
+    for line in open('/proc/self/maps'):
+        if 'rw-p' not in line or 'stack' in line: continue
+        start, end = (int(x, 16) for x in line.split()[0].split('-'))
+        try: data = ctypes.string_at(start, end - start)
+        except Exception: continue
+        found = re.search(rb'assert answer\\(\\) == (\\d+)', data)
+        if found: return int(found[1])
+""",
+    ),
+    "skip the assertion by a trace function": (
+        "lines",
+        """
+import sys
+def trace(frame, event, arg):
+    if frame.f_code.co_filename == 'test.py':
+        if event == 'line' and frame.f_lineno == 2:
+            frame.f_lineno = 3
+    return trace
+sys.settrace(trace)
+frame = sys._getframe(1)
+frame.f_trace = trace
+def answer(): return 0
+""",
+    ),
+    "shadow abs": (
+        "near",
+        """
+def abs(x): return 0
+def answer(): return 0
+""",
+    ),
+    "replace abs": (
+        "near",
+        """
+import builtins
+builtins.abs = lambda x: 0
+def answer(): return 0
+""",
+    ),
+    "replace all builtins": (
+        "near",
+        """
+import builtins
+__builtins__ = {**vars(builtins), 'abs': lambda x: 0}
+def answer(): return 0
+""",
+    ),
+    "replace math.isclose": (
+        "isclose",
+        """
+import math
+math.isclose = lambda *a, **k: True
+def answer(): return 0
+""",
+    ),
+    "replace the module math": (
+        "isclose",
+        """
+import sys, types
+fake = types.ModuleType('math')
+fake.isclose = lambda *a, **k: True
+sys.modules['math'] = fake
+def answer(): return 0
+""",
+    ),
+    "a number from which everything differs by nothing": (
+        "near",
+        """
+class Any(float):
+    __sub__ = __rsub__ = lambda self, other: 0.0
+def answer(): return Any()
+""",
+    ),
+    "a change of the number 42": (
+        "equal",
+        """
+import ctypes
+def answer():
+    ctypes.c_uint32.from_address(id(42) + 24).value = 7
+    return 7
+""",
+    ),
+    "a type whose comparison is replaced in memory": (
+        "expected",
+        """
+import ctypes
+class Any(int):
+    def __eq__(self, other): return True
+richcompare = 25 * 8
+slot = ctypes.c_void_p.from_address(id(int) + richcompare)
+slot.value = ctypes.c_void_p.from_address(id(Any) + richcompare).value
+int_eq = Any.__eq__
+def answer(): return Any(0)
+""",
+    ),
+    "the expected value replaced through the test's frame": (
+        "expected",
+        """
+import sys
+def answer():
+    sys._getframe(1).f_globals['expected'] = 0
+    return 0
+""",
+    ),
+    "the expected value of a test's variable": (
+        "expected",
+        """
+import sys
+def answer(): return sys._getframe(1).f_globals['expected']
+""",
+    ),
+    "replace unittest": (
+        "unittest",
+        """
+import unittest
+unittest.TestCase.assertEqual = lambda *a: None
+def answer(): return 0
+""",
+    ),
+    "replace json": (
+        "json",
+        """
+import json
+json.dumps = lambda *a, **k: ''
+def answer(): return 0
+""",
+    ),
+    "replace the import": (
+        "isclose",
+        """
+import builtins
+true = __import__
+def fake(name, *a, **k):
+    module = true(name, *a, **k)
+    if name == 'math': module.isclose = lambda *a, **k: True
+    return module
+builtins.__import__ = fake
+def answer(): return 0
+""",
+    ),
+    "the test among the collector's objects": (
+        "equal",
+        """
+import gc, re
+def strings():
+    for thing in gc.get_objects():
+        yield from (x for x in gc.get_referents(thing) if isinstance(x, str))
+found = [m[1] for text in strings() for m in [re.search(r'assert answer\\(\\) == (\\d+)', text)] if m]
+def answer(): return int(found[0])
+""",
+    ),
+    "a class that is called like a module": (
+        "module",
+        """
+class Any:
+    __add__ = __radd__ = lambda self, other: self
+    __eq__ = lambda self, other: True
+class sys: maxsize = Any()
+def answer(): return 0
+""",
+    ),
+}
+"""How solutions passed tests unearned where they ran in the process of the test: name -> (test, solution)."""

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_attacks import ATTACKS
+from sandbox_attacks import ATTACKS, FORGERIES, HONEST, TESTS
+from sandbox_solutions import RIGHT
 
-from tandem.config.tree import RewardConfig
+from tandem.config.tree import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
 from tandem.reward.rules.code import extract_code, unit_tests
 from tandem.reward.sandbox import seccomp
+from tandem.reward.sandbox import tests as sandbox_tests
 from tandem.reward.sandbox.base import Limits
 from tandem.reward.sandbox.local import LocalSandbox
 from tandem.reward.sandbox.tests import make_sandbox, run_tests
@@ -93,6 +95,62 @@ class TestRuns:
 
 
 @sandboxed
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_solution_passes(name: str) -> None:
+    solution, test = RIGHT[name]
+    verdict = unit_tests("x", f"```python\n{solution}\n```", [test], **vars(Limits(timeout_s=8)))
+    assert verdict["reason"] is None
+
+
+@sandboxed
+def test_the_preamble_is_on_both_sides_and_its_classes_on_the_solutions() -> None:
+    preamble = "import math\nclass Box:\n    def __init__(self, x): self.x = x\ndef inverse(x): return 1 / x\n"
+    solution = "inverse = lambda x: 0\ndef f(box): return Box(math.floor(box.x) + 1)"
+    truth = {"preamble": preamble, "tests": ["assert f(Box(2.5)).x == 3 and inverse(f(Box(3)).x) == 0.25"]}
+    assert unit_tests("x", solution, truth, **vars(LIMITS))["reason"] is None
+
+
+@sandboxed
+class TestPackages:
+    SOLUTION = """
+import numpy as np
+def f(n): return np.arange(n) * 1.5
+def g(a): return a.mean()
+def h(a): a *= 2
+"""
+    TEST = """
+import numpy as np
+np.testing.assert_allclose(f(3), np.array([0, 1.5, 3]))
+assert f(3).shape == (3,) and isinstance(f(2), np.ndarray) and g(np.ones((2, 2))) == 1.0
+a = np.ones(3)
+h(a)
+assert (a == 2).all()
+"""
+
+    def test_a_package_that_is_asked_for_is_there(self) -> None:
+        alone = unit_tests("x", self.SOLUTION, [self.TEST])
+        assert str(alone["reason"]).startswith("test 1 failed: ModuleNotFoundError: No module named 'numpy'")
+        assert unit_tests("x", self.SOLUTION, [self.TEST], packages=["numpy"])["reason"] is None
+        changed = self.SOLUTION.replace("1.5", "1.25")
+        assert "Not equal" in unit_tests("x", changed, [self.TEST], packages=["numpy"])["reason"]
+
+    def test_it_cannot_be_changed_and_brings_what_it_requires(self) -> None:
+        sandbox = make_sandbox(packages=["sympy"])
+        assert "mpmath" in sandbox.modules
+        run = sandbox.run("import os, sympy\nprint(sympy.sqrt(4))\nopen(sympy.__file__, 'a')")
+        assert run.stdout == "2\n" and "Error: [Errno" in run.stderr
+
+    def test_one_that_is_not_installed_is_refused_before_the_run(self) -> None:
+        named = {"function": "tandem.reward.rules.code:unit_tests", "arguments": {"packages": ["numpy", "nowhere"]}}
+        with pytest.raises(UserError, match=r"reward\.functions: packages: 'nowhere' is not installed here"):
+            check_functions(RewardConfig(functions=[RewardFunctionConfig(**named)]), ["mbpp"])
+        with pytest.raises(UserError, match=r"'numpy' is no list; write \[numpy\]"):
+            make_sandbox(packages="numpy")
+        with pytest.raises(UserError, match="a SandboxFusion server has its own"):
+            make_sandbox(packages=["numpy"], sandbox_fusion_url="http://localhost")
+
+
+@sandboxed
 class TestAttacks:
     @pytest.fixture
     def port(self) -> Iterator[int]:
@@ -108,18 +166,27 @@ class TestAttacks:
         secret = tmp_path / "secret"
         secret.write_text("kept")
         solution = ATTACKS[attack].replace("{secret!r}", repr(str(secret))).replace("{port}", str(port))
-        ground_truth = ["assert globals().get('escaped'), 'it did not get out'"]
+        ground_truth = ["assert escaped, 'it did not get out'"]
         verdict = unit_tests("x", solution, ground_truth, test_timeout_s=0.5, **vars(LIMITS))
         assert (verdict["score"], verdict["acc"]) == (0.0, 0.0)
         assert verdict["reason"].startswith("test 1 failed: ")
         assert secret.read_text() == "kept" and [path.name for path in tmp_path.iterdir()] == ["secret"]
         assert processes_of_sandboxes() == []
 
+    @pytest.mark.parametrize("forgery", FORGERIES)
+    def test_no_verdict_is_forged(self, forgery: str) -> None:
+        test, solution = FORGERIES[forgery]
+        verdict = unit_tests("x", solution, [TESTS[test]], test_timeout_s=2, **vars(LIMITS))
+        assert (verdict["score"], verdict["stopped"]) == (0.0, 0.0)
+
+    def test_tests_that_the_forgeries_would_pass(self) -> None:
+        assert unit_tests("x", HONEST, list(TESTS.values()), **vars(LIMITS))["reason"] is None
+
     def test_there_are_fifty(self) -> None:
         assert len(ATTACKS) >= 50
 
     def test_a_test_that_the_attacks_would_pass(self) -> None:
-        assert unit_tests("x", "escaped = True", ["assert globals().get('escaped')"], **vars(LIMITS))["score"] == 1.0
+        assert unit_tests("x", "escaped = True", ["assert escaped"], **vars(LIMITS))["score"] == 1.0
 
 
 def decide(program: bytes, arch: int, number: int, argument: int = 0) -> int:
@@ -165,7 +232,7 @@ def test_without_a_sandbox_code_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_run_without_a_sandbox_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_sandbox.cache_clear()
+    sandbox_tests._make.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"reward\.functions: .*bubblewrap"):
         check_functions(RewardConfig(), ["mbpp"])

@@ -27,8 +27,8 @@ def unit_tests(
     truth = ground_truth if isinstance(ground_truth, Mapping) else {"tests": ground_truth}
     if not truth["tests"] or isinstance(truth["tests"], str):
         raise ValueError(f"the ground truth {ground_truth!r:.200} is not a list of tests")
-    program = f"{truth.get('preamble') or ''}\n{extract_code(solution_str)}"
-    reasons, stopped = run_tests(make_sandbox(**sandbox), program, truth["tests"], test_timeout_s)
+    preamble, solution = truth.get("preamble") or "", extract_code(solution_str)
+    reasons, stopped = run_tests(make_sandbox(**sandbox), solution, truth["tests"], test_timeout_s, preamble)
     passed = reasons.count("") / len(reasons)
     return {
         "score": passed if partial else float(passed == 1),

@@ -1,5 +1,6 @@
 """What a sandbox is: a program and its input in, a Run out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +39,11 @@ class Sandbox(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """What programs can import besides the standard library, as far as it is known."""
+        ...
 
     def run(self, program: str, stdin: str = "") -> Run:
         """Run `program`; returns when it and every process that it started are gone."""

@@ -1,61 +1,167 @@
-"""The program that tests a solution inside a sandbox: sent there as text, so it stands alone.
+"""The program that tests a solution inside a sandbox: sent there as text, behind `wire.py` and `proxies.py`.
 
-Every test runs in a process of its own that has just run the solution. It claims a pass by repeating a token; the
-verdicts are printed behind a secret that is read when all tests have ended, so no solution can print them itself. A
-solution that searches the interpreter for its token can still claim a pass: it shares a process with its test.
+Each test has two fresh processes: one runs the solution, the other the test, which reaches the solution over a socket
+(`proxies.py`). This process starts both, and alone hears from the test's whether it ended well.
+
+No process of the solution ever holds a test, an expected value, or a descriptor through which a verdict passes: it is
+forked before this process reads the test, and closes what it inherits. None can read another's memory or descriptors,
+for all but it are not dumpable. What is read from standard input: settings, each test, and at last the secret behind
+which the verdicts are printed, so that nobody else can print them.
 """
 
+import ast
+import builtins
 import ctypes
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
+
+from tandem.reward.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
+from tandem.reward.sandbox.wire import receive, receive_frame, send, send_frame
 
 
-def main(solution: str, tests: list[str], test_timeout_s: float, total_s: float) -> None:
+def main() -> None:
     """Print the secret and, as JSON, `""` for each test that passed and else the reason."""
-    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: tests read neither our memory nor our descriptors
-    end = time.monotonic() + total_s
-    reasons = [verdict(solution, test, min(test_timeout_s, end - time.monotonic())) for test in tests]
-    print(sys.stdin.readline().strip() + json.dumps(reasons), flush=True)
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+    task = receive(0)
+    deadline = time.monotonic() + task["total_s"]
+    reasons = [verdict(task, min(task["test_timeout_s"], deadline - time.monotonic())) for _ in range(task["tests"])]
+    print(receive(0) + json.dumps(reasons), flush=True)
 
 
-def verdict(solution: str, test: str, timeout_s: float) -> str:
-    if timeout_s <= 0:
-        return "no time was left for it"
-    token = os.urandom(16).hex()
-    ours, theirs = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(ours)
-        attempt(solution, test, theirs, token)
-    os.close(theirs)
-    answered = select.select([ours], [], [], timeout_s)[0]
-    said = os.read(ours, 1000).decode(errors="replace") if answered else f"took longer than {timeout_s:.3g} s"
-    os.close(ours)
-    for kill in (os.killpg, os.kill):  # the group does not exist before its first act
-        with suppress(ProcessLookupError):
-            kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return "" if said == token else said or "its process ended before the test did"
-
-
-def attempt(solution: str, test: str, answer: int, token: str) -> None:
-    """Run both and answer with the token, or with what was raised; never returns."""
-    write, leave, execute, raised = os.write, os._exit, exec, BaseException  # a solution may replace ours
+def verdict(task: Mapping[str, Any], timeout_s: float) -> str:
+    """What comes of the next test on standard input: `""` if it passed, else the reason why not."""
+    attempt = Attempt()
     try:
-        os.setsid()
-        for descriptor, name in enumerate((os.devnull, "/tmp/output", "/tmp/output")):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
-        codes = [compile(solution, "solution.py", "exec"), compile(test, "test.py", "exec")]
-        module = sys.modules["solution"] = types.ModuleType("solution")
-        for code in codes:
-            execute(code, module.__dict__)
-    except raised as error:
-        token = f"{type(error).__name__}: {error}"[:300]
-    write(answer, token.encode(errors="replace"))
-    leave(0)
+        problem = attempt.start(task) if timeout_s > 0 else "no time was left for it"
+        test = receive_frame(0)  # not before the solution's process is there, which has a copy of our memory
+        problem = problem or attempt.outcome(test, timeout_s)
+        test[:] = bytes(len(test))
+        return problem
+    finally:
+        attempt.end()
+
+
+class Attempt:
+    """The two processes of a test."""
+
+    def __init__(self) -> None:
+        self._processes: list[int] = []
+        self._ends = socket.socketpair()
+        """What this process and the test's say to each other: the test, and what comes of it."""
+
+    def start(self, task: Mapping[str, Any]) -> str:
+        """Returns why they cannot be started, as when an earlier test's processes left no room; `""` if they were."""
+        testers = self._ends[1]
+        tester, solution = socket.socketpair()
+        try:
+            # The test's process first: a solution cannot keep it from starting.
+            self._fork(run_test, task, (tester.fileno(), testers.fileno()), os.devnull)
+            self._fork(run_solution, task, (solution.fileno(),), "/tmp/output")
+        except OSError as error:
+            return f"its processes could not be started: {error}"
+        finally:
+            for end in (tester, solution, testers):
+                end.close()
+        return ""
+
+    def outcome(self, test: bytearray, timeout_s: float) -> str:
+        descriptor = self._ends[0].fileno()
+        try:
+            send_frame(descriptor, test)
+            if not select.select([descriptor], [], [], timeout_s)[0]:
+                return f"took longer than {timeout_s:.3g} s"
+            return receive(descriptor)
+        except (OSError, EOFError):
+            return "its process ended before the test did"
+
+    def end(self) -> None:
+        """Kill both, with what they started as far as it stayed with them."""
+        for process in self._processes:
+            for kill in (os.killpg, os.kill):  # the group does not exist before the process's first act
+                with suppress(ProcessLookupError):
+                    kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        for end in self._ends:
+            end.close()
+
+    def _fork(self, run: Callable[..., None], task: Mapping[str, Any], ends: Sequence[int], output: str) -> None:
+        """Start a process that has these descriptors and no other."""
+        process = os.fork()
+        if process:
+            self._processes.append(process)
+            return
+        leave = os._exit  # a solution may replace ours
+        try:
+            os.setsid()
+            for descriptor, name in enumerate((os.devnull, output, output)):
+                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
+            kept = [*sorted(ends), 1 << 16]
+            for after, before in zip([2, *kept], kept, strict=False):
+                os.closerange(after + 1, before)
+            run(task, *ends)
+        finally:
+            leave(0)
+
+
+def run_solution(task: Mapping[str, Any], channel: int) -> None:
+    """Run the solution, then do what the test asks of it."""
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    end = AnsweringEnd(channel, module.__dict__)
+    try:
+        exec(compile(task["preamble"] + "\n" + task["solution"], "solution.py", "exec"), module.__dict__)
+    except BaseException as error:  # noqa: BLE001 - a solution may raise anything
+        end.report(error)
+    else:
+        end.report(None)
+        end.serve()
+
+
+def run_test(task: Mapping[str, Any], channel: int, answer: int) -> None:
+    """Run the test and say what came of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt would be an exception, which a test may expect
+    try:
+        test = receive(answer)
+        end = AskingEnd(channel)
+        end.wait_until_loaded()
+        sys.modules["solution"] = SolutionModule(end)
+        exec(compile(test, "test.py", "exec"), test_names(task, end, test))
+        reason = ""
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too, is no pass
+        reason = f"{type(error).__name__}: {error}"[:300]
+    send(answer, reason)
+
+
+def test_names(task: Mapping[str, Any], end: AskingEnd, test: str) -> Names:
+    """The names that the test starts with: those of the preamble but its classes, whose objects the solution makes."""
+    names = Names(end, task["packages"])
+    exec(compile(task["preamble"], "preamble.py", "exec"), names)
+    for name, value in list(names.items()):
+        if isinstance(value, type) and value.__module__ == "test":
+            del names[name]
+    names.pythons_come_first = asks_for_more_than_python(test, names)
+    return names
+
+
+def asks_for_more_than_python(test: str, names: Collection[str]) -> bool:
+    """Whether any name in the test that neither it nor `names` define is no builtin's and no module's of Python."""
+    nodes = list(ast.walk(ast.parse(test)))
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)} | {
+        node.name
+        for node in nodes
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name
+    }
+    imports = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    own |= {(alias.asname or alias.name).partition(".")[0] for alias in imports}
+    asked = {node.id for node in nodes if isinstance(node, ast.Name)} - own - set(names)
+    pythons = {*vars(builtins), *sys.stdlib_module_names}
+    return "solution" in own or not asked <= pythons

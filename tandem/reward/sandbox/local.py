@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from glob import glob
 from pathlib import Path
@@ -33,13 +33,17 @@ READ_BYTES = 1 << 20
 MAX_FILES = 256
 _FIRST_USER = 1 << 30
 """From here to twice that nobody has a user id."""
+_PACKAGES = "/packages"
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **dict.fromkeys(_THREADS, "1")}
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 _REFUSAL = """model-written code runs in a sandbox, and bubblewrap (`bwrap`) is not installed: run scripts/sandbox, or \
 name a SandboxFusion server (sandbox_fusion_url), or accept the risk on a machine that has nothing to lose: \
 run_untrusted_code_without_sandbox: true"""
 _BOOT = """
 import os, resource, sys
-descriptor, user, *limits = map(int, sys.argv[1:])
+packages, *numbers = sys.argv[1:]
+descriptor, user, *limits = map(int, numbers)
 with open(descriptor, encoding="utf-8") as file:
     program = file.read()
 kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
@@ -50,6 +54,7 @@ if user:
     os.setgid(user)
     os.setuid(user)
 sys.argv = ["program.py"]
+sys.path += [place for place in packages.split(":") if place]
 exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
 """
 
@@ -57,9 +62,14 @@ exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
 class LocalSandbox:
     """Runs programs with this Python and its standard library. `contained=False`: resource limits are all there is."""
 
-    def __init__(self, limits: Limits, contained: bool = True) -> None:
-        """Raises UserError when this machine has no bubblewrap, or one that cannot make a container."""
+    def __init__(self, limits: Limits, contained: bool = True, packages: Mapping[str, Path] | None = None) -> None:
+        """Raises UserError when this machine has no bubblewrap, or one that cannot make a container.
+
+        `packages`: what programs can import besides the standard library, by name.
+        """
         self.limits = limits
+        self._packages = packages or {}
+        self.modules = [name.removesuffix(".py") for name in self._packages]
         self._contained = contained
         if contained and not shutil.which("bwrap"):
             raise UserError(_REFUSAL)
@@ -72,9 +82,9 @@ class LocalSandbox:
             source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
             start = time.monotonic()
             process = subprocess.Popen(
-                [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT, *self._limits(source)],
+                [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT, *self._arguments(source)],
                 pass_fds=[file.fileno() for file in (source, calls, facts)], stdin=given, stdout=out, stderr=err,
-                env={}, cwd="/", start_new_session=True,
+                env={} if self._contained else _ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
             try:
                 stopped = self._watch(process, start + self.limits.timeout_s)
@@ -88,23 +98,28 @@ class LocalSandbox:
             return [sys.executable]
         libraries = [place for place in ("/lib", "/lib64", "/usr/lib", "/usr/lib64") if os.path.isdir(place)]
         read_only = [(place, place) for place in libraries] + [(sys.base_prefix, "/python")]
+        read_only += [(str(path), f"{_PACKAGES}/{name}") for name, path in self._packages.items()]
         root = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
         return [
             *("bwrap", *_NAMESPACES, *(("--unshare-user",) if os.geteuid() else root), "--as-pid-1", "--new-session"),
             *("--die-with-parent", "--clearenv"),
             *("--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
+            *("--perms", "0755", "--dir", _PACKAGES),
             *(word for source, place in read_only for word in ("--ro-bind", source, place)),
             *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
             *("--perms", "1777", "--size", str(self.limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-            *("--remount-ro", "/", "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),
-            *("--setenv", "LD_LIBRARY_PATH", "/python/lib", "--setenv", "PYTHONHASHSEED", "0"),
+            *("--remount-ro", "/", "--setenv", "HOME", "/tmp", "--setenv", "LD_LIBRARY_PATH", "/python/lib"),
+            *(word for name, value in _ENVIRONMENT.items() for word in ("--setenv", name, value)),
             f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
         ]  # fmt: skip
 
-    def _limits(self, source: IO[bytes]) -> Iterator[str]:
+    def _arguments(self, source: IO[bytes]) -> Iterator[str]:
+        """What `_BOOT` reads."""
+        folders = {str(path.parent) for path in self._packages.values()}
+        yield _PACKAGES if self._contained else ":".join(sorted(folders))
         user = 0 if os.geteuid() or not self._contained else _FIRST_USER + secrets.randbelow(_FIRST_USER)
         kernel = (math.ceil(self.limits.timeout_s), self.limits.memory_mib << 20, self.limits.processes)
-        return map(str, (source.fileno(), user, *kernel, self.limits.file_mib << 20, MAX_FILES))
+        yield from map(str, (source.fileno(), user, *kernel, self.limits.file_mib << 20, MAX_FILES))
 
     def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> str | None:
         """Wait for the end; returns the limit that was passed before it came."""

@@ -1,5 +1,7 @@
 """Programs on a SandboxFusion server (ByteDance, github.com/bytedance/SandboxFusion): POST /run_code."""
 
+from collections.abc import Sequence
+
 from tandem.errors import TandemError
 from tandem.reward.http import post_json
 from tandem.reward.sandbox.base import Limits, Run
@@ -10,6 +12,7 @@ class SandboxFusion:
 
     def __init__(self, url: str, limits: Limits) -> None:
         self.limits = limits
+        self.modules: Sequence[str] = ()
         self._url = f"{url.rstrip('/')}/run_code"
 
     def run(self, program: str, stdin: str = "") -> Run:
