@@ -16,7 +16,7 @@ _EQUAL = """
     gpt_neox granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe
     laguna llama longcat_flash mellum minimax_m2 ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe
     opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2
-    vaultgemma whisper youtu"""
+    vaultgemma youtu"""
 EQUAL = frozenset(_EQUAL.split())
 """Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
 
@@ -48,6 +48,7 @@ _REFUSED = {
     minimax_m3_vl_text""",
     "it adds to attention scores what ours does not know": "doge inkling_text",
     "its attention is cut into chunks": "llama4 llama4_text",
+    "it gives the logits of every token where those of some are asked for": "whisper",
     "a layer attends several times, but one set of keys and values is kept of it": "diffllama hrm_text",
     "it cannot be run, or not made small, from a configuration and tokens alone": """blt cohere_compass_text
     gemma4_assistant gemma4_unified_assistant musicgen musicgen_melody""",

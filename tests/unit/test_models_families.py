@@ -147,7 +147,7 @@ def measured(family: str, variant: int | None = None) -> Agreement | str:
 
 
 def equal(found: Agreement | str) -> bool:
-    return isinstance(found, Agreement) and max(found) <= TOLERANCE
+    return isinstance(found, Agreement) and all(difference <= TOLERANCE for difference in found)
 
 
 def told(config: PreTrainedConfig, value_head: bool = False) -> str | None:
