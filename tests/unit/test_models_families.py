@@ -5,6 +5,7 @@ Run this file to write docs/models.md anew.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -34,14 +35,15 @@ from transformers.models.auto.modeling_auto import (
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION, HARMLESS, _attend
 from tandem.models.families import EQUAL, REFUSED, VALUE_HEADS, refusal
-from tandem.models.family_check import TOLERANCE, Agreement, check_family, compare
+from tandem.models.family_check import TOLERANCE, Agreement, _models, check_family, compare
 from tandem.models.lean import make_lean
 from tandem.models.loading import load_empty, load_policy
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine
-from tandem.types import MicroBatch, TokenColumns
+from tandem.types import Completion, IntArray, MicroBatch, Request, SamplingParams, TokenColumns
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
@@ -177,6 +179,47 @@ def test_options_that_change_what_is_computed_are_refused(variant: int) -> None:
         assert refused is None
     else:
         assert refused is not None and reason in refused and f"model type {family} " in refused
+
+
+RUNS = [family for family in BUILT if told(config_of(family)) is None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", RUNS)
+def test_the_engine_scores_a_family_as_eager_attention_does(family: str) -> None:
+    """Through everything that training does: prefixes, chunks of the output layer, its bias."""
+    eager, ours = _models(tiny(config_of(family)), trust_remote_code=False)
+    ids = np.arange(3, 29, dtype=np.int32)
+    offsets, prefixes = np.array([0, 4, 13, 26]), np.array([-1, 0, -1])
+    scored = np.array([3, 4, 5, 11, 13, 20, 24])
+    batch = MicroBatch(ids, offsets, prefixes, scored, ids[scored + 1], TokenColumns(), np.arange(len(scored)))
+    found = FsdpEngine(ours, FsdpTrainingConfig(), None).forward([batch])[0].logprobs_S
+    rows = [torch.from_numpy(row)[None].long() for row in (ids[:13], ids[13:])]
+    wanted = torch.cat([eager(row, use_cache=False).logits[0] for row in rows]).log_softmax(-1)
+    torch.testing.assert_close(found, wanted[scored, ids[scored + 1]], rtol=0, atol=TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", RUNS)
+def test_the_engine_generates_with_the_log_probs_of_eager_attention(family: str) -> None:
+    """Siblings that share a prompt, and prompts of other lengths that end before them."""
+    eager, ours = _models(tiny(config_of(family)), trust_remote_code=False)
+    engine = NativeEngine(ours, max_running=4)
+    engine.load_weights(0, None)
+    prompts = [np.arange(3, 9, dtype=np.int32), np.arange(20, 23, dtype=np.int32)]
+
+    async def ask(prompt: IntArray, seeds: tuple[int, ...], tokens: int) -> list[Completion]:
+        return [sample async for sample in engine.generate(Request(prompt, SamplingParams(max_tokens=tokens), seeds))]
+
+    async def ask_together() -> list[list[Completion]]:
+        return await asyncio.gather(ask(prompts[0], (1, 2, 3), 6), ask(prompts[1], (4,), 4))
+
+    for prompt, samples in zip(prompts, asyncio.run(ask_together()), strict=True):
+        for sample in samples:
+            row = torch.from_numpy(np.concatenate((prompt, sample.token_ids))).long()
+            logprobs = eager(row[None], use_cache=False).logits[0].log_softmax(-1)
+            wanted = logprobs[len(prompt) - 1 : -1].gather(1, row[len(prompt) :, None])[:, 0]
+            np.testing.assert_allclose(sample.logprobs, wanted.numpy(), rtol=0, atol=TOLERANCE)
 
 
 def test_the_families_with_a_value_head_are_those_of_transformers() -> None:

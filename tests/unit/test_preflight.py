@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tandem.config.load import load_config
-from tandem.config.tree import EvalConfig, SftConfig, TrainConfig
+from tandem.config.tree import EvalConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.jobs.preflight import find_mistakes
 from tandem.tracking.names import EVERY_NAME
 from tests.conftest import ROOT
@@ -79,6 +79,8 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.path={0}/unstarted", ["model.path: {0}/unstarted is a run without a checkpoint"]),
     ("train", "model.path={0}/sinks", ["model.path: {0}/sinks: model type gpt_oss does not run here", "sinks"]),
     ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
+    ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
+    ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not a local"]),
     ("train", "model.reward_model_path={0}/whole", ["model.reward_model_path: {0}/whole is a language model"]),
     ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
@@ -197,7 +199,12 @@ def _write_models(place: Path, model: Path) -> None:
     (place / "sharded" / f"{weights}.index.json").write_text(json.dumps(index))
     (place / "unstarted/checkpoints").mkdir(parents=True)
     described = json.loads((model / "config.json").read_text())
-    for name, other in (("sinks", {"model_type": "gpt_oss"}), ("dynamic", {"rope_scaling": {"rope_type": "dynamic"}})):
+    others: dict[str, dict[str, Any]] = {
+        "sinks": {"model_type": "gpt_oss"},
+        "headless": {"model_type": "olmo2"},
+        "dynamic": {"rope_scaling": {"rope_type": "dynamic"}},
+    }
+    for name, other in others.items():
         shutil.copytree(model, place / name)
         changed = {key: value for key, value in described.items() if key != "rope_parameters"} | other
         (place / name / "config.json").write_text(json.dumps(changed))
@@ -291,6 +298,19 @@ def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", with_everything), claims_run_dir=True) == []
     assert find_mistakes(load_config(EvalConfig, place / "train.yaml")) == []
     assert find_mistakes(load_config(SftConfig, place / "sft.yaml"), claims_run_dir=True) == []
+
+
+def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
+    def told(kind: Any, model: str, *overrides: str) -> list[str]:
+        return find_mistakes(load_config(kind, place / "train.yaml", [f"model.path={place}/{model}", *overrides]))
+
+    assert told(TrainConfig, "headless") == [], "a policy needs no value head"
+    assert [reason for reason in told(EvalConfig, "sinks") if "sinks" in reason]
+    served = "generation={type: vllm, max_response_tokens: 8}"
+    assert not [reason for reason in told(EvalConfig, "sinks", served) if "model.path" in reason]
+    assert [reason for reason in told(TrainConfig, "sinks", served) if "model.path" in reason]
+    rewards = load_config(RewardModelConfig, place / "dpo.yaml", [f"model.path={place}/headless"])
+    assert [reason for reason in find_mistakes(rewards) if "value head" in reason]
 
 
 def test_bad_rows_may_be_skipped(place: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tandem.config.tree import ModelConfig, RolloutConfig
+from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.models.families import refusal
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
@@ -27,14 +27,22 @@ def find_directory_mistakes(config: Any) -> Iterator[str]:
 
 
 def find_family_mistakes(config: Any) -> Iterator[str]:
-    """Families whose log-probs would be wrong, on the engines that compute them as `models/families.py` says."""
-    on_fsdp = config.training.type == "fsdp"
+    """Families whose log-probs or values would be wrong, on the engines of which `models/families.py` speaks."""
+    told = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
+            if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
+    yield from dict.fromkeys(told)
+
+
+def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
+    """The models that the native engine or `training.type: fsdp` computes: key, directory, and has it a value head."""
+    model, on_fsdp = config.model, config.training.type == "fsdp"
     on_native = isinstance(config, RolloutConfig) and config.generation.type == "native"
-    paths = {"path": on_fsdp or on_native, "critic_path": on_fsdp, "reward_model_path": on_fsdp}
-    for key, concerned in paths.items():
-        path = getattr(config.model, key)
-        if concerned and path is not None and (reason := refusal(_read_config(path))):
-            yield f"model.{key}: {path}: {reason}"
+    if on_native or (on_fsdp and not isinstance(config, EvalConfig)):
+        yield "path", model.path, isinstance(config, RewardModelConfig)
+    if on_fsdp and isinstance(config, TrainConfig) and config.algorithm.type == "ppo":
+        yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
+    if on_fsdp and model.reward_model_path is not None:
+        yield "reward_model_path", model.reward_model_path, True
 
 
 def find_length_mistakes(config: Any) -> Iterator[str]:
