@@ -1,4 +1,4 @@
-"""The PyTorch engine: plain torch on one rank, FSDP2 on several; any Hugging Face causal language model."""
+"""The PyTorch engine: plain torch on one rank, FSDP2 on several; the model families of docs/models.md."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
