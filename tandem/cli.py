@@ -251,11 +251,14 @@ def _read(config: Any, dataset: Callable[..., Any]) -> Any:
 
 
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | None], dry_run: bool) -> None:
+    from tandem.jobs.notes import notes
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
     for read in filter(None, (inputs.train, inputs.val)):
         print(read.description)
+    for note in notes(config, len(inputs.train)):
+        print(f"note: {note}")
     if dry_run:
         return
     run_dir = config.trainer.run_dir

@@ -121,7 +121,10 @@ class TrainerConfig(Section):
     keep_last: MayChange[PositiveInt] = 2
     """Checkpoints that stay; the best one stays besides."""
     best_metric: MayChange[str | None] = None
-    """A metric name: the checkpoint where it was highest is kept as `best`."""
+    """A metric name: the checkpoint where it was best is kept as `best`."""
+    best_mode: MayChange[Literal["max", "min"] | None] = None
+    """Whether its highest or its lowest value is best. Default: the lowest of a loss, a KL or a count of failures, the
+    highest of anything else."""
     trajectories_every: MayChange[NonNegativeInt] = 1
     """Steps between trajectory files; 0: none."""
     keep_trajectories: MayChange[NonNegativeInt] = 100
@@ -135,6 +138,12 @@ class TrainerConfig(Section):
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _mode_of_a_metric(self) -> Self:
+        if self.best_mode and not self.best_metric:
+            raise ValueError(f"best_mode: {self.best_mode}, but there is no best_metric; give one, or leave it out")
         return self
 
 

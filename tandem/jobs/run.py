@@ -15,6 +15,7 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import WorkerLost
 from tandem.files import write_text
+from tandem.jobs.best import BestValue
 from tandem.signals import StopRequest
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker
@@ -44,11 +45,9 @@ class Job(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the run stands; `step` and `best` are saved with every checkpoint."""
+    """Where the run stands; `step` is saved with every checkpoint."""
 
     step: int = 0
-    best: float | None = None
-    """The highest value of `trainer.best_metric` so far."""
     saved_step: int = 0
     """The step of the last checkpoint."""
     saved_at: float = field(default_factory=time.monotonic)
@@ -97,6 +96,7 @@ class _Attempt:
         self._job = job
         self._stop = stop
         self._progress = _Progress()
+        self._best = BestValue(config.trainer)
         self._trackers: list[Tracker] = []
 
     def run(self, resume: bool) -> bool:
@@ -109,7 +109,9 @@ class _Attempt:
             self._trackers += _trackers(self._config, job.total_steps, self._progress.step)
             with self._stop.listening():
                 if self._progress.step == 0 and self._trainer.eval_every:
-                    self._record(0, job.evaluate(0))
+                    validated = job.evaluate(0)
+                    self._best.expect_in(validated, validation=True)
+                    self._record(0, validated)
                 while self._progress.step < job.total_steps and self._stop.by is None:
                     self._step(self._progress.step + 1)
                 if self._progress.step > self._progress.saved_step:
@@ -128,10 +130,9 @@ class _Attempt:
         if self._is_due(step, trainer.eval_every):
             metrics |= job.evaluate(step)
         progress.step = step
-        reached = metrics.get(trainer.best_metric or "")
-        best = reached is not None and (progress.best is None or reached > progress.best)
-        if best:
-            progress.best = reached
+        if step == 1:
+            self._best.expect_in(metrics, validation=False)
+        best = self._best.improves(metrics)
         self._record(step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
         late = 0 < trainer.save_every_s <= time.monotonic() - progress.saved_at
         if best or late or self._is_due(step, trainer.save_every):
@@ -146,7 +147,8 @@ class _Attempt:
             for part in ("model", "state"):
                 (directory / part).mkdir()
             self._job.save(directory)
-            write_text(directory / "state" / "run.json", json.dumps({"step": progress.step, "best": progress.best}))
+            saved = {"step": progress.step, "best": self._best.state()}
+            write_text(directory / "state" / "run.json", json.dumps(saved))
         progress.saved_step, progress.saved_at = progress.step, time.monotonic()
 
     def _restore(self) -> None:
@@ -155,7 +157,8 @@ class _Attempt:
             return
         self._job.load(checkpoint)
         saved = json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8"))
-        self._progress = _Progress(saved["step"], saved["best"], saved_step=saved["step"])
+        self._progress = _Progress(saved["step"], saved_step=saved["step"])
+        self._best.load_state(saved["best"])
         print(f"resuming after step {saved['step']} from {checkpoint}", flush=True)
 
     def _record(self, step: int, metrics: StepMetrics) -> None:

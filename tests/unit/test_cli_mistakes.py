@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
@@ -100,6 +102,20 @@ def test_a_directory_that_holds_another_run(
     (tmp_path / "run" / "config.yaml").write_text("model: {}")
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "--resume" in refused(capsys, "train", str(grpo_config))
+
+
+def test_what_is_seldom_meant_is_said(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "three.jsonl").write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:3]))
+    few_rows, many_ranks = f"data.train_files=[{tmp_path}/three.jsonl]", f"cluster.ranks={2 * os.cpu_count()}"
+    assert main(["train", str(grpo_config), few_rows, many_ranks, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "note: data.prompts_per_step: 4, but data.train_files have 3 rows" in printed
+    if not torch.cuda.is_available():
+        assert f"note: cluster.ranks: {2 * os.cpu_count()} processes compute on" in printed
+    assert main(["train", str(grpo_config), "--dry-run"]) == 0
+    assert "note: " not in capsys.readouterr().out
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""What a run may do as it is, but is seldom meant to do: said before it starts."""
+
+import os
+from collections.abc import Iterator
+
+import torch
+
+from tandem.config.tree import SftConfig, TrainConfig
+from tandem.controller.placement import pools_of
+
+
+def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
+    """`rows`: the usable ones of `data.train_files`."""
+    if isinstance(config, SftConfig):
+        key, step = "data.rows_per_step", config.data.rows_per_step
+    else:
+        key, step = "data.prompts_per_step", config.data.prompts_per_step
+    if rows < step:
+        yield f"{key}: {step:,}, but data.train_files have {rows:,} rows: every step takes some of them repeatedly"
+    processes, cores = sum(pool.size for pool in pools_of(config).pools.values()), len(os.sched_getaffinity(0))
+    if config.cluster.type == "local" and processes > cores and not torch.cuda.is_available():
+        key = "placement.pools" if isinstance(config, TrainConfig) and config.placement.pools else "cluster.ranks"
+        yield f"{key}: {processes} processes compute on {cores} cores, and wait for one another; fewer are faster"
