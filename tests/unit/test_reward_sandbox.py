@@ -1,5 +1,6 @@
 """The sandbox: programs run, limits hold, and nobody gets out."""
 
+import json
 import os
 import platform
 import socket
@@ -276,5 +277,41 @@ def test_a_solution_is_scored_by_its_tests() -> None:
     verdict = unit_tests("mbpp", half, truth, partial=True)
     assert (verdict["score"], verdict["acc"], verdict["tests_passed"]) == (0.5, 0.0, 0.5)
     assert verdict["reason"] == "test 2 failed: AssertionError: "
-    with pytest.raises(ValueError, match="not a list of tests"):
-        unit_tests("mbpp", good, {"tests": []})
+    for truth in ({"tests": []}, "{}", {"tests": "assert f(1) == 2"}, {"inputs": ["1"], "outputs": []}):
+        with pytest.raises(ValueError, match="holds no list of tests, nor inputs and as many outputs"):
+            unit_tests("mbpp", good, truth)
+
+
+@sandboxed
+def test_what_a_program_prints_is_compared_outside() -> None:
+    truth = {"inputs": ["1 2\n", "3 4\n", ""], "outputs": ["3\n", " 7 \n\n", "none"]}
+    program = """
+try: line = input()
+except EOFError: print("none")
+else: print(sum(map(int, line.split())))
+"""
+    assert unit_tests("x", program, truth)["score"] == 1.0
+    assert unit_tests("x", program, json.dumps(truth))["score"] == 1.0
+    wrong = unit_tests("x", program.replace("sum(", "max("), truth, partial=True, timeout_s=20)
+    assert (wrong["score"], wrong["reason"]) == (1 / 3, "test 1 failed: it printed '2\\n'")
+    assert "ZeroDivisionError" in unit_tests("x", "print(3); 1 / 0", truth)["reason"]
+    verdict = unit_tests("x", "while True: pass", truth, test_timeout_s=0.2, timeout_s=0.3)
+    assert verdict["reason"] == "test 1 failed: took longer than 0.2 s" and verdict["score"] == 0.0
+    assert unit_tests("x", "print(__name__)", {"inputs": [""], "outputs": ["__main__"]})["score"] == 1.0
+
+
+@sandboxed
+def test_what_a_function_returns_is_compared_as_data() -> None:
+    truth = {"fn_name": "f", "inputs": [[1, [2]], [3, []]], "outputs": [[1, 2], [3]]}
+    assert unit_tests("x", "def f(a, b): return (a, *b)", truth)["reason"] is None
+    assert unit_tests("x", "class Solution:\n    def f(self, a, b): return [a] + b", truth)["score"] == 1.0
+    assert (
+        unit_tests("x", "def f(a, b): return [a]", truth)["reason"] == "test 1 failed: AssertionError: it returned [1]"
+    )
+    assert (
+        "not JSON serializable"
+        in unit_tests("x", "from unittest.mock import ANY\ndef f(*a): return ANY", truth)["reason"]
+    )
+    assert (
+        unit_tests("x", "def sum(a, b): return a", {"fn_name": "sum", "inputs": [[5, 6]], "outputs": [5]})["score"] == 1
+    )

@@ -1,10 +1,11 @@
 """Code with unit tests: does the program in the answer pass them, in a sandbox?"""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.reward.sandbox.tests import make_sandbox, run_tests
+from tandem.reward.sandbox.tests import call_test, make_sandbox, run_programs, run_tests
 
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -21,14 +22,21 @@ def unit_tests(
 ) -> dict[str, Any]:
     """1 when every test passes, else 0 (`partial`: the share that passes), with the first failure as the reason.
 
-    `ground_truth`: tests in Python, each run in the solution's namespace after it, or {tests, preamble}, the preamble
-    being what the solution needs before it. `sandbox`: arguments of `make_sandbox`.
+    `ground_truth` is one of these, or JSON of one:
+
+    - tests: Python source, each raising where the solution is wrong; or {tests, preamble}, the preamble being what runs
+      before the solution.
+    - {inputs, outputs}: what the program reads from its standard input, and prints for it.
+    - {inputs, outputs, fn_name}: arguments of a function or of a method of `Solution`, and what it returns.
+
+    `sandbox` are arguments of `make_sandbox`.
     """
-    truth = ground_truth if isinstance(ground_truth, Mapping) else {"tests": ground_truth}
-    if not truth["tests"] or isinstance(truth["tests"], str):
-        raise ValueError(f"the ground truth {ground_truth!r:.200} is not a list of tests")
-    preamble, solution = truth.get("preamble") or "", extract_code(solution_str)
-    reasons, stopped = run_tests(make_sandbox(**sandbox), solution, truth["tests"], test_timeout_s, preamble)
+    truth = _truth(ground_truth)
+    runs_in, solution, stopped = make_sandbox(**sandbox), extract_code(solution_str), None
+    if "tests" in truth:
+        reasons, stopped = run_tests(runs_in, solution, truth["tests"], test_timeout_s, truth.get("preamble") or "")
+    else:
+        reasons = run_programs(runs_in, solution, truth["inputs"], truth["outputs"], test_timeout_s)
     passed = reasons.count("") / len(reasons)
     return {
         "score": passed if partial else float(passed == 1),
@@ -37,6 +45,23 @@ def unit_tests(
         "stopped": float(stopped is not None),
         "reason": next((f"test {i + 1} failed: {reason}" for i, reason in enumerate(reasons) if reason), None),
     }
+
+
+def _truth(ground_truth: Any) -> Mapping[str, Any]:
+    """{tests, preamble}, or {inputs, outputs} of a program. Raises ValueError for anything else."""
+    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    truth = truth if isinstance(truth, Mapping) else {"tests": truth}
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
+    if inputs and outputs and len(inputs) == len(outputs):
+        if not (function := truth.get("fn_name")):
+            return truth
+        pairs = zip(inputs, outputs, strict=True)
+        truth = {"tests": [call_test(function, arguments, expected) for arguments, expected in pairs]}
+    if not truth.get("tests") or isinstance(truth["tests"], str):
+        raise ValueError(
+            f"the ground truth {ground_truth!r:.200} holds no list of tests, nor inputs and as many outputs"
+        )
+    return truth
 
 
 def check(*, partial: bool = False, test_timeout_s: float = 10.0, **sandbox: Any) -> None:

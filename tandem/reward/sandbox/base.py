@@ -1,5 +1,6 @@
 """What a sandbox is: a program and its input in, a Run out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,6 +46,9 @@ class Sandbox(Protocol):
         """What programs can import besides the standard library, as far as it is known."""
         ...
 
-    def run(self, program: str, stdin: str = "") -> Run:
-        """Run `program`; returns when it and every process that it started are gone."""
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+        """Run `program`, for no longer than `timeout_s` and the limits allow.
+
+        Returns when it and every process that it started are gone.
+        """
         ...

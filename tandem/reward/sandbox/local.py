@@ -76,7 +76,8 @@ class LocalSandbox:
         if contained and (trial := self.run("print(6 * 7)")).stdout != "42\n":
             raise UserError(f"bubblewrap cannot make a container on this machine: {trial.stderr.strip() or trial}")
 
-    def run(self, program: str, stdin: str = "") -> Run:
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+        timeout_s = min(timeout_s, self.limits.timeout_s)
         contents = (program.encode(), stdin.encode(), denying_filter() if self._contained else b"", b"", b"", b"")
         with ExitStack() as opened:
             source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
@@ -87,7 +88,7 @@ class LocalSandbox:
                 env={} if self._contained else _ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
             try:
-                stopped = self._watch(process, start + self.limits.timeout_s)
+                stopped = self._watch(process, timeout_s, start + timeout_s)
             finally:
                 self._end(process, facts)
             return Run(process.returncode, _content(out), _content(err), time.monotonic() - start, stopped)
@@ -121,13 +122,13 @@ class LocalSandbox:
         kernel = (math.ceil(self.limits.timeout_s), self.limits.memory_mib << 20, self.limits.processes)
         yield from map(str, (source.fileno(), user, *kernel, self.limits.file_mib << 20, MAX_FILES))
 
-    def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> str | None:
+    def _watch(self, process: subprocess.Popen[bytes], timeout_s: float, deadline: float) -> str | None:
         """Wait for the end; returns the limit that was passed before it came."""
         ended = os.pidfd_open(process.pid)
         try:
             while not select.select([ended], [], [], LOOK_S)[0]:
                 if time.monotonic() > deadline:
-                    return f"took longer than {self.limits.timeout_s:g} s"
+                    return f"took longer than {timeout_s:.3g} s"
                 if _resident_bytes(process.pid) > self.limits.memory_mib << 20:
                     return f"used more than {self.limits.memory_mib} MiB of memory"
         finally:

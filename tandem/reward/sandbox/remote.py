@@ -1,5 +1,6 @@
 """Programs on a SandboxFusion server (ByteDance, github.com/bytedance/SandboxFusion): POST /run_code."""
 
+import math
 from collections.abc import Sequence
 
 from tandem.errors import TandemError
@@ -15,14 +16,15 @@ class SandboxFusion:
         self.modules: Sequence[str] = ()
         self._url = f"{url.rstrip('/')}/run_code"
 
-    def run(self, program: str, stdin: str = "") -> Run:
-        limits = {"run_timeout": self.limits.timeout_s, "memory_limit_MB": self.limits.memory_mib}
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+        timeout_s = min(timeout_s, self.limits.timeout_s)
+        limits = {"run_timeout": timeout_s, "memory_limit_MB": self.limits.memory_mib}
         body = {"language": "python", "code": program, "stdin": stdin, **limits}
-        answer = post_json(self._url, body, timeout_s=self.limits.timeout_s + 30)
+        answer = post_json(self._url, body, timeout_s=timeout_s + 30)
         result = answer.get("run_result")
         if answer.get("status") == "SandboxError" or not isinstance(result, dict):
             raise TandemError(f"{self._url} could not run a program: {answer.get('message') or answer}")
         late = result["status"] == "TimeLimitExceeded"
-        stopped = f"took longer than {self.limits.timeout_s:g} s" if late else None
+        stopped = f"took longer than {timeout_s:.3g} s" if late else None
         code, seconds = result.get("return_code") or 0, result.get("execution_time") or 0.0
         return Run(code, result.get("stdout") or "", result.get("stderr") or "", seconds, stopped)

@@ -4,8 +4,10 @@ import inspect
 import json
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from tandem.errors import UserError
 from tandem.reward.sandbox import harness, proxies, wire
@@ -59,6 +61,45 @@ def run_tests(
         return json.loads(verdicts), None
     stopped = run.stopped or f"ended with exit status {run.exit_code}: {run.stderr[-300:]}"
     return [f"the run {stopped}"] * len(tests), stopped
+
+
+def run_programs(
+    sandbox: Sandbox, program: str, inputs: Sequence[str], outputs: Sequence[str], test_timeout_s: float = 10.0
+) -> list[str]:
+    """For each input the reason why what the program prints for it is not the output, `""` where it is.
+
+    Spaces within and around lines, and empty lines at the end, do not count. The outputs never enter the sandbox.
+    """
+    deadline = time.monotonic() + sandbox.limits.timeout_s
+    reasons: list[str] = []
+    for given, expected in zip(inputs, outputs, strict=True):
+        timeout_s = min(test_timeout_s, deadline - time.monotonic())
+        if timeout_s <= 0:
+            reasons.append("no time was left for it")
+            continue
+        run = sandbox.run(program, given, timeout_s)
+        if run.stopped or run.exit_code:
+            reasons.append(run.stopped or f"ended with exit status {run.exit_code}: {run.stderr[-300:]}")
+        else:
+            reasons.append("" if _words(run.stdout) == _words(expected) else f"it printed {run.stdout[:100]!r}")
+    return reasons
+
+
+def call_test(function: str, arguments: Sequence[Any], expected: Any) -> str:
+    """The test that a function, or a method of the class `Solution`, returns what equals `expected` as JSON."""
+    return f"""
+import json, solution
+try:
+    function = solution.{function}
+except AttributeError:
+    function = solution.Solution().{function}
+result = json.loads(json.dumps(function(*{list(arguments)!r})))
+assert result == {expected!r}, f"it returned {{result!r:.100}}"
+"""
+
+
+def _words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.strip().splitlines()]
 
 
 PROGRAM = (
