@@ -80,8 +80,8 @@ class RewardFunctionConfig(Section):
     weight: float = 1.0
     arguments: dict[str, Any] = {}
     """Further arguments of every call, by name."""
-    judge_together: str | None = None
-    """A column, such as `extra_info.problem`: a function of `completions` judges prompts of a step that are alike in it
+    score_together: str | None = None
+    """A column, such as `extra_info.problem`: a function of `completions` scores prompts of a step that are alike in it
     in one call."""
 
 

@@ -24,37 +24,37 @@ class Line:
 
     kind: str
     right: bool
-    """What the function should say."""
+    """Whether the function should let it pass."""
     scores: list[Score] = field(default_factory=list[Score])
     examples: list[str] = field(default_factory=list[str])
-    """Answers that it judged wrongly or failed on, each with its row."""
+    """Answers that the function got wrong or failed on, each with its row."""
     mistakes: int = 0
 
 
 def examine(config: RewardConfig, prompts: Sequence[Prompt], golden: Sequence[str], pass_above: float) -> list[Line]:
-    """Every kind of answer to every prompt, judged in reward workers; `golden` has a right answer to each.
+    """Every kind of answer to every prompt, scored in reward workers; `golden` has a right answer to each.
 
     An answer passes with `acc`, or without such a part a reward, above `pass_above`.
     """
     lines: dict[str, Line] = {}
-    asked: list[tuple[Line, Trajectory]] = []
+    scored: list[tuple[Line, Trajectory]] = []
     for row, prompt in enumerate(prompts):
         others = (golden[i] for i in range(len(prompts)) if prompts[i].ground_truth != prompt.ground_truth)
         for kind, right, text in answers(golden[row], next(others, None)):
-            asked.append((lines.setdefault(kind, Line(kind, right)), _trajectory(prompt, text, len(asked))))
+            scored.append((lines.setdefault(kind, Line(kind, right)), _trajectory(prompt, text, len(scored))))
     manager = RewardManager(config)
     try:
-        groups = manager.score([[trajectory] for _, trajectory in asked])
+        groups = manager.score([[trajectory] for _, trajectory in scored])
     finally:
         manager.close()
-    for (line, trajectory), group in zip(asked, groups, strict=True):
+    for (line, trajectory), group in zip(scored, groups, strict=True):
         (score,) = group.scores
         line.scores.append(score)
         passed = score.value is not None and score.parts.get("acc", score.value) > pass_above
         if score.value is None or passed is not line.right:
             line.mistakes += score.value is not None
-            said = (score.error or f"reward {score.value:g}").splitlines()[-1]
-            line.examples.append(f"row {trajectory.prompt.index}: …{trajectory.text[-100:]!r}: {said[-200:]}")
+            outcome = (score.error or f"reward {score.value:g}").splitlines()[-1]
+            line.examples.append(f"row {trajectory.prompt.index}: …{trajectory.text[-100:]!r}: {outcome[-200:]}")
     return list(lines.values())
 
 

@@ -1,4 +1,4 @@
-"""Reward functions: loaded by reference, told apart by signature, called with what they ask for, their answers read."""
+"""Reward functions: loaded by reference, recognised by signature, called with what they ask for, their results read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNCHANGEABLE = (str, int, float, type(None))
 
 
 class Kind(StrEnum):
-    """The signatures that fit, each by the parameter that holds the completion and tells it apart."""
+    """The kinds of signatures, each by the name of the parameter that holds the completion."""
 
     VERL = "solution_str"
     TRL = "completions"
@@ -57,10 +57,11 @@ class RewardFunction:
     parameters: Mapping[str, inspect.Parameter]
     given: Mapping[str, Any]
     """What the configuration passes to every call."""
-    judge_together: str | None = None
+    score_together: str | None = None
+    """The column in which rows are alike whose completions are scored in one call."""
 
     def arguments(self, prompt: Prompt) -> dict[str, Any]:
-        """What it is told besides the completion: the parameters that it names, all that there are with `**kwargs`."""
+        """What the function is called with besides the completion: what it names, or with `**kwargs` all there is."""
         offered = {"extra_info": prompt.row.get("extra_info")} if self.kind is Kind.VERL else dict(prompt.row)
         offered |= {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth}
         if self.kind is Kind.TRL:
@@ -70,14 +71,14 @@ class RewardFunction:
         return {name: offered[name] for name in taken if name not in self.given}
 
     def needed_columns(self) -> list[str]:
-        """The columns without which a call fails: parameters that have no other value, and `judge_together`."""
+        """The columns without which a call fails: parameters that have no other value, and `score_together`."""
         offered = {self.kind, *_VERL_ARGUMENTS} if self.kind is Kind.VERL else {self.kind, *_OFFERED}
         needed = [
             name
             for name, parameter in self.parameters.items()
             if parameter.default is parameter.empty and parameter.kind not in _VARIABLE
         ]
-        together = [self.judge_together] if self.judge_together else []
+        together = [self.score_together] if self.score_together else []
         return [name for name in needed if name not in offered and name not in self.given] + together
 
     def completion(self, prompt: Prompt, text: str) -> Any:
@@ -92,13 +93,13 @@ class Call:
 
     reference: str
     seed: int
-    """Of `random` and `numpy.random`; below 2 ** 32."""
+    """The seed of `random` and `numpy.random`; below 2 ** 32."""
     arguments: list[bytes]
-    """What each is judged with, pickled: siblings share the bytes, and none of the objects in them."""
+    """The other arguments for each completion, pickled: siblings share the bytes, and none of the objects in them."""
     completions: list[Any]
-    """Of one trajectory (TRL: of all siblings)."""
+    """That of one trajectory (TRL: of all siblings)."""
     scores: Sequence[Score] = ()
-    suspect: bool = False
+    runs_alone: bool = False
     """It may have hung or killed a worker, so it runs alone next time."""
 
 
@@ -120,7 +121,7 @@ def check_functions(
         try:
             functions.append(load(reference, **options))
             if reference in CHECKS:
-                _named(CHECKS[reference])(**functions[-1].given)
+                _load_callable(CHECKS[reference])(**functions[-1].given)
         except UserError as error:
             problems.append(str(error))
     if len({function.name for function in functions}) < len(functions):
@@ -169,17 +170,17 @@ def column_value(prompt: Prompt, name: str) -> Any:
 
 
 def load(
-    reference: str, weight: float = 1.0, arguments: Mapping[str, Any] | None = None, judge_together: str | None = None
+    reference: str, weight: float = 1.0, arguments: Mapping[str, Any] | None = None, score_together: str | None = None
 ) -> RewardFunction:
     """The function that `reference` names; raises UserError when there is none or its signature fits nothing."""
-    function, given = _named(reference), dict(arguments or {})
+    function, given = _load_callable(reference), dict(arguments or {})
     try:
         signature = inspect.signature(function)
         kind = next((kind for kind in Kind if kind in signature.parameters), None)
         if kind is None:
             raise TypeError(f"no parameter is named {' or '.join(Kind)}")
-        if judge_together and kind is not Kind.TRL:
-            raise TypeError("judge_together is for functions of `completions`")
+        if score_together and kind is not Kind.TRL:
+            raise TypeError("score_together is for functions of `completions`")
         offered = {p: None for p in signature.parameters if kind is not Kind.VERL or p in _VERL_ARGUMENTS}
         signature.bind(**offered | given)
     except (TypeError, ValueError) as error:
@@ -188,10 +189,10 @@ def load(
             f"Parameters are passed by name, to functions like these (sync or async):{SIGNATURES}"
         ) from None
     name = reference.rpartition(":")[2]
-    return RewardFunction(reference, name, weight, kind, function, signature.parameters, given, judge_together)
+    return RewardFunction(reference, name, weight, kind, function, signature.parameters, given, score_together)
 
 
-def _named(reference: str) -> Callable[..., Any]:
+def _load_callable(reference: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"reward function {reference!r} is not a reference; write {_FORMS}")
@@ -208,21 +209,22 @@ def execute(function: RewardFunction, call: Call) -> list[Score]:
     np.random.seed(call.seed)
     count = len(call.completions)
     try:
-        rewards = _rewards(function, call)
-        return [_read(function.kind, reward, (time.perf_counter() - start) / count) for reward in rewards]
+        results = _call(function, call)
+        return [_read_result(function.kind, result, (time.perf_counter() - start) / count) for result in results]
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too
         shown = f"failed\n{users_traceback(error, __file__)}"
-        return lost(count, shown, Status.REWARD_ERROR, (time.perf_counter() - start) / count)
+        return failed_scores(count, shown, Status.REWARD_ERROR, (time.perf_counter() - start) / count)
 
 
-def lost(count: int, error: str, failure: Status, seconds: float) -> list[Score]:
+def failed_scores(count: int, error: str, failure: Status, seconds: float) -> list[Score]:
     return [Score(None, failure=failure, error=error, seconds=seconds) for _ in range(count)]
 
 
-def _rewards(function: RewardFunction, call: Call) -> Sequence[Any]:
-    """What it returns, one entry a completion. Raises TypeError for TRL answers of another length, and for changes."""
-    told = zip(call.arguments, call.completions, strict=True)
-    rows = [{**pickle.loads(arguments), function.kind: completion} for arguments, completion in told]
+def _call(function: RewardFunction, call: Call) -> Sequence[Any]:
+    """What the function returns, one entry a completion. Raises TypeError where the number of entries is another, or
+    where the function has changed its arguments."""
+    pairs = zip(call.arguments, call.completions, strict=True)
+    rows = [{**pickle.loads(arguments), function.kind: completion} for arguments, completion in pairs]
     together = function.kind is Kind.TRL
     columns = {name: [row.get(name) for row in rows] for name in rows[0]} if together else rows[0]
     changeable = [value for row in rows for value in row.values() if not isinstance(value, _UNCHANGEABLE)]
@@ -238,7 +240,7 @@ def _rewards(function: RewardFunction, call: Call) -> Sequence[Any]:
     return result
 
 
-def _read(kind: Kind, reward: Any, seconds: float) -> Score:
+def _read_result(kind: Kind, reward: Any, seconds: float) -> Score:
     if reward is None and kind is Kind.TRL:
         return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
     if not isinstance(reward, Mapping):

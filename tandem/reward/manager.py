@@ -18,7 +18,7 @@ from tandem.reward.workers import WorkerPool
 from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
 
 _log = logging.getLogger("tandem.reward")
-_LOST = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
+_FAILURES = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
 
 
 class RewardManager:
@@ -40,17 +40,18 @@ class RewardManager:
         """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored."""
         jobs = list(self._jobs(siblings, step))
         self._pool.run([call for _, _, call in jobs])
-        said: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
-        for function, judged, call in jobs:
-            for trajectory, score in zip(judged, call.scores, strict=True):
-                said[id(trajectory)].append((function, score))
-        return [Group(trajectories, [self._combine(t, said[id(t)]) for t in trajectories]) for trajectories in siblings]
+        scores: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
+        """Each trajectory's, by its `id`: one of each function that applies."""
+        for function, trajectories, call in jobs:
+            for trajectory, score in zip(trajectories, call.scores, strict=True):
+                scores[id(trajectory)].append((function, score))
+        return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of a step's trajectories lost their reward."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
-        lost = [score for score in scores if score.failure in _LOST]
+        lost = [score for score in scores if score.failure in _FAILURES]
         if len(lost) > self._config.max_error_share * len(scores):
             raise RewardShareExceeded(
                 f"{len(lost)} of {len(scores)} trajectories lost their reward to errors and time-outs, more than "
@@ -72,49 +73,51 @@ class RewardManager:
     def _jobs(
         self, siblings: Sequence[list[Trajectory]], step: int
     ) -> Iterator[tuple[RewardFunction, list[Trajectory], Call]]:
-        """The calls that judge a step, each with its function and those that it judges."""
+        """The calls that score a step, each with its function and the trajectories that it scores."""
         together: defaultdict[tuple[str, Any], list[tuple[Trajectory, bytes]]] = defaultdict(list)
         for group in siblings:
             alive = [t for t in group if t.status is not Status.ABORTED]
             for function in self._applicable(group[0].prompt.data_source) if alive else ():
                 arguments = pickle.dumps(function.arguments(group[0].prompt))
-                judged = [(t, arguments) for t in alive]
-                if function.judge_together:
-                    together[function.reference, _alike(group[0].prompt, function.judge_together)] += judged
-                    continue
-                for part in [judged] if function.kind is Kind.TRL else [[one] for one in judged]:
-                    yield self._call(function, part, step)
-        for (reference, _), judged in together.items():
-            yield self._call(self._functions[reference], judged, step)
+                scored = [(t, arguments) for t in alive]
+                if function.score_together:
+                    together[function.reference, _alike(group[0].prompt, function.score_together)] += scored
+                elif function.kind is Kind.TRL:
+                    yield self._job(function, scored, step)
+                else:
+                    yield from (self._job(function, [one], step) for one in scored)
+        for (reference, _), scored in together.items():
+            yield self._job(self._functions[reference], scored, step)
 
-    def _call(
-        self, function: RewardFunction, judged: list[tuple[Trajectory, bytes]], step: int
+    def _job(
+        self, function: RewardFunction, scored: list[tuple[Trajectory, bytes]], step: int
     ) -> tuple[RewardFunction, list[Trajectory], Call]:
-        trajectories, arguments = [t for t, _ in judged], [told for _, told in judged]
+        """One call for these trajectories, each with its pickled arguments."""
+        trajectories, arguments = [t for t, _ in scored], [pickled for _, pickled in scored]
         seed = zlib.crc32(f"{self._seed}/{trajectories[0].prompt.index}/{trajectories[0].sample}/{step}".encode())
         completions = [function.completion(t.prompt, t.text) for t in trajectories]
         return function, trajectories, Call(function.reference, seed, arguments, completions)
 
-    def _combine(self, trajectory: Trajectory, said: list[tuple[RewardFunction, Score]]) -> Score:
-        """The weighted sum of what the functions said of one trajectory, or the first failure.
+    def _combine(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
+        """The weighted sum of the scores that the functions gave one trajectory, or the first failure.
 
         Of several functions each one's reward is a part too; where names of parts meet, the first function's counts.
         """
-        if len(said) == 1 and said[0][0].weight == 1 and said[0][1].value is not None:
-            return said[0][1]
-        seconds = sum(score.seconds for _, score in said)
-        for function, score in said:
-            if score.failure in _LOST:
+        if len(scores) == 1 and scores[0][0].weight == 1 and scores[0][1].value is not None:
+            return scores[0][1]
+        seconds = sum(score.seconds for _, score in scores)
+        for function, score in scores:
+            if score.failure in _FAILURES:
                 place = f"row {trajectory.prompt.index}, sample {trajectory.sample}"
                 error = f"reward function {function.reference!r} on {place}: {score.error}"
                 if (function.reference, score.failure) not in self._shown:
                     self._shown.add((function.reference, score.failure))
                     _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", error)
                 return replace(score, error=error, seconds=seconds)
-        valued = [(function, score, score.value) for function, score in said if score.value is not None]
+        valued = [(function, score, score.value) for function, score in scores if score.value is not None]
         if not valued:
             return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
-        parts = {function.name: value for function, _, value in valued} if len(said) > 1 else {}
+        parts = {function.name: value for function, _, value in valued} if len(scores) > 1 else {}
         for _, score, _ in valued:
             parts = {**score.parts, **parts}
         return Score(
@@ -127,12 +130,12 @@ class RewardManager:
 
 
 def _alike(prompt: Prompt, column: str) -> Any:
-    """What prompts that are judged together have in common. Raises UserError where this one has no such column."""
+    """What prompts that are scored together have in common. Raises UserError where this one has no such column."""
     try:
         return column_value(prompt, column)
     except KeyError:
         place = f"data row {prompt.index}"
-        raise UserError(f"reward.functions: judge_together: {column}, but {place} has no such column") from None
+        raise UserError(f"reward.functions: score_together: {column}, but {place} has no such column") from None
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:

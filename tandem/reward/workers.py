@@ -1,12 +1,12 @@
 """Reward functions run in processes of their own, each call with a time limit.
 
-    consumes       Calls of one `run`
-    produces       their scores: what the function says, or the failure of the call that hung or took its process down
-    waits for      answers on the sockets
-    unblocked by   answers, the end of a process, a call that is overdue
+    consumes       the Calls of one `run`
+    produces       their scores: what the function returned, or the failure of a call that hung or took its process down
+    waits for      scores on the workers' sockets
+    unblocked by   scores, the end of a worker's process, a call that is overdue
 
-A worker gets a chunk of calls and answers every few milliseconds, so that trivial functions cost microseconds. When it
-hangs or dies, its unanswered calls run again one by one in fresh workers: who hangs or dies alone is to blame.
+A worker gets a chunk of calls and sends scores every few milliseconds, so that trivial functions cost microseconds. If
+it hangs or dies, the calls without scores run again one by one in fresh workers: which then hangs or dies has failed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tandem.errors import TandemError
-from tandem.reward.functions import Call, execute, load, lost
+from tandem.reward.functions import Call, RewardFunction, execute, failed_scores, load
 from tandem.signals import leave_stopping_to_the_controller
 from tandem.types import Score, Status
 
 MAX_CHUNK = 256
 FLUSH_S = 0.02
-"""How long a worker keeps answers back, and the time below which calls are not worth a second worker."""
+"""How long a worker keeps scores back, and the time below which calls are not worth a second worker."""
 _LOOK_S = 0.05
-"""Between looks at workers that are silent: how much later than its time-out a call may end."""
+"""The time between looks at silent workers: how much later than its time-out a call may end."""
 _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers import main; main()"
 """The worker finds modules exactly where its parent does, and does not run the parent's `__main__` again."""
 
@@ -42,59 +42,73 @@ _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers imp
 class WorkerPool:
     """`count` processes that have loaded `references`, each with its arguments; others they load when called.
 
-    They end with ours, at the latest after the call they run.
+    They end with this process, at the latest after the call that they run.
     """
 
     def __init__(self, references: Mapping[str, Mapping[str, Any]], count: int, timeout_s: float) -> None:
         self._references = references
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
-        self._call_s = math.inf
+        self._mean_call_s = math.inf
         """What a call of the latest run took, on average."""
 
     def run(self, calls: Sequence[Call]) -> None:
         """Fill in the scores of each call. Raises TandemError when a worker cannot start."""
         waiting = deque(calls)
         while waiting or any(worker.pending for worker in self._workers):
-            for worker in self._workers:
-                if waiting and worker.is_idle():
-                    worker.pending.extend(waiting.popleft() for _ in range(self._chunk(waiting)))
-                    worker.since = time.monotonic()
-                    worker.send(list(worker.pending))
-            # Who has ended is asked before who has answered, so that no answer is overlooked.
-            stuck = [w for w in self._workers if w.process.poll() is not None or w.is_late(self._timeout_s)]
-            answered = wait([worker.connection for worker in self._workers], 0 if stuck else _LOOK_S)
-            for worker in list(self._workers):
-                if not (worker.connection in answered and worker.receive()) and worker in stuck:
-                    waiting.extendleft(reversed(self._replace(worker)))
-        self._call_s = sum(score.seconds for call in calls for score in call.scores) / max(1, len(calls))
-
-    def _chunk(self, waiting: Sequence[Call]) -> int:
-        """How many calls a worker is given: fewer towards the end, so that all end together, if that is worth it."""
-        fair, quick = -(-len(waiting) // len(self._workers)), int(FLUSH_S / max(self._call_s, 1e-6))
-        return 1 if waiting[0].suspect else min(MAX_CHUNK, len(waiting), max(fair, quick))
+            self._hand_out(waiting)
+            for worker in self._receive_scores():
+                waiting.extendleft(reversed(self._replace(worker)))
+        seconds = sum(score.seconds for call in calls for score in call.scores)
+        self._mean_call_s = seconds / max(1, len(calls))
 
     def close(self) -> None:
         """End the workers and whatever they started. Safe to repeat."""
         for worker in self._workers:
-            worker.end()
+            worker.kill()
         self._workers = []
 
+    def _hand_out(self, waiting: deque[Call]) -> None:
+        for worker in self._workers:
+            if waiting and worker.is_idle():
+                size = self._chunk_size(waiting)
+                worker.start([waiting.popleft() for _ in range(size)])
+
+    def _chunk_size(self, waiting: Sequence[Call]) -> int:
+        """How many calls a worker is given: fewer towards the end, so that all end together, if that is worth it."""
+        if waiting[0].runs_alone:
+            return 1
+        even_share = math.ceil(len(waiting) / len(self._workers))
+        worth_a_worker = int(FLUSH_S / max(self._mean_call_s, 1e-6))
+        return min(MAX_CHUNK, len(waiting), max(even_share, worth_a_worker))
+
+    def _receive_scores(self) -> list[_Worker]:
+        """Take the scores that arrive within a moment; returns the workers that have ended or are overdue."""
+        # They are looked for before scores are read: one that still sent some is not given up.
+        stuck = [worker for worker in self._workers if worker.has_ended() or worker.is_overdue(self._timeout_s)]
+        ready = wait([worker.connection for worker in self._workers], 0 if stuck else _LOOK_S)
+        active = [worker for worker in self._workers if worker.connection in ready and worker.receive()]
+        return [worker for worker in stuck if worker not in active]
+
     def _replace(self, worker: _Worker) -> list[Call]:
-        """Start a fresh worker in place of one that hangs or has ended; the calls to run again."""
-        late, status, seconds = worker.is_late(self._timeout_s), worker.end(), time.monotonic() - worker.since
+        """Start a fresh worker in place of one that hangs or has ended; returns the calls to run again."""
+        is_overdue = worker.is_overdue(self._timeout_s)
+        seconds = time.monotonic() - worker.active_at
+        status = worker.kill()
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
-        if worker.since == math.inf:
+        if not worker.has_loaded():
             raise TandemError(f"a reward worker {ended} before any call; see the standard error stream")
         self._workers[self._workers.index(worker)] = _Worker(self._references)
-        if len(worker.pending) == 1:
-            call = worker.pending.popleft()
-            slow = f"took longer than reward.timeout_s = {self._timeout_s:g} s"
-            failure = Status.REWARD_TIMEOUT if late else Status.REWARD_ERROR
-            call.scores = lost(len(call.completions), slow if late else f"its process {ended}", failure, seconds)
+        if len(worker.pending) > 1:
+            for call in worker.pending:
+                call.runs_alone = True
+            return list(worker.pending)
         for call in worker.pending:
-            call.suspect = True
-        return list(worker.pending)
+            reason, failure = f"its process {ended}", Status.REWARD_ERROR
+            if is_overdue:
+                reason, failure = f"took longer than reward.timeout_s = {self._timeout_s:g} s", Status.REWARD_TIMEOUT
+            call.scores = failed_scores(len(call.completions), reason, failure, seconds)
+        return []
 
 
 class _Worker:
@@ -104,9 +118,9 @@ class _Worker:
         ours, theirs = socket.socketpair()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.pending: deque[Call] = deque()
-        """Given and not answered."""
-        self.since = math.inf
-        """When it was given calls or answered last; infinite until it has loaded the functions."""
+        """Calls that it was given and that have no scores yet."""
+        self.active_at = math.inf
+        """When it was given calls or sent scores last, in monotonic seconds; infinite until it has loaded."""
         self.process = subprocess.Popen(
             [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), *sys.path],
             pass_fds=[theirs.fileno()],
@@ -116,39 +130,50 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.send(references)
+        self._send(references)
 
-    def send(self, message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its process tells
-            self.connection.send(message)
+    def start(self, calls: list[Call]) -> None:
+        self.pending.extend(calls)
+        self.active_at = time.monotonic()
+        self._send(calls)
 
     def receive(self) -> bool:
-        """Take what it has sent; False at end of file."""
+        """Take the scores that it has sent; False at end of file."""
         try:
-            answers = self.connection.recv()
+            received = self.connection.recv()
         except (EOFError, ConnectionResetError):
             return False
-        self.since = time.monotonic()
-        for scores in answers:
+        self.active_at = time.monotonic()
+        for scores in received:
             self.pending.popleft().scores = scores
         return True
 
+    def has_loaded(self) -> bool:
+        return self.active_at < math.inf
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def is_idle(self) -> bool:
-        return not self.pending and self.since < math.inf and self.process.poll() is None
+        return not self.pending and self.has_loaded() and not self.has_ended()
 
-    def is_late(self, timeout_s: float) -> bool:
-        return bool(self.pending) and time.monotonic() - self.since > timeout_s
+    def is_overdue(self, timeout_s: float) -> bool:
+        return bool(self.pending) and time.monotonic() - self.active_at > timeout_s
 
-    def end(self) -> int:
-        """Kill it and what it started; its exit status (negative: the signal)."""
+    def kill(self) -> int:
+        """End it and what it started; returns its exit status (negative: the signal)."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.connection.close()
         return self.process.wait()
 
+    def _send(self, message: Any) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `has_ended` tells
+            self.connection.send(message)
+
 
 def main() -> None:
-    """What a worker runs: lists of calls in, lists of their scores out, until end of file."""
+    """What a worker runs: load the functions, then score lists of calls until end of file."""
     leave_stopping_to_the_controller()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
@@ -156,14 +181,20 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         functions = {reference: load(reference, arguments=given) for reference, given in connection.recv().items()}
-        answers: list[list[Score]] = []
+        connection.send([])  # it has loaded
         while True:
-            connection.send(answers)
-            answers, flushed = [], time.monotonic()
-            for call in connection.recv():
-                if call.reference not in functions:
-                    functions[call.reference] = load(call.reference)
-                answers.append(execute(functions[call.reference], call))
-                if time.monotonic() - flushed > FLUSH_S:
-                    connection.send(answers)
-                    answers, flushed = [], time.monotonic()
+            _score(connection, functions, connection.recv())
+
+
+def _score(connection: Connection[Any, Any], functions: dict[str, RewardFunction], calls: list[Call]) -> None:
+    """Send the scores of each call, in order, those of quick calls together."""
+    finished: list[list[Score]] = []
+    sent_at = time.monotonic()
+    for call in calls:
+        if call.reference not in functions:
+            functions[call.reference] = load(call.reference)
+        finished.append(execute(functions[call.reference], call))
+        if time.monotonic() - sent_at > FLUSH_S:
+            connection.send(finished)
+            finished, sent_at = [], time.monotonic()
+    connection.send(finished)

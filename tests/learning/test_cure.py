@@ -67,7 +67,7 @@ def test_the_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first = read_metrics(tmp_path / "run/metrics.jsonl")[0]
     assert (first["reward/acc"], first["reward/errors"], first["reward/not_scored"]) == (0.0, 0.0, 8.0)
 
-    functions = f"[{{function: {tmp_path}/fixed.py:f, judge_together: extra_info.problem}}]"
+    functions = f"[{{function: {tmp_path}/fixed.py:f, score_together: extra_info.problem}}]"
     assert main(["train", recipe, *common, f"trainer.run_dir={tmp_path}/fixed", f"reward.functions={functions}"]) == 0
     first = read_metrics(tmp_path / "fixed/metrics.jsonl")[0]
     assert (first["reward/acc"], first["reward/errors"], first["reward/not_scored"]) == (0.5, 0.0, 0.0)

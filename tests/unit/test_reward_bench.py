@@ -92,13 +92,13 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str
 
 
 def test_the_command_reports(file: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = report(capsys, f"{file}:touchy", "--data", str(rows))
-    assert (said["exceptions"], said["time-outs"]) == ("4", "0")  # nothing to split in the empty one and in spaces
-    assert said["empty"].startswith("row 1: ") and "IndexError" in said["empty"]
-    said = report(capsys, f"{file}:slow", "--data", str(rows), "--timeout-s", "0.5")
-    assert (said["time-outs"], said["false positives"], said["false negatives"]) == ("2", "0", "2")
-    said = report(capsys, f"{file}:generous", "--data", str(rows), "--argument", "bonus=0.4", "--pass-above", "0.3")
-    assert int(said["false positives"]) >= 14 and said["false negatives"] == "0"
+    counts = report(capsys, f"{file}:touchy", "--data", str(rows))
+    assert (counts["exceptions"], counts["time-outs"]) == ("4", "0")  # nothing to split in the empty one and in spaces
+    assert counts["empty"].startswith("row 1: ") and "IndexError" in counts["empty"]
+    counts = report(capsys, f"{file}:slow", "--data", str(rows), "--timeout-s", "0.5")
+    assert (counts["time-outs"], counts["false positives"], counts["false negatives"]) == ("2", "0", "2")
+    counts = report(capsys, f"{file}:generous", "--data", str(rows), "--argument", "bonus=0.4", "--pass-above", "0.3")
+    assert int(counts["false positives"]) >= 14 and counts["false negatives"] == "0"
 
 
 def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,9 +106,9 @@ def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: py
     assert main(["reward", "test", "built-in", "--data", str(rows)]) == 2
     (tmp_path / "bare.jsonl").write_text('{"prompt": "x", "ground_truth": "1"}')
     assert main(["reward", "test", f"{file}:naive", "--data", str(tmp_path / "bare.jsonl")]) == 2
-    said = capsys.readouterr().err
-    assert "has no function 'nothing'" in said and "no built-in reward for data_source ['default']" in said
-    assert "bare.jsonl, row 1: it has no right answer in full" in said
+    counts = capsys.readouterr().err
+    assert "has no function 'nothing'" in counts and "no built-in reward for data_source ['default']" in counts
+    assert "bare.jsonl, row 1: it has no right answer in full" in counts
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the published files are not in {DATA}")
@@ -118,8 +118,8 @@ def test_built_in_rewards_make_no_mistake(
 ) -> None:
     assert main(["data", name, "--in", str(DATA / file_name), "--out", str(tmp_path)]) == 0
     (parquet,) = tmp_path.glob("*.parquet")
-    said = report(capsys, "built-in", "--data", str(parquet), "--rows", "20")
-    sums = [said[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
+    counts = report(capsys, "built-in", "--data", str(parquet), "--rows", "20")
+    sums = [counts[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
     assert sums == ["0", "0", "0", "0"]
 
 
@@ -128,6 +128,6 @@ def test_the_math_reward_makes_no_mistake(tmp_path: Path, capsys: pytest.Capture
     problems = [{"problem": f"p{i}", "solution": f"Then $\\boxed{{{box}}}$."} for i, box in enumerate(boxed)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, problems)))
     assert main(["data", "math", "--in", str(tmp_path / "train.jsonl"), "--out", str(tmp_path)]) == 0
-    said = report(capsys, "built-in", "--data", str(tmp_path / "train.parquet"))
-    sums = [said[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
+    counts = report(capsys, "built-in", "--data", str(tmp_path / "train.parquet"))
+    sums = [counts[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
     assert sums == ["0", "0", "0", "0"]

@@ -1,4 +1,4 @@
-"""Reward functions: found, told apart, called with what they ask for, and checked in what they return."""
+"""Reward functions: found, recognised, called with what they ask for, and checked in what they return."""
 
 import pickle
 from pathlib import Path
@@ -24,7 +24,7 @@ def trajectory(text: str = "4", index: int = 7, sample: int = 0, **row: Any) -> 
     return Trajectory(prompt, sample, ids, mask, logprobs, ids, text, Status.COMPLETED)
 
 
-def judge(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score]:
+def run_call(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score]:
     """What a worker does with one call."""
     function = load(reference)
     prompt = siblings[0].prompt
@@ -33,8 +33,8 @@ def judge(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score]:
     return execute(function, Call(reference, seed, arguments, completions))
 
 
-def said(reference: str) -> tuple[float | None, Any, str | None]:
-    score = judge(reference, trajectory())[0]
+def outcome(reference: str) -> tuple[float | None, Any, str | None]:
+    score = run_call(reference, trajectory())[0]
     assert score.failure is None
     return score.value, score.parts, score.prediction
 
@@ -67,20 +67,20 @@ def write(tmp_path: Path):
 def test_each_signature_sync_and_async(write: Any, source: str, prefix: str, kind: str) -> None:
     reference = write(prefix + source)
     assert load(reference).kind is Kind[kind]
-    assert [v.value for v in judge(reference, trajectory("4"))] == [1.0]
-    assert [v.value for v in judge(reference, trajectory("5"))] == [0.0]
+    assert [v.value for v in run_call(reference, trajectory("4"))] == [1.0]
+    assert [v.value for v in run_call(reference, trajectory("5"))] == [0.0]
 
 
 def test_verl_functions_get_extra_info(write: Any) -> None:
     reference = write("def f(data_source, solution_str, ground_truth, extra_info): return extra_info['index'] + 0.5")
-    assert judge(reference, trajectory(extra_info={"index": 2}))[0].value == 2.5
+    assert run_call(reference, trajectory(extra_info={"index": 2}))[0].value == 2.5
 
 
 def test_row_columns_go_to_those_who_name_them(write: Any) -> None:
     reference = write("def f(completion, ground_truth, level): return level")
     assert load(reference).arguments(trajectory(level=3, other="x").prompt) == {"ground_truth": "4", "level": 3}
-    assert judge(reference, trajectory(level=3))[0].value == 3.0
-    assert "'level'" in str(judge(reference, trajectory(index=9))[0].error)
+    assert run_call(reference, trajectory(level=3))[0].value == 3.0
+    assert "'level'" in str(run_call(reference, trajectory(index=9))[0].error)
 
 
 def test_trl_answers_messages_with_messages_and_text_with_text(write: Any) -> None:
@@ -93,7 +93,7 @@ def test_trl_answers_messages_with_messages_and_text_with_text(write: Any) -> No
 
 def test_trl_judges_siblings_in_one_call(write: Any) -> None:
     reference = write("def f(prompts, completions, **columns): return [len(completions), None, columns['level'][2]]")
-    verdicts = judge(reference, *(trajectory(sample=s, level=2) for s in range(3)))
+    verdicts = run_call(reference, *(trajectory(sample=s, level=2) for s in range(3)))
     assert [v.value for v in verdicts] == [3.0, None, 2.0]
     assert [v.failure for v in verdicts] == [None, Status.NOT_SCORED, None]
 
@@ -102,13 +102,13 @@ def test_dict_results(write: Any) -> None:
     reference = write(
         "def f(completion): return {'score': 0.5, 'acc': True, 'pred': 4, 'length': 2, 'note': 'x', 'gap': None}"
     )
-    assert said(reference) == (0.5, {"acc": 1.0, "length": 2.0}, "4")
+    assert outcome(reference) == (0.5, {"acc": 1.0, "length": 2.0}, "4")
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor([0.5]), 0.5])
 def test_any_single_number_is_a_reward(write: Any, number: Any) -> None:
     function = f"import pickle\ndef f(completion): return pickle.loads({pickle.dumps(number)!r})"
-    assert said(write(function)) == (0.5, {}, None)
+    assert outcome(write(function)) == (0.5, {}, None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_any_single_number_is_a_reward(write: Any, number: Any) -> None:
 )
 def test_bad_returns_are_errors(write: Any, result: str, complaint: str) -> None:
     reference = write(f"def f(completion): return {result}")
-    score = judge(reference, trajectory(index=41, sample=3))[0]
+    score = run_call(reference, trajectory(index=41, sample=3))[0]
     assert (score.value, score.failure) == (None, Status.REWARD_ERROR)
     assert complaint in str(score.error)
 
@@ -138,12 +138,12 @@ def test_bad_returns_are_errors(write: Any, result: str, complaint: str) -> None
 )
 def test_bad_trl_returns_fail_every_sibling(write: Any, result: str) -> None:
     reference = write(f"def f(completions): return {result}")
-    assert all(v.failure is Status.REWARD_ERROR for v in judge(reference, trajectory(), trajectory(sample=1)))
+    assert all(v.failure is Status.REWARD_ERROR for v in run_call(reference, trajectory(), trajectory(sample=1)))
 
 
 @pytest.mark.parametrize("error", ["ValueError('odd')", "SystemExit(3)", "KeyboardInterrupt()", "RecursionError()"])
 def test_whatever_is_raised_is_that_trajectorys_error(write: Any, error: str) -> None:
-    score = judge(write(f"def f(completion):\n    raise {error}"), trajectory())[0]
+    score = run_call(write(f"def f(completion):\n    raise {error}"), trajectory())[0]
     assert score.failure is Status.REWARD_ERROR and f"raise {error}" in str(score.error)
 
 
@@ -151,7 +151,7 @@ def test_whatever_is_raised_is_that_trajectorys_error(write: Any, error: str) ->
 def test_an_error_shows_the_users_own_frames(write: Any, prefix: str) -> None:
     reference = write(f"def inner():\n    return 1 / 0\n\n{prefix}def f(completion):\n    return inner()")
     path = reference.rpartition(":")[0]
-    assert str(judge(reference, trajectory())[0].error).replace("~", "^").splitlines() == [
+    assert str(run_call(reference, trajectory())[0].error).replace("~", "^").splitlines() == [
         "failed", "Traceback (most recent call last):",
         f'  File "{path}", line 5, in f', "    return inner()", "           ^^^^^^^",
         f'  File "{path}", line 2, in inner', "    return 1 / 0", "           ^^^^^",
@@ -162,7 +162,7 @@ def test_an_error_shows_the_users_own_frames(write: Any, prefix: str) -> None:
 def test_an_error_before_the_users_code_shows_no_frames(write: Any) -> None:
     reference = write("def f(completion, level): return 1.0")
     assert (
-        judge(reference, trajectory())[0].error
+        run_call(reference, trajectory())[0].error
         == "failed\nTypeError: f() missing 1 required positional argument: 'level'"
     )
 
@@ -186,8 +186,8 @@ def test_a_file_that_cannot_be_imported_shows_its_own_frames(write: Any, source:
     path = reference.rpartition(":")[0]
     with pytest.raises(UserError) as caught:
         load(reference)
-    told = f"reward function {reference!r}: importing {path} failed:"
-    assert str(caught.value).splitlines() == [told, *(line.format(path=path) for line in shown)]
+    first = f"reward function {reference!r}: importing {path} failed:"
+    assert str(caught.value).splitlines() == [first, *(line.format(path=path) for line in shown)]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_mutated_inputs_are_errors_and_harm_nobody(write: Any, source: str) -> N
     shared = {"n": 0, "list": [2, 1]}
     siblings = [trajectory(sample=s, extra_info=shared, prompt=MESSAGES) for s in range(2)]
     together = "completions" in source
-    for score in judge(write(source), *(siblings if together else siblings[:1])):
+    for score in run_call(write(source), *(siblings if together else siblings[:1])):
         assert score.failure is Status.REWARD_ERROR and "changed its arguments" in str(score.error)
     assert shared == {"n": 0, "list": [2, 1]} and MESSAGES[0]["content"] == "2 + 2?"
 
@@ -212,18 +212,18 @@ def test_reading_and_copying_inputs_is_fine(write: Any) -> None:
     source = (
         "def f(completion, extra_info): own = dict(extra_info); own['n'] = 5; return own.pop('n') + extra_info['n']"
     )
-    assert judge(write(source), trajectory(extra_info={"n": 1}))[0].value == 6.0
+    assert run_call(write(source), trajectory(extra_info={"n": 1}))[0].value == 6.0
 
 
 def test_random_rewards_repeat(write: Any) -> None:
     reference = write("import random, numpy\ndef f(completion): return random.random() + numpy.random.rand()")
-    first, again, other = (judge(reference, trajectory(), seed=seed)[0].value for seed in (1, 1, 2))
+    first, again, other = (run_call(reference, trajectory(), seed=seed)[0].value for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_async_functions_may_await(write: Any) -> None:
     reference = write("import asyncio\nasync def f(completion):\n    await asyncio.sleep(0)\n    return 0.25")
-    assert judge(reference, trajectory())[0].value == 0.25
+    assert run_call(reference, trajectory())[0].value == 0.25
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_sources_without_a_built_in_reward() -> None:
 
 def test_files_are_imported_once(write: Any) -> None:
     reference = write("calls = []\ndef f(completion): calls.append(1); return len(calls)")
-    assert [judge(reference, trajectory())[0].value for _ in range(2)] == [1.0, 2.0]
+    assert [run_call(reference, trajectory())[0].value for _ in range(2)] == [1.0, 2.0]
 
 
 def test_arguments_of_the_configuration_reach_every_call(write: Any) -> None:
@@ -301,12 +301,12 @@ def test_arguments_that_a_function_does_not_take(write: Any) -> None:
     reference = write("def f(completion): return 1.0")
     with pytest.raises(UserError, match="unexpected keyword argument 'low'"):
         check_functions(RewardConfig(functions=[{"function": reference, "arguments": {"low": 0.5}}]), [])
-    with pytest.raises(UserError, match="judge_together is for functions of `completions`"):
-        check_functions(RewardConfig(functions=[{"function": reference, "judge_together": "id"}]), [])
+    with pytest.raises(UserError, match="score_together is for functions of `completions`"):
+        check_functions(RewardConfig(functions=[{"function": reference, "score_together": "id"}]), [])
 
 
 def test_a_reason_becomes_the_scores_note(write: Any) -> None:
-    score = judge(write("def f(completion): return {'score': 0.0, 'reason': 'no number'}"), trajectory())[0]
+    score = run_call(write("def f(completion): return {'score': 0.0, 'reason': 'no number'}"), trajectory())[0]
     assert (score.value, score.failure, score.error, score.parts) == (0.0, None, "no number", {})
 
 
@@ -320,12 +320,12 @@ def test_a_reason_becomes_the_scores_note(write: Any) -> None:
         ),
         ("def f(completions, prompts, level): ...", {}, "needs the column `level`, which no row has"),
         ("def f(completion, sometimes): ...", {}, "needs the column `sometimes`, which 1 of 2 rows lack"),
-        ("def f(completions): ...", {"judge_together": "extra_info.problem"}, "`extra_info.problem`, which no row has"),
+        ("def f(completions): ...", {"score_together": "extra_info.problem"}, "`extra_info.problem`, which no row has"),
         ("def f(completion, level=1): ...", {}, None),
         ("def f(completion, level): ...", {"arguments": {"level": 2}}, None),
         ("def f(completion, extra_info, data_source, ground_truth, **row): ...", {}, None),
         ("def f(solution_str, extra_info, ground_truth): ...", {}, None),
-        ("def f(completions): ...", {"judge_together": "extra_info.index"}, None),
+        ("def f(completions): ...", {"score_together": "extra_info.index"}, None),
     ],
 )
 def test_columns_that_rows_lack_are_told(write: Any, source: str, options: Any, complaint: str | None) -> None:

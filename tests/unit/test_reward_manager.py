@@ -20,7 +20,7 @@ def right(data_source, solution_str, ground_truth, extra_info=None):
     if solution_str == "hang":
         time.sleep(3600)
     if solution_str == "raise":
-        raise ValueError("cannot judge " + str(extra_info))
+        raise ValueError("cannot score " + str(extra_info))
     right = solution_str == ground_truth
     return {"score": right, "acc": right, "pred": solution_str, "length": len(solution_str)}
 
@@ -134,7 +134,7 @@ def test_failures_are_never_zero_and_each_is_shown_once(start: Start, caplog: py
     assert [s.failure for s in groups[1].scores] == [None, Status.REWARD_ERROR, Status.REWARD_TIMEOUT]
     error = str(groups[1].scores[1].error)
     assert error.startswith("reward function ") and ":right' on row 1, sample 1: failed\n" in error
-    assert "cannot judge {'index': 1}" in error
+    assert "cannot score {'index': 1}" in error
     assert "row 1, sample 2: took longer than" in str(groups[1].scores[2].error)
     assert [record.getMessage().count("row 0") for record in caplog.records] == [1, 1]
     assert "Traceback" in caplog.records[0].getMessage()
@@ -166,15 +166,15 @@ def test_bad_references_raise_before_any_process() -> None:
         RewardManager(RewardConfig(functions=["nowhere.py:f"]))
 
 
-def test_prompts_alike_in_a_column_are_judged_together(file: Path, start: Start) -> None:
-    function = {"function": f"{file}:longest", "judge_together": "extra_info.index"}
+def test_prompts_alike_in_a_column_are_scored_together(file: Path, start: Start) -> None:
+    function = {"function": f"{file}:longest", "score_together": "extra_info.index"}
     manager = start(functions=[function, f"{file}:short"])
     groups = [siblings("4", "55"), siblings("666", "7"), siblings("8", index=1)]
     scored = manager.score(groups)
     assert [[s.parts["longest"] for s in group.scores] for group in scored] == [[0.0, 0.0], [1.0, 0.0], [1.0]]
     assert [[s.parts["short"] for s in group.scores] for group in scored] == [[-1.0, -2.0], [-3.0, -1.0], [-1.0]]
-    manager = start(functions=[{**function, "judge_together": "extra_info.problem"}])
-    with pytest.raises(UserError, match=r"judge_together: extra_info\.problem, but data row 0 has no such column"):
+    manager = start(functions=[{**function, "score_together": "extra_info.problem"}])
+    with pytest.raises(UserError, match=r"score_together: extra_info\.problem, but data row 0 has no such column"):
         manager.score(groups)
 
 

@@ -8,18 +8,18 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run, its children included."""
+    """What one run may use, its children included."""
 
     timeout_s: float = 25.0
     """Wall-clock; each process also gets no more CPU time than this, rounded up to seconds."""
     memory_mib: int = 1024
-    """Of address space for each process, and of resident memory for all of them."""
+    """The address space of each process, and the resident memory of all of them."""
     processes: int = 32
     """Threads count."""
     file_mib: int = 16
     """Largest file, standard output and error included."""
     scratch_mib: int = 64
-    """Of /tmp, the one writable place; it is memory and vanishes with the run."""
+    """The size of /tmp, the one writable place; it is memory and vanishes with the run."""
 
 
 @dataclass(frozen=True)

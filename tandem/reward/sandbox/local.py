@@ -1,4 +1,4 @@
-"""Programs on this machine, in a bubblewrap container of their own, or (when told so) without any.
+"""Programs on this machine, in a bubblewrap container of their own, or (where the user accepts that) without any.
 
 The container has no network, no process and no file of the machine but the Python that runs it and the libraries under
 it, read-only. The program is nobody: under root it changes to a user id that no one else has, else it lives in a user
@@ -29,7 +29,7 @@ from tandem.reward.sandbox.seccomp import denying_filter
 LOOK_S = 0.02
 """Between looks at the memory of all processes."""
 READ_BYTES = 1 << 20
-"""Of each output stream."""
+"""What is read of each output stream."""
 MAX_FILES = 256
 _FIRST_USER = 1 << 30
 """From here to twice that nobody has a user id."""
@@ -141,8 +141,8 @@ class LocalSandbox:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with suppress(ProcessLookupError), ExitStack() as opened:
-            if told := _content(facts):
-                first = os.pidfd_open(json.loads(told)["child-pid"])
+            if started := _content(facts):
+                first = os.pidfd_open(json.loads(started)["child-pid"])
                 opened.callback(os.close, first)
                 if not select.select([first], [], [], 10)[0]:
                     raise TandemError("a sandbox did not end within 10 s of being killed")
@@ -161,7 +161,7 @@ def _content(file: IO[bytes]) -> str:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Of a process and its descendants; pages that they share count for each."""
+    """The memory of a process and its descendants; pages that they share count for each."""
     pages, waiting = 0, [pid]
     while waiting:
         process = f"/proc/{waiting.pop()}"

@@ -5,7 +5,7 @@
     waits for      the other process's answer; meanwhile it answers what that asks back, as by calling a test's lambda
     unblocked by   an answer, or the end of the other process, which raises EOFError
 
-What the solution's process sends is data and never code, and its objects are not told what they are compared with: a
+What the solution's process sends is data and never code, and its objects do not see what they are compared with: a
 `Remote` compares and reckons with a value of the test as the data that it holds, or not at all.
 
 This file is sent into the sandbox as text, behind `wire.py`.
@@ -317,7 +317,7 @@ class AnsweringEnd:
         send(self._descriptor, {"result": None} if error is None else self._raised(error))
 
     def ask(self, question: str, *values: Any) -> Any:
-        """Of the test: call what it lent, or take its next item."""
+        """Ask the test: to call what it lent, or for its next item."""
         send(self._descriptor, {"ask": question, "values": pack(list(values), self._keep)})
         while "ask" in (message := receive(self._descriptor)):
             self._answer(message)

@@ -9,7 +9,7 @@ from tandem.reward.sandbox.base import Limits, Run
 
 
 class SandboxFusion:
-    """What the server contains is its operator's affair; of our limits it is told time and memory."""
+    """What the server contains is its operator's affair; of our limits it gets time and memory."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self.limits = limits

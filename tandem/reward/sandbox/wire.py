@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 DIGITS = 16
-"""Of the length before a message."""
+"""The digits of the length before a message."""
 LARGEST_INT = 1 << 62
 """Larger ones are sent in hexadecimal, which takes no time that grows with their square."""
 
