@@ -93,7 +93,9 @@ def _make_experience_roles(
     """The engines with their rewards, on devices that they share with some of `models`; they serve version 0."""
     reward_model = make_reward_model(config, placement)
     sharing = [model for role, model in models.items() if placement.together(role, Role.Rollout)]
-    scorer = reward_model if placement.together(Role.RewardModel, Role.Rollout) else None
+    scorer = None
+    if reward_model is not None and placement.together(Role.RewardModel, Role.Rollout):
+        scorer = reward_model
     sleeps = config.generation.type != "native" and config.generation.sleep != "never"
     devices: Devices = UnsharedDevices(publish)
     if sleeps and (sharing or scorer is not None):

@@ -113,10 +113,10 @@ def _kept_layers(values: Values, count: int) -> list[int]:
 
 
 def _shrunk_kv_heads(heads: int, queries: int | None) -> int:
-    """Grouped stays grouped, one for all stays one for all."""
-    if heads == queries:
-        return HEADS
-    return 1 if heads == 1 else _KV_HEADS
+    """Grouped stays grouped, one for all stays one for all, and so does a single head."""
+    if heads == 1:
+        return 1
+    return HEADS if heads == queries else _KV_HEADS
 
 
 def _shrunk_value(name: str, value: Any, kept: list[int], count: int) -> Any:

@@ -293,6 +293,12 @@ AutoConfig.register("llama_scaled", ScaledConfig)
 AutoModelForCausalLM.register(ScaledConfig, Scaled)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 1), (2, 2), (6, 2)])
+def test_any_number_of_heads_makes_a_small_model_that_runs(heads: int, kv_heads: int) -> None:
+    shape = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 30}
+    check_family(transformers.Qwen2Config(**shape, num_attention_heads=heads, num_key_value_heads=kv_heads))
+
+
 def test_a_family_that_nobody_knows_is_compared_when_it_is_loaded() -> None:
     check_family(ScaledConfig())
     with pytest.raises(UserError, match=r"model type llama_scaled .* differ from those of transformers' eager"):
