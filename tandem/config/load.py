@@ -106,6 +106,11 @@ def _describe(error: ErrorDetails, kind: type[ModelsConfig]) -> list[str]:
         return verl_keys.describe(key, error["input"]) or [_unknown(key, kind)]
     if error["type"] == "union_tag_not_found":
         return [f"{key}.type: field required"]
+    if error["type"] == "union_tag_invalid" and isinstance(error["input"], dict):
+        context = error.get("ctx", {})
+        return [f"{key}.type: {context['tag']!r} is unknown; known are {context['expected_tags']}"]
+    if error["type"] in ("model_type", "model_attributes_type", "union_tag_invalid"):
+        return [f"{key}: is a section of keys and values, not {error['input']!r}"]
     message = error["msg"].removeprefix("Value error, ")
     given = "" if isinstance(error["input"], dict | Section) else f", not {error['input']!r}"
     return [f"{key}: {message[0].lower()}{message[1:]}{given}"]

@@ -33,11 +33,14 @@ def model_directory(path: Path) -> Path:
     of a checkpoint it is `model/`.
     """
     path = absolute(path)
-    pointer = path if path.is_file() else path / "checkpoints" / "latest"
-    if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
-        path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
-    inside = path / "model"
-    return inside if (inside / "config.json").is_file() and not (path / "config.json").exists() else path
+    try:
+        pointer = path if path.is_file() else path / "checkpoints" / "latest"
+        if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
+            path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+        inside = path / "model"
+        return inside if (inside / "config.json").is_file() and not (path / "config.json").exists() else path
+    except OSError as error:  # it may not be read, or its name is too long
+        raise ValueError(str(error)) from None
 
 
 LocalPath = Annotated[Path, AfterValidator(absolute)]

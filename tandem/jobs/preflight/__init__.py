@@ -47,15 +47,20 @@ def find_mistakes(config: ModelsConfig, *, whole: bool = True, claims_run_dir: b
     checks = [partial(check, config) for check in _CHECKS]
     checks += [partial(check, config, samples) for check in _CHECKS_WITH_DATA]
     checks += [partial(_find_run_dir_mistakes, config)] if claims_run_dir else []
-    return [problem for check in checks for problem in (check() if whole else _until_unsound(check))]
+    return [problem for check in checks for problem in _run(check, whole)]
 
 
-def _until_unsound(check: Callable[[], Iterator[str]]) -> Iterator[str]:
+def _run(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
     try:
         yield from check()
     except AttributeError as error:
-        if not isinstance(error.obj, Section):
+        if whole or not isinstance(error.obj, Section):
             raise
+    except LookupError:  # values that contradict each other, of which their section has told
+        if whole:
+            raise
+    except OSError as error:  # a file that may not be read, a name that is too long
+        yield str(error)
 
 
 def _find_run_dir_mistakes(config: Any) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,6 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
         yield "has no tokenizer; copy tokenizer.json and tokenizer_config.json of the base model into it"
 
 
-@cache
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         described = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -123,7 +121,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     return described if isinstance(described, dict) else {}
 
 
-@cache
 def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight of a model directory. Raises ValueError that says what is wrong with its files."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
