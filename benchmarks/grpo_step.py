@@ -175,7 +175,7 @@ def tandem_steps(job: Job) -> Figures:
         placement = Placement(InlineCluster(), pools_of(config))
         with claim_run_dir(config), closing(RewardManager(config.reward, config.trainer.seed)) as reward:
             window = Window(job, RlJob(config, inputs, placement, reward))
-            run_job(config, lambda: window)
+            run_job(config, lambda _: window)
         measured = read_metrics(Path(run_dir) / "metrics.jsonl")[job.warmup : job.warmup + job.steps]
     start, end = window.cpu_s
     return Figures(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoint.branch import branch_of
 from tandem.config.load import dump_config, load_config
 from tandem.config.resume import Change, changes
 from tandem.config.tree import SftConfig, TrainConfig
@@ -61,7 +62,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     """What `open_run_dir` would return; nothing is written.
 
     Raises UserError when the directory holds something else, another run (unless that failed before its first step), or
-    the same run with other values of keys that a resumed run must keep.
+    the same run with other values of keys that a resumed run must keep; or `trainer.branch_from` is no checkpoint.
     """
     path, stored = config.trainer.run_dir, config.trainer.run_dir / _CONFIG
     if path.exists() and not path.is_dir():
@@ -71,6 +72,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no {_CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
     if not (path / "checkpoints").exists() and not (path / "metrics.jsonl").exists():
+        branch_of(config)
         return []
     if not config.trainer.resume:
         raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
@@ -80,6 +82,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
         listed = "".join(f"\n  - {change}" for change in fixed)
         raise UserError(
             f"{path}: cannot be resumed with other values of these keys, which decide what a run learns; give the old "
-            f"values, or give another trainer.run_dir{listed}"
+            f"values, or start a new run from its last checkpoint with trainer.branch_from={path} and another "
+            f"trainer.run_dir{listed}"
         )
     return changed

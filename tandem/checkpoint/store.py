@@ -59,12 +59,9 @@ class CheckpointStore:
     def latest(self) -> Path | None:
         """The checkpoint to resume from, None before the first one; raises UserError when it is damaged."""
         checkpoint = self._named("latest")
-        problem = checkpoint and damage(checkpoint)
-        if problem:
-            mend = (
-                f"write the name of an earlier one into {self.directory / 'latest'}, or delete that file to start anew"
-            )
-            raise UserError(f"{checkpoint}: damaged ({problem}); {mend}")
+        if checkpoint is not None:
+            mend = f"write the name of an earlier one into {self.directory / 'latest'}, or delete that file"
+            check_sound(checkpoint, f"{mend} to start anew")
         return checkpoint
 
     def _named(self, pointer: str) -> Path | None:
@@ -83,6 +80,13 @@ class CheckpointStore:
         trash = temporary_name(path.with_suffix(".deleted"))
         os.rename(path, trash)
         shutil.rmtree(trash)
+
+
+def check_sound(checkpoint: Path, mend: str) -> None:
+    """UserError, which ends with `mend`, when the checkpoint is damaged."""
+    problem = damage(checkpoint)
+    if problem:
+        raise UserError(f"{checkpoint}: damaged ({problem}); {mend}")
 
 
 def damage(checkpoint: Path) -> str | None:

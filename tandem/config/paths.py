@@ -7,6 +7,8 @@
 Relative paths start at the directory that the command runs in, `~` is the home directory.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -26,20 +28,38 @@ def absolute_reference(reference: str) -> str:
     return f"{absolute(Path(place))}{colon}{name}" if place.endswith(".py") else reference
 
 
+def checkpoint_directory(path: Path) -> Path:
+    """The checkpoint that `path` stands for: a run's newest one, or that of `checkpoints/latest` or `best`.
+
+    Anything else stands for itself.
+    """
+    path = absolute(path)
+    with _unreadable_told():
+        pointer = path if path.is_file() else path / "checkpoints" / "latest"
+        if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
+            path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    return path
+
+
 def model_directory(path: Path) -> Path:
     """The Hugging Face directory that `path` stands for, or `path` where it stands for none.
 
     A run directory is its newest checkpoint; so is `checkpoints/latest` in it, and `checkpoints/best` is the best one;
     of a checkpoint it is `model/`.
     """
-    path = absolute(path)
+    path = checkpoint_directory(path)
+    inside = path / "model"
+    with _unreadable_told():
+        holds_model = (inside / "config.json").is_file() and not (path / "config.json").exists()
+    return inside if holds_model else path
+
+
+@contextmanager
+def _unreadable_told() -> Iterator[None]:
+    """What may not be read, or has a name that is too long, is a mistake of the key."""
     try:
-        pointer = path if path.is_file() else path / "checkpoints" / "latest"
-        if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
-            path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
-        inside = path / "model"
-        return inside if (inside / "config.json").is_file() and not (path / "config.json").exists() else path
-    except OSError as error:  # it may not be read, or its name is too long
+        yield
+    except OSError as error:
         raise ValueError(str(error)) from None
 
 
@@ -47,5 +67,7 @@ LocalPath = Annotated[Path, AfterValidator(absolute)]
 """A file or a directory."""
 ModelPath = Annotated[Path, AfterValidator(model_directory)]
 """A Hugging Face directory, or what `model_directory` finds one in."""
+CheckpointPath = Annotated[Path, AfterValidator(checkpoint_directory)]
+"""A directory `step_000010` of a run, or what `checkpoint_directory` finds one in."""
 Reference = Annotated[str, AfterValidator(absolute_reference)]
 """`path/to/file.py:name` or `package.module:name`."""

@@ -16,7 +16,7 @@ from tandem.config.base import (
     by_type,
 )
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
-from tandem.config.paths import LocalPath, ModelPath, Reference
+from tandem.config.paths import CheckpointPath, LocalPath, ModelPath, Reference
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
 
@@ -131,6 +131,9 @@ class TrainerConfig(Section):
     """Trajectory files that stay, the newest ones, and as many of validation answers; 0: all."""
     resume: MayChange[bool] = False
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
+    branch_from: CheckpointPath | None = None
+    """A run, or one of its checkpoints: this new run starts with the weights and optimizers that it holds, whatever
+    else differs. With another `training.type`, or adapters on one side only, with the weights alone."""
     max_restarts: MayChange[NonNegativeInt] = 0
     """How often the run goes on from its last checkpoint by itself after workers died or hung."""
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
+from tandem.checkpoint.branch import CRITIC, POLICY, Branch
 from tandem.config.algorithms import OwnAlgorithmConfig, PPOConfig
 from tandem.config.tree import ModelConfig, RolloutConfig, TrainConfig
 from tandem.controller.placement import Placement
@@ -40,7 +41,7 @@ class Roles:
     @property
     def trained(self) -> dict[str, Trained]:
         """What a checkpoint holds, by its directory there."""
-        return {".": self.actor} if self.critic is None else {".": self.actor, "critic": self.critic}
+        return {POLICY: self.actor} if self.critic is None else {POLICY: self.actor, CRITIC: self.critic}
 
     def publish(self, version: int) -> None:
         """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
@@ -54,10 +55,16 @@ def make_roles(
     total_steps: int,
     placement: Placement,
     reward: Rewards,
+    branch: Branch | None = None,
 ) -> Roles:
-    """The roles that the algorithm needs; the rollout serves version 0."""
+    """The roles that the algorithm needs; the rollout serves version 0.
+
+    `branch`: the checkpoint that trained models start from, in the place of the configuration's directories.
+    """
+    starts: Mapping[str, Path] = branch.weights if branch else {}
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
-    actor = placement.group(Role.Actor, Actor, TrainWorker, actor_spec(config, optimizer_steps))
+    policy = _model_at(config.model, starts.get(POLICY, config.model.path))
+    actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, optimizer_steps), model=policy))
     rollout = make_rollout(config, tokenizer, placement)
     delta = config.generation.type != "native" and config.generation.sync.delta
     publish = connect(actor, rollout, placement, delta)
@@ -67,7 +74,9 @@ def make_roles(
         frozen = replace(actor_spec(config), optimizer=None)
         models[Role.RefPolicy] = reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
     if Signal.VALUES in algorithm.needs:
-        models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement)
+        models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
+    if branch is not None:
+        _load_states(branch, {POLICY: actor, CRITIC: critic})
     experience = _make_experience_roles(config, placement, rollout, models, publish, reward)
     return Roles(experience, actor, reference, critic)
 
@@ -150,16 +159,23 @@ def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = 
     return publish
 
 
-def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement) -> Critic:
+def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement, starts: Mapping[str, Path]) -> Critic:
     assert isinstance(config.algorithm, PPOConfig | OwnAlgorithmConfig)
     spec = TrainSpec(
-        _model_at(config.model, config.model.critic_path or config.model.path),
+        _model_at(config.model, starts.get(CRITIC, config.model.critic_path or config.model.path)),
         config.training,
         config.algorithm.critic_optimizer,
         total_steps=optimizer_steps,
         value_head=True,
     )
     return placement.group(Role.Critic, Critic, TrainWorker, spec)
+
+
+def _load_states(branch: Branch, models: Mapping[str, Trained | None]) -> None:
+    """Weights and optimizers of the models that the checkpoint has, before the first publish."""
+    for name, model in models.items():
+        if model is not None and name in branch.states:
+            model.load(branch.states[name], new_schedule=True).get()
 
 
 def _model_at(model: ModelConfig, path: Path) -> ModelConfig:

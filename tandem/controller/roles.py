@@ -39,9 +39,12 @@ class Trained(Model):
         """Write `model/` and `state/` into an existing directory that every rank sees."""
         return self.call(TrainWorker.save, directory)
 
-    def load(self, directory: Path) -> Future[None]:
-        """Continue exactly where `save` was; UserError when that was of another model."""
-        return self.call(TrainWorker.load, directory)
+    def load(self, directory: Path, new_schedule: bool = False) -> Future[None]:
+        """Continue exactly where `save` was, but for `new_schedule`: then the learning rate's schedule begins anew.
+
+        UserError when what was saved is of another model.
+        """
+        return self.call(TrainWorker.load, directory, new_schedule)
 
 
 class Policy(Model):

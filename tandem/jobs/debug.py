@@ -71,4 +71,4 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
     config = config.model_copy(update={"trainer": unevaluated})
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
         placement = Placement(cluster, pools_of(config))
-        return run_job(config, lambda: ReplayJob(files, config, inputs, placement, reward))
+        return run_job(config, lambda branch: ReplayJob(files, config, inputs, placement, reward, None, branch))

@@ -11,6 +11,7 @@ import torch
 
 from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch, PairLoss
 from tandem.batching.packing import pairs_to_batch, scored_at_the_end
+from tandem.checkpoint.branch import Branch
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
 from tandem.controller.placement import Placement, pools_of
@@ -68,8 +69,10 @@ class DpoJob(PreferenceJob[Actor]):
 
     name = "dpo"
 
-    def __init__(self, config: DpoConfig, inputs: PairInputs, placement: Placement) -> None:
-        super().__init__(config, inputs, placement)
+    def __init__(
+        self, config: DpoConfig, inputs: PairInputs, placement: Placement, branch: Branch | None = None
+    ) -> None:
+        super().__init__(config, inputs, placement, branch)
         self.loss = DPOLoss(config.preference)
         if config.preference.loss != "simpo":
             frozen = TrainSpec(config.model, config.training)
@@ -106,10 +109,14 @@ class RewardModelJob(PreferenceJob[Critic]):
 def train_dpo(config: DpoConfig, inputs: PairInputs) -> Signals | None:
     """`tandem dpo`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda: DpoJob(config, inputs, Placement(cluster, pools_of(config))))
+        return run_job(config, lambda branch: DpoJob(config, inputs, Placement(cluster, pools_of(config)), branch))
 
 
 def train_reward_model(config: SftConfig, inputs: PairInputs) -> Signals | None:
     """`tandem reward-model`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda: RewardModelJob(config, inputs, Placement(cluster, pools_of(config))))
+
+        def make_job(branch: Branch | None) -> RewardModelJob:
+            return RewardModelJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+
+        return run_job(config, make_job)

@@ -9,6 +9,8 @@ from signal import Signals
 
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
+from tandem.checkpoint.branch import Branch
+from tandem.checkpoint.progress import Progress
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_roles
@@ -36,6 +38,7 @@ class RlJob:
         placement: Placement,
         reward: RewardManager,
         val_reward: RewardManager | None = None,
+        branch: Branch | None = None,
     ) -> None:
         assert inputs.train is not None
         self._config = config
@@ -46,11 +49,14 @@ class RlJob:
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
         self.placement = placement
+        steps = self.total_steps
         try:
-            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, self.total_steps, placement, reward)
+            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, steps, placement, reward, branch)
         except BaseException:
             placement.close()
             raise
+        if branch is not None:
+            print(branch.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
 
     def step(self, step: int) -> StepMetrics:
@@ -95,8 +101,7 @@ class RlJob:
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
         self._algorithm.load_state(state["algorithm"])
-        version = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))["step"]
-        self._roles.publish(version)
+        self._roles.publish(Progress.read(directory).step)
 
     def close(self) -> None:
         self.placement.close()
@@ -117,7 +122,11 @@ def failed_answers_saved(config: TrainConfig, step: int) -> Iterator[None]:
 def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Signals | None:
     """`tandem train`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
-        return run_job(config, lambda: RlJob(config, inputs, Placement(cluster, pools_of(config)), reward))
+
+        def make_job(branch: Branch | None) -> RlJob:
+            return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, branch=branch)
+
+        return run_job(config, make_job)
 
 
 def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset], answers: Path | None = None) -> StepMetrics:

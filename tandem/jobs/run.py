@@ -1,6 +1,5 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, a way to stop."""
 
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tandem.checkpoint.branch import Branch, branch_of
+from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import WorkerLost
-from tandem.files import write_text
 from tandem.jobs.best import BestValue
+from tandem.jobs.schedule import schedule_changes
 from tandem.signals import StopRequest
 from tandem.tracking.base import Tracker
 from tandem.tracking.console import ConsoleTracker
@@ -44,8 +45,8 @@ class Job(Protocol):
 
 
 @dataclass(slots=True)
-class _Progress:
-    """Where the run stands; `step` is saved with every checkpoint."""
+class _Position:
+    """Where the run stands."""
 
     step: int = 0
     saved_step: int = 0
@@ -67,15 +68,32 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
         yield
 
 
-def run_job(config: TrainConfig | SftConfig, make_job: Callable[[], Job]) -> signal.Signals | None:
+def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch | None:
+    """Where the next step begins: after a checkpoint of the run, on a branch of another run, or (None) at nothing.
+
+    Reads all of the checkpoint; raises UserError when it is damaged.
+    """
+    store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last)
+    if resume and (checkpoint := store.latest()) is not None:
+        return checkpoint
+    branch = branch_of(config)
+    if branch is not None:
+        branch.check_sound()
+    return branch
+
+
+def run_job(config: TrainConfig | SftConfig, make_job: Callable[[Branch | None], Job]) -> signal.Signals | None:
     """Run the job to its last step (None) or to a stop (the signal that asked for it), from the last checkpoint if any.
 
-    When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
+    `make_job` makes the job before its first step; it is given the branch that it starts from, if it is to start from
+    one. When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
     """
     restarts, stop = config.trainer.max_restarts, StopRequest()
     for left in range(restarts, -1, -1):
         try:
-            finished = _Attempt(config, make_job(), stop).run(resume=config.trainer.resume or left < restarts)
+            start = find_start(config, resume=config.trainer.resume or left < restarts)
+            job = make_job(start if isinstance(start, Branch) else None)
+            finished = _Attempt(config, job, stop).run(start if isinstance(start, Path) else None)
             return None if finished else stop.by
         except WorkerLost as error:
             if stop.by is not None:  # they, too, may have heard the signal
@@ -88,53 +106,53 @@ def run_job(config: TrainConfig | SftConfig, make_job: Callable[[], Job]) -> sig
 
 
 class _Attempt:
-    """A job from the start, or from the last checkpoint, as far as it gets. It closes the job."""
+    """A job from its first step, or from a checkpoint, as far as it gets. It closes the job."""
 
     def __init__(self, config: TrainConfig | SftConfig, job: Job, stop: StopRequest) -> None:
         self._config = config
         self._trainer = config.trainer
         self._job = job
         self._stop = stop
-        self._progress = _Progress()
         self._best = BestValue(config.trainer)
+        self._position = _Position()
+        self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last)
         self._trackers: list[Tracker] = []
 
-    def run(self, resume: bool) -> bool:
+    def run(self, checkpoint: Path | None) -> bool:
         """False: it was asked to stop, and has saved the step that it was at."""
         job = self._job
         try:
-            self._store = CheckpointStore(self._trainer.run_dir, self._trainer.keep_last)
-            if resume:
-                self._restore()
-            self._trackers += _trackers(self._config, job.total_steps, self._progress.step)
+            if checkpoint is not None:
+                self._restore(checkpoint)
+            self._trackers += _trackers(self._config, job.total_steps, self._position.step)
             with self._stop.listening():
-                if self._progress.step == 0 and self._trainer.eval_every:
+                if self._position.step == 0 and self._trainer.eval_every:
                     validated = job.evaluate(0)
                     self._best.expect_in(validated, validation=True)
                     self._record(0, validated)
-                while self._progress.step < job.total_steps and self._stop.by is None:
-                    self._step(self._progress.step + 1)
-                if self._progress.step > self._progress.saved_step:
+                while self._position.step < job.total_steps and self._stop.by is None:
+                    self._step(self._position.step + 1)
+                if self._position.step > self._position.saved_step:
                     self._save(best=False)
         finally:
             for one in (job, *self._trackers):
                 one.close()
         write_report(self._trainer.run_dir)
-        return self._progress.step >= job.total_steps
+        return self._position.step >= job.total_steps
 
     def _step(self, step: int) -> None:
-        job, trainer, progress = self._job, self._trainer, self._progress
+        job, trainer, position = self._job, self._trainer, self._position
         start = time.perf_counter()
         metrics = job.step(step)
         metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start)
         if self._is_due(step, trainer.eval_every):
             metrics |= job.evaluate(step)
-        progress.step = step
+        position.step = step
         if step == 1:
             self._best.expect_in(metrics, validation=False)
         best = self._best.improves(metrics)
         self._record(step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
-        late = 0 < trainer.save_every_s <= time.monotonic() - progress.saved_at
+        late = 0 < trainer.save_every_s <= time.monotonic() - position.saved_at
         if best or late or self._is_due(step, trainer.save_every):
             self._save(best)
 
@@ -142,24 +160,23 @@ class _Attempt:
         return every > 0 and (step == self._job.total_steps or step % every == 0)
 
     def _save(self, best: bool) -> None:
-        progress = self._progress
-        with self._store.write(progress.step, best) as directory:
+        position = self._position
+        with self._store.write(position.step, best) as directory:
             for part in ("model", "state"):
                 (directory / part).mkdir()
             self._job.save(directory)
-            saved = {"step": progress.step, "best": self._best.state()}
-            write_text(directory / "state" / "run.json", json.dumps(saved))
-        progress.saved_step, progress.saved_at = progress.step, time.monotonic()
+            training, best_so_far = self._config.training.type, self._best.state()
+            Progress(position.step, self._job.total_steps, training, best_so_far).write(directory)
+        position.saved_step, position.saved_at = position.step, time.monotonic()
 
-    def _restore(self) -> None:
-        checkpoint = self._store.latest()
-        if checkpoint is None:
-            return
+    def _restore(self, checkpoint: Path) -> None:
+        saved = Progress.read(checkpoint)
         self._job.load(checkpoint)
-        saved = json.loads((checkpoint / "state" / "run.json").read_text(encoding="utf-8"))
-        self._progress = _Progress(saved["step"], saved_step=saved["step"])
-        self._best.load_state(saved["best"])
-        print(f"resuming after step {saved['step']} from {checkpoint}", flush=True)
+        self._position = _Position(saved.step, saved_step=saved.step)
+        self._best.load_state(saved.best)
+        print(f"resuming after step {saved.step} from {checkpoint}", flush=True)
+        for change in schedule_changes(self._config, saved.step, saved.total_steps, self._job.total_steps):
+            print(change, flush=True)
 
     def _record(self, step: int, metrics: StepMetrics) -> None:
         for tracker in self._trackers:

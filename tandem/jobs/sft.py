@@ -12,6 +12,7 @@ import numpy as np
 
 from tandem.algorithms.losses import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
+from tandem.checkpoint.branch import POLICY, Branch
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
 from tandem.controller.learning import token_shares
@@ -36,7 +37,14 @@ class SupervisedJob(ABC, Generic[Item, Model]):
     name: str
     """The kind of training: the first part of its metrics' names."""
 
-    def __init__(self, config: SftConfig, inputs: Inputs[DemonstrationDataset[Item]], placement: Placement) -> None:
+    def __init__(
+        self,
+        config: SftConfig,
+        inputs: Inputs[DemonstrationDataset[Item]],
+        placement: Placement,
+        branch: Branch | None = None,
+    ) -> None:
+        """`branch`: the checkpoint that the model starts from, in the place of `model.path`."""
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -45,9 +53,15 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self.placement = placement
+        start = branch.weights.get(POLICY, config.model.path) if branch else config.model.path
+        model = config.model.model_copy(update={"path": start})
         self._model = self.make_model(
-            TrainSpec(config.model, config.training, config.training.optimizer, total_steps=self.total_steps)
+            TrainSpec(model, config.training, config.training.optimizer, total_steps=self.total_steps)
         )
+        if branch is not None:
+            if POLICY in branch.states:
+                self._model.load(branch.states[POLICY], new_schedule=True).get()
+            print(branch.describe([POLICY]), flush=True)
 
     @abstractmethod
     def make_model(self, spec: TrainSpec) -> Model:
@@ -111,4 +125,4 @@ class SftJob(SupervisedJob[Demonstration, Actor]):
 def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> Signals | None:
     """`tandem sft`: the signal that stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda: SftJob(config, inputs, Placement(cluster, pools_of(config))))
+        return run_job(config, lambda branch: SftJob(config, inputs, Placement(cluster, pools_of(config)), branch))

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from tandem.checkpoint.branch import Branch
 from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -20,7 +21,7 @@ from tandem.data.sft import DemonstrationDataset, SftDataset
 from tandem.jobs import preference, sft
 from tandem.jobs.inputs import Inputs, read_inputs
 from tandem.jobs.rl import RlJob
-from tandem.jobs.run import claim_run_dir, run_job
+from tandem.jobs.run import claim_run_dir, find_start, run_job
 from tandem.reward.manager import RewardManager
 from tandem.types import Demonstration, Preference
 from tandem.workers.host import Worker
@@ -63,7 +64,8 @@ class Trainer:
             self._reward = self._reward or RewardManager(self.config.reward, self.config.trainer.seed)
             for reward in filter(None, (self._reward, self._val_reward)):
                 opened.enter_context(closing(reward))
-            self._job = self._make_job()
+            start = find_start(self.config, self.config.trainer.resume)
+            self._job = self._make_job(start if isinstance(start, Branch) else None)
             self._open = opened.pop_all()
 
     def fit(self) -> bool:
@@ -73,12 +75,12 @@ class Trainer:
         with self._open:
             return run_job(self.config, self._make_job) is None
 
-    def _make_job(self) -> RlJob:
+    def _make_job(self, branch: Branch | None) -> RlJob:
         """The job that `init_workers` made; after workers were lost, a new one."""
         assert self._cluster is not None and self._reward is not None
         job, self._job = self._job, None
         placement = Placement(self._cluster, self._pools, self._workers)
-        return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward)
+        return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward, branch)
 
 
 def train(config: TrainConfig | SftConfig) -> bool:

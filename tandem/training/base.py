@@ -75,6 +75,9 @@ class TrainEngine(Protocol):
         """Write `model/` (a Hugging Face directory) and `state/` (what `load` needs) into an existing directory."""
         ...
 
-    def load(self, directory: Path) -> None:
-        """Continue exactly where the `save` into `directory` was; UserError when that was of another model."""
+    def load(self, directory: Path, new_schedule: bool = False) -> None:
+        """Continue exactly where the `save` into `directory` was; UserError when that was of another model.
+
+        With `new_schedule` only the learning-rate schedule is at its beginning.
+        """
         ...

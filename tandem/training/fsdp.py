@@ -112,8 +112,8 @@ class FsdpEngine:
             write_adapters(self.model, self._layout.full, directory / "adapter", self._layout.first)
         self._trained.save(directory / "state")
 
-    def load(self, directory: Path) -> None:
-        self._trained.load(directory / "state")
+    def load(self, directory: Path, new_schedule: bool = False) -> None:
+        self._trained.load(directory / "state", new_schedule)
 
     @property
     def _trained(self) -> MasterAdamW:

@@ -39,6 +39,8 @@ class MasterAdamW:
     def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, cpu_offload: bool = False) -> None:
         self._config = config
         self._total_steps = total_steps
+        self._schedule_step = torch.zeros((), dtype=torch.int64)
+        """Steps since the schedule began: those of AdamW, but for a run that took over another one's optimizer."""
         self._stays_on_cpu = cpu_offload
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
@@ -53,7 +55,7 @@ class MasterAdamW:
 
     def step(self) -> dict[str, float]:
         """Clip by the global norm, step, forget the gradients; see TrainEngine.optimizer_step."""
-        steps = int(next(iter(self._adamw.state.values()))["step"])
+        step = int(self._schedule_step)
         gradients: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
             master = self.masters[name]
@@ -64,12 +66,13 @@ class MasterAdamW:
             bad = next(
                 (name for name, gradient in gradients.items() if not _whole(gradient.isfinite().all())), "their sum"
             )
-            raise EngineError(f"optimizer step {steps}: gradient norm is {norm.item()}; not finite first in {bad}")
+            raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {bad}")
         nn.utils.clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, norm)
-        lr = learning_rate(self._config, steps, self._total_steps)
+        lr = learning_rate(self._config, step, self._total_steps)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
+        self._schedule_step += 1
         self._publish()
         return {"grad_norm": norm.item(), "lr": lr}
 
@@ -84,8 +87,11 @@ class MasterAdamW:
     def save(self, directory: Path) -> None:
         write_shards(self._state(), directory)
 
-    def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, into the same tensors; UserError, and nothing changed, when it does not fit."""
+    def load(self, directory: Path, new_schedule: bool = False) -> None:
+        """Restore what `save` wrote, into the same tensors; UserError, and nothing changed, when it does not fit.
+
+        With `new_schedule` the learning rate's schedule begins anew.
+        """
         try:
             read_shards(self._state(), directory)
         except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
@@ -93,11 +99,13 @@ class MasterAdamW:
                 f"{directory} is not a training state of this model ({error}); "
                 "resume from another checkpoint, or with the model that the run was started with"
             ) from error
+        if new_schedule:
+            self._schedule_step.zero_()
         self._publish()
 
     def _state(self) -> dict[str, torch.Tensor]:
-        """Masters, moments and numbers of steps by parameter name; not copies."""
-        tensors: dict[str, torch.Tensor] = {}
+        """Masters, moments and numbers of steps by parameter name, and the place in the schedule; not copies."""
+        tensors = {"schedule_step": self._schedule_step}
         for name, master in self.masters.items():
             kinds = {"master": master.detach(), **self._adamw.state[master]}
             tensors |= {f"{kind}.{name}": tensor for kind, tensor in kinds.items()}

@@ -86,9 +86,9 @@ class TrainWorker(Worker[TrainSpec]):
         self.engine.save(directory)
 
     @register(Dispatch.REPLICATED)
-    def load(self, directory: Path) -> None:
-        """Continue where `save` was."""
-        self.engine.load(directory)
+    def load(self, directory: Path, new_schedule: bool = False) -> None:
+        """Continue where `save` was; with `new_schedule` the learning rate's schedule begins anew."""
+        self.engine.load(directory, new_schedule)
 
     @register(Dispatch.REPLICATED)
     def offload(self) -> None:

@@ -240,6 +240,29 @@ def test_a_state_from_before_the_first_step_loads(make: Make, batch: Batch, tmp_
     assert train(resumed, batch, steps=2) == losses
 
 
+def test_a_new_schedule_begins_with_the_moments_that_there_are(make: Make, batch: Batch, tmp_path: Path) -> None:
+    """What is saved then knows its own place in the schedule."""
+
+    def lr_of_a_step(engine: TrainEngine) -> float:
+        engine.forward_backward(micro_batches(batch, range(ROWS), 1000), Imitation())
+        return engine.optimizer_step()["lr"]
+
+    engine, resumed, anew, again = make(), make(), make(), make()
+    lrs = [lr_of_a_step(engine) for _ in range(2)]
+    for saved in (first := tmp_path / "first", second := tmp_path / "second"):
+        saved.mkdir()
+    engine.save(first)
+    resumed.load(first)
+    anew.load(first, new_schedule=True)
+    assert_same_weights(weights_of(resumed), weights_of(anew))
+    assert lr_of_a_step(resumed) == lr_of_a_step(engine)
+    assert lr_of_a_step(anew) == lrs[0]
+    anew.save(second)
+    again.load(second)
+    assert lr_of_a_step(anew) == lr_of_a_step(again) == lrs[1]
+    assert_same_weights(weights_of(anew), weights_of(again))
+
+
 @pytest.mark.parametrize("name", OTHER_MODEL)
 def test_the_state_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
     ENGINES[name]().save(tmp_path)

@@ -48,7 +48,10 @@ def test_resources_time_outs_records_and_length_may_change() -> None:
         assert {key for key, _ in KEYS if key.startswith(section)} <= may_change
     endings = ("timeout_s", "_every", "_parallel")
     assert {key for key, _ in KEYS if key.endswith(endings)} <= may_change
-    assert {key for key, _ in KEYS if key.startswith("trainer.")} - may_change == {"trainer.seed"}
+    assert {key for key, _ in KEYS if key.startswith("trainer.")} - may_change == {
+        "trainer.seed",
+        "trainer.branch_from",
+    }
 
 
 def test_what_decides_what_is_learned_may_not() -> None:

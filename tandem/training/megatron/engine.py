@@ -108,8 +108,10 @@ class MegatronEngine:
             save_model(self._bridged, self._stages, directory / "model")
             save_state(self._trained, self._stages, directory / "state")
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, new_schedule: bool = False) -> None:
         load_state(self._trained, self._stages, directory / "state")
+        if new_schedule:
+            self._trained.steps = 0
         self._bridged.load(self._stages, directory / "model")
 
     @contextmanager

@@ -1,0 +1,63 @@
+"""A new run that starts from another run's checkpoint: `trainer.branch_from`.
+
+Models go by their directory in a checkpoint: "." is the model that the command trains, "critic" is PPO's critic.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.checkpoint.progress import Progress
+from tandem.checkpoint.store import check_sound
+from tandem.config.tree import SftConfig, TrainConfig
+from tandem.errors import UserError
+
+POLICY, CRITIC = ".", "critic"
+_NAMES = {POLICY: "the model", CRITIC: "the critic"}
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What the new run takes over. Steps, data, learning-rate schedules and the algorithm's own state start anew."""
+
+    checkpoint: Path
+    states: Mapping[str, Path]
+    """The models whose weights and optimizers go on as `save` left them in these directories."""
+    weights: Mapping[str, Path]
+    """The models that start from these model directories with a new optimizer."""
+
+    def describe(self, trained: Iterable[str]) -> str:
+        """What becomes of the models that the new run trains."""
+        parts: list[str] = []
+        for name in trained:
+            source = "weights of the configuration" if name == POLICY else "as model.critic_path says"
+            source = "weights and optimizer" if name in self.states else source
+            source = "weights, with a new optimizer" if name in self.weights else source
+            parts.append(f"{_NAMES[name]}: {source}")
+        return f"starting from {self.checkpoint} ({'; '.join(parts)})"
+
+    def check_sound(self) -> None:
+        """UserError when the checkpoint's files are not what was written; reads all of them."""
+        check_sound(self.checkpoint, "give another checkpoint to trainer.branch_from")
+
+
+def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
+    """What `trainer.branch_from` names; UserError when it is no checkpoint.
+
+    Another `training.type` cannot read the optimizer, nor can whole training that of adapters, and the other way round:
+    then the weights alone are taken over.
+    """
+    checkpoint = config.trainer.branch_from
+    if checkpoint is None:
+        return None
+    try:
+        saved = Progress.read(checkpoint)
+    except UserError as error:
+        mend = "give a run directory that has a checkpoint, or one of its checkpoints"
+        raise UserError(f"trainer.branch_from: {error}; {mend}") from None
+    has_adapter = (checkpoint / "adapter").is_dir()
+    same_kind = saved.training == config.training.type and has_adapter == (config.model.lora is not None)
+    found = [name for name in (POLICY, CRITIC) if (checkpoint / name / "model").is_dir()]
+    if same_kind:
+        return Branch(checkpoint, {name: checkpoint / name for name in found}, {})
+    return Branch(checkpoint, {}, {name: checkpoint / name / "model" for name in found})
