@@ -85,6 +85,21 @@ class TestRuns:
         assert reasons[3].startswith("SyntaxError") and reasons[4] == "took longer than 0.3 s"
         assert (reasons[5], stopped) == ("", None)
 
+    @pytest.mark.parametrize("sent", ["b'0' * 8", "b'0000000000000002[]'", "b'0' * 16 + b'[' * 4000", "b'9' * 16"])
+    def test_a_hostile_test_spoils_no_other(self, sent: str) -> None:
+        """As those that a model writes: it may write to whatever descriptor it has."""
+        hostile = f"""
+import os, time
+for fd in range(3, 64):
+    try: os.write(fd, {sent})
+    except OSError: pass
+time.sleep(60)
+"""
+        tests = ["assert f() == 1", hostile, "assert f() == 1"]
+        reasons, stopped = run_tests(LocalSandbox(LIMITS), "def f(): return 1", tests, test_timeout_s=0.5)
+        assert reasons[0] == reasons[2] == "" and stopped is None
+        assert reasons[1] in ("its process ended before the test did", "its process sent something else than a reason")
+
     def test_what_ordinary_solutions_use_works(self) -> None:
         solution = (
             "from __future__ import annotations\nimport asyncio, threading, subprocess, sys, tempfile\n"

@@ -5,7 +5,7 @@ Each test has two fresh processes: one runs the solution, the other the test, wh
 
 No process of the solution ever holds a test, an expected value, or a descriptor through which a verdict passes: it is
 forked before this process reads the test, and closes what it inherits. None can read another's memory or descriptors,
-for all but it are not dumpable. What is read from standard input: settings, each test, and at last the secret behind
+for none is dumpable. What is read from standard input: settings, each test, and at last the secret behind
 which the verdicts are printed, so that nobody else can print them.
 """
 
@@ -25,7 +25,9 @@ from contextlib import suppress
 from typing import Any
 
 from tandem.reward.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
-from tandem.reward.sandbox.wire import receive, receive_frame, send, send_frame
+from tandem.reward.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
+
+LONGEST_ANSWER = 1 << 12
 
 
 def main() -> None:
@@ -79,9 +81,11 @@ class Attempt:
             send_frame(descriptor, test)
             if not select.select([descriptor], [], [], timeout_s)[0]:
                 return f"took longer than {timeout_s:.3g} s"
-            return receive(descriptor)
-        except (OSError, EOFError):
+            answer = os.read(descriptor, LONGEST_ANSWER)  # at once: a test that a model has written may send anything
+            reason = json.loads(answer[DIGITS:])
+        except (OSError, ValueError, RecursionError):
             return "its process ended before the test did"
+        return reason if isinstance(reason, str) else "its process sent something else than a reason"
 
     def end(self) -> None:
         """Kill both, with what they started as far as it stayed with them."""

@@ -30,26 +30,10 @@ UNARY = {
     name: getattr(builtins, name)
     for name in ("len", "bool", "str", "repr", "int", "float", "complex", "abs", "round", "iter", "reversed")
 } | {"neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "index": operator.index}
-BINARY = {
-    name: getattr(operator, f"__{name}__")
-    for name in (
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and",
-        "or",
-    )
-} | {"xor": operator.xor, "lshift": operator.lshift, "rshift": operator.rshift}
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+ARITHMETIC = (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"
+)  # fmt: skip
+BINARY = {name: getattr(operator, f"__{name}__") for name in ("lt", "le", "gt", "ge", *ARITHMETIC)}
 ATTRIBUTES = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__enter__", "__exit__")
 """Those with underscores that are asked for; the others belong to protocols that a Remote does not follow."""
 BASES: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
@@ -231,7 +215,7 @@ for _name in UNARY.keys() - {"iter"}:
     setattr(Remote, f"__{_name}__", _unary(_name))
 for _name in BINARY:
     setattr(Remote, f"__{_name}__", _binary(_name, reflected=False))
-for _name in REFLECTED:
+for _name in ARITHMETIC:
     setattr(Remote, f"__r{_name}__", _binary(_name, reflected=True))
 
 
