@@ -200,7 +200,7 @@ def reward_test(
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})
     prompts, answers = read_answered(data, rows)
-    check_functions(config, {prompt.data_source for prompt in prompts})
+    check_functions(config, {prompt.data_source for prompt in prompts}, {str(data): prompts})
     print(report(examine(config, prompts, answers, pass_above)))
 
 
