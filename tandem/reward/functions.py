@@ -109,7 +109,7 @@ def check_functions(
     """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`.
 
     `data` holds the prompts whose answers will be scored, by where they are from (`data.train_files`): each must have
-    the columns that the functions need.
+    the columns that the functions need, and some a ground truth where a built-in function reads it.
     """
     named: list[tuple[str, dict[str, Any]]] = [
         (f, {}) if isinstance(f, str) else (f.function, f.model_dump(exclude={"function"})) for f in config.functions
@@ -131,6 +131,9 @@ def check_functions(
         problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
     for where, prompts in (data or {}).items():
         problems += _absent_columns(functions, where, prompts)
+        for reference in sorted({function.reference for function in functions} & set(BUILT_IN.values())):
+            scored = [prompt for prompt in prompts if named or BUILT_IN.get(prompt.data_source) == reference]
+            problems += _absent_ground_truth(reference, where, scored)
     if problems:
         raise UserError("reward.functions: " + "\n".join(problems))
     return functions
@@ -149,6 +152,15 @@ def _absent_columns(functions: Sequence[RewardFunction], where: str, prompts: Se
                     f"{function.reference!r} needs the column `{column}`, which {rows} in {where} (one of these has "
                     f"only {has}); add the column, or give the parameter a default or a value in `arguments`"
                 )
+
+
+def _absent_ground_truth(reference: str, where: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """What to say where a built-in function scores these prompts and none has a ground truth."""
+    if prompts and all(prompt.ground_truth is None for prompt in prompts):
+        yield (
+            f"{reference!r} needs a ground truth, which no row has in {where}: neither reward_model.ground_truth nor a "
+            f"column `ground_truth` or `answer` (one of these has only {', '.join(prompts[0].row) or 'no columns'})"
+        )
 
 
 def _has_column(prompt: Prompt, name: str) -> bool:

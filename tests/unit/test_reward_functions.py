@@ -1,6 +1,7 @@
 """Reward functions: found, recognised, called with what they ask for, and checked in what they return."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,16 @@ def test_all_problems_are_told_at_once(write: Any) -> None:
         )
     message = str(caught.value)
     assert "a.py" in message and "b.py" in message and "two functions have the same name" in message
+
+
+def test_ground_truths_that_no_row_has_are_told() -> None:
+    prompts = [Prompt(0, np.zeros(0, np.int32), "", source, None, {"solution": "4"}) for source in ("math", "mine")]
+    strict = RewardConfig(functions=["tandem.reward.rules.gsm8k:strict"])
+    for config, reference in ((RewardConfig(), "math:boxed"), (strict, "gsm8k:strict")):
+        with pytest.raises(UserError, match=rf"{reference}' needs a ground truth, which no row has in here.*solution"):
+            check_functions(config, ["math"], {"here": prompts})
+    check_functions(RewardConfig(), ["math"], {"here": [*prompts, replace(prompts[0], ground_truth="4")]})
+    check_functions(RewardConfig(functions=["tandem.reward.rules.text:format"]), [], {"here": prompts})
 
 
 def test_sources_without_a_built_in_reward() -> None:
