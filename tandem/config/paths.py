@@ -7,7 +7,7 @@
 Relative paths start at the directory that the command runs in, `~` is the home directory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +55,7 @@ def model_directory(path: Path) -> Path:
 
 
 @contextmanager
-def _unreadable_told() -> Iterator[None]:
+def _unreadable_told() -> Generator[None]:
     """What may not be read, or has a name that is too long, is a mistake of the key."""
     try:
         yield
