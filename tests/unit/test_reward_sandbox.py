@@ -150,6 +150,27 @@ assert (a == 2).all()
         changed = self.SOLUTION.replace("1.5", "1.25")
         assert "Not equal" in unit_tests("x", changed, [self.TEST], packages=["numpy"])["reason"]
 
+    def test_tables_cross_whole(self) -> None:
+        pytest.importorskip("pandas", reason="pandas is not installed")
+        solution = """
+import pandas as pd
+def totals(table): return table.groupby('k').sum()
+def kinds(column): return column.astype('category')
+def days(): return pd.date_range('2024-01-01', periods=2)
+"""
+        test = """
+import pandas as pd
+table = pd.DataFrame({'k': ['a', 'b', 'a'], 'v': [1, 2, 3], 'w': [.5, 1, 2]})
+expected = pd.DataFrame({'v': [4, 2], 'w': [2.5, 1.0]}, index=pd.Index(['a', 'b'], name='k'))
+pd.testing.assert_frame_equal(totals(table), expected)
+column = pd.Series(['x', 'y', 'x'], name='c')
+pd.testing.assert_series_equal(kinds(column), column.astype('category'))
+assert list(days()) == [pd.Timestamp('2024-01-01'), pd.Timestamp('2024-01-02')]
+"""
+        assert unit_tests("x", solution, [test], packages=["pandas"])["reason"] is None
+        wrong = solution.replace("sum()", "max()")
+        assert "AssertionError" in unit_tests("x", wrong, [test], packages=["pandas"])["reason"]
+
     def test_it_cannot_be_changed_and_brings_what_it_requires(self) -> None:
         sandbox = make_sandbox(packages=["sympy"])
         assert "mpmath" in sandbox.modules
