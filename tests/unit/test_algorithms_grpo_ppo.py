@@ -61,7 +61,7 @@ def test_grpo_with_the_kl_in_the_reward():
     reference = torch.tensor([-1.5, -1.5, 0.0, 9.0, 9.0, 9.0, -1.0, 9.0, -1.0])
     algorithm = make_algorithm(GRPOConfig(kl=REWARD_KL, normalize_by_std=False), 8)
     result = algorithm.advantages(rollouts(ref_logprobs_T=reference))
-    assert algorithm.needs == {Signal.REF_LOGPROBS}
+    assert algorithm.needs == {Signal.REF_LOGPROBS, Signal.POLICY_LOGPROBS}
     torch.testing.assert_close(result.advantages_T, torch.tensor([0.4, 0.4, -0.4, 0, 0, 0, 0, 0, 0]))
     assert result.metrics["actor/kl_coefficient"] == 0.1
 
@@ -98,7 +98,7 @@ def test_ppo_with_the_kl_in_the_reward_pays_token_by_token():
     config = PPOConfig(type="ppo", kl=REWARD_KL, whiten_advantages=False)
     algorithm = make_algorithm(config, 8)
     result = algorithm.advantages(rollouts(values_T=torch.zeros(9), ref_logprobs_T=torch.full((9,), -1.5)))
-    assert algorithm.needs == {Signal.VALUES, Signal.REF_LOGPROBS}
+    assert algorithm.needs == {Signal.VALUES, Signal.REF_LOGPROBS, Signal.POLICY_LOGPROBS}
     torch.testing.assert_close(result.returns_T, torch.tensor([0.9, 0.95, -0.05, 0, 0, 0, 4.95, 0, 2.95]))
 
 
