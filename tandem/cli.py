@@ -2,8 +2,10 @@
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -12,8 +14,16 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config.load import read_config, refuse
-from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.load import config_of, read_config, refuse
+from tandem.config.tree import (
+    DpoConfig,
+    EvalConfig,
+    ModelsConfig,
+    RewardModelConfig,
+    ServeConfig,
+    SftConfig,
+    TrainConfig,
+)
 from tandem.errors import TandemError, UserError
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -139,25 +149,39 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory; the run ma
 
 @app.command()
 def serve(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
-    engine: Annotated[str, typer.Option(help="native, vllm or sglang.")] = "native",
+    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory, or a run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Any number of model.KEY=VALUE and generation.KEY=VALUE, as in a configuration.", show_default=False
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="native, vllm or sglang: generation.type.")] = "native",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: model.dtype.")] = "float32",
     host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call the model.", show_default="its directory's name")
+    ] = None,
 ) -> None:
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
-    import os
-    import secrets
+    given = [f"model.path={json.dumps(str(model))}", f"model.dtype={dtype}", f"generation.type={engine}"]
+    config = config_of(ServeConfig, [*given, *(overrides or [])])
+    try:
+        from tandem.serving.server import reserve
+    except ModuleNotFoundError as error:
+        raise UserError(f"tandem serve needs {error.name}: pip install 'tandem-rl[serve]'") from None
+    with closing(reserve(host, port)) as reserved:  # before the model is loaded, which takes its time
+        token = os.environ.get("TANDEM_API_KEY")
+        if not token:
+            token = secrets.token_urlsafe(24)
+            print(f"token: {token}", flush=True)
+        _silence_transformers()
+        from tandem.jobs.serve import run
 
-    from tandem.config.tree import ModelConfig
-    from tandem.jobs.serve import run
-
-    if engine not in ("native", "vllm", "sglang"):
-        raise UserError(f"--engine {engine}: unknown; give native, vllm or sglang")
-    token = os.environ.get("TANDEM_API_KEY")
-    if not token:
-        token = secrets.token_urlsafe(24)
-        print(f"token: {token}", flush=True)
-    run(ModelConfig(path=model), engine, host, port, token)
+        stopped_by = run(config, reserved, token, name)
+    if stopped_by is not None:
+        raise typer.Exit(128 + stopped_by)  # as shells have it
 
 
 @app.command()
@@ -242,12 +266,16 @@ def _configure(
 
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:
-    # The progress bars and load reports of transformers would bury ours, the workers' above all.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _silence_transformers()
     from tandem.jobs.inputs import read_inputs
 
     return read_inputs(config, dataset)
+
+
+def _silence_transformers() -> None:
+    """Its progress bars and load reports would bury ours, the workers' above all."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | None], dry_run: bool) -> None:

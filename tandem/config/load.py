@@ -11,10 +11,10 @@ from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
 from tandem.config.sound import sound_part
-from tandem.config.tree import ModelsConfig, Section
+from tandem.config.tree import Section, Tree
 from tandem.errors import UserError
 
-Config = TypeVar("Config", bound=ModelsConfig)
+Config = TypeVar("Config", bound=Tree)
 
 
 def _union_tags(kind: type[Section]) -> Iterator[str]:
@@ -40,7 +40,12 @@ class Read(Generic[Config]):
 def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Read[Config]:
     """Read `path`, apply `a.b=value` overrides (values are YAML), validate. Raises UserError for what is no YAML."""
     tree = {name: section for name, section in _read_yaml(path).items() if name not in kind.NOT_READ}
+    return _validate(kind, tree, overrides)
+
+
+def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> Read[Config]:
     problems = list(_apply_overrides(tree, overrides))
+    problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]
     try:
         return Read(kind.model_validate(tree), problems)
     except ValidationError as error:
@@ -56,14 +61,21 @@ def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] =
     return read.config
 
 
-def refuse(path: Path, problems: Sequence[str]) -> None:
-    """Raises UserError that lists the problems of the configuration in `path`, if there are any."""
+def config_of(kind: type[Config], overrides: Sequence[str]) -> Config:
+    """The configuration that the overrides make of nothing. Raises UserError that lists every error."""
+    read = _validate(kind, {}, overrides)
+    refuse("command line", read.problems)
+    return read.config
+
+
+def refuse(source: Path | str, problems: Sequence[str]) -> None:
+    """Raises UserError that lists the problems of the configuration in `source`, if there are any."""
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise UserError(f"{path}: {len(problems)} error{'s' * (len(problems) > 1)} in the configuration\n{listed}")
+        raise UserError(f"{source}: {len(problems)} error{'s' * (len(problems) > 1)} in the configuration\n{listed}")
 
 
-def dump_config(config: ModelsConfig) -> str:
+def dump_config(config: Tree) -> str:
     """The resolved configuration as YAML: enough to repeat the run."""
     return yaml12.write(config.model_dump(mode="json"))
 
@@ -98,7 +110,15 @@ def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator
             yield f"override {override!r}: write it as section.key=YAML value"
 
 
-def _describe(error: ErrorDetails, kind: type[ModelsConfig]) -> list[str]:
+def _has(tree: Any, dotted: str) -> bool:
+    for name in dotted.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            return False
+        tree = cast(dict[str, Any], tree)[name]
+    return True
+
+
+def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:
     key = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS and "[" not in str(part))
     if error["type"] == "extra_forbidden" and key in kind.NOT_READ:
         return [f"{key}: only training reads this section; leave it out"]

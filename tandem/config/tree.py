@@ -201,11 +201,33 @@ class PlacementConfig(Section):
         return self
 
 
-class ModelsConfig(Section):
-    """What every command has that runs models."""
+class Tree(Section):
+    """A whole configuration: that of one command."""
 
     NOT_READ: ClassVar[tuple[str, ...]] = ()
     """Sections that are left out where the configuration file has them."""
+    WITHOUT_USE: ClassVar[tuple[str, ...]] = ()
+    """Keys of its sections that the command would not read, and refuses therefore."""
+
+
+class ServeConfig(Tree):
+    """`tandem serve`: how requests are answered that say nothing of it, and by what."""
+
+    WITHOUT_USE: ClassVar[tuple[str, ...]] = (
+        "model.critic_path",
+        "model.reward_model_path",
+        "model.lora",
+        "generation.eval",
+        "generation.sleep",
+        "generation.sync",
+    )
+    model: ModelConfig
+    generation: GenerationConfig = NativeGenerationConfig()
+
+
+class ModelsConfig(Tree):
+    """What every command has that trains or evaluates models."""
+
     model: ModelConfig
     training: TrainingConfig = FsdpTrainingConfig()
     cluster: MayChange[ClusterConfig] = Field(default=LocalClusterConfig(), validate_default=True)

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from tandem.errors import UserError
-from tandem.types import Completion, Delta, Request
+from tandem.types import Completion, Delta, IntArray, Request
 
 
 class GenerationEngine(Protocol):
@@ -79,11 +79,18 @@ class Limits:
                 f"has {self.positions} positions for both: "
                 "lower generation.max_response_tokens or data.max_prompt_tokens"
             )
-        outside = np.flatnonzero((request.token_ids < 0) | (request.token_ids >= self.vocabulary))
-        if len(outside):  # one that reached the model would fail the whole batch, or be taken for another token
-            raise UserError(
-                f"generate: token id {request.token_ids[outside[0]]} at position {outside[0]} of the prompt is not in "
-                f"the model's vocabulary (0 … {self.vocabulary - 1}): take the tokenizer of the model directory"
-            )
+        self.check_ids(request.token_ids)
         if sampling.stop_strings and not self.stop_strings:
             raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
+
+    def check_ids(self, token_ids: IntArray) -> None:
+        """UserError on ids that no token of the vocabulary has.
+
+        One that reached a model would fail the whole batch, or be taken for another token.
+        """
+        outside = np.flatnonzero((token_ids < 0) | (token_ids >= self.vocabulary))
+        if len(outside):
+            raise UserError(
+                f"generate: token id {token_ids[outside[0]]} at position {outside[0]} of the prompt is not in the "
+                f"model's vocabulary (0 … {self.vocabulary - 1}): take the tokenizer of the model directory"
+            )

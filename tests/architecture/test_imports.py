@@ -12,7 +12,7 @@ import pytest
 import tandem
 
 PACKAGE = Path(__file__).parents[2] / "tandem"
-FOUNDATION, MODELS, STAGE, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(8)
+FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
     **dict.fromkeys(("types", "errors", "files", "signals", "config"), FOUNDATION),
     "models": MODELS,
@@ -20,6 +20,7 @@ LAYERS = {
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
     ),
     **dict.fromkeys(("checkpoint", "tracking"), STAGE),
+    "serving": SERVING,
     "workers": WORKERS,
     "controller": CONTROLLER,
     "cluster": CLUSTER,
@@ -33,6 +34,8 @@ OWNERS = {
     "tensorboard": "tracking/tensorboard.py",
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
+    "starlette": "serving/",
+    "uvicorn": "serving/server.py",
     "megatron": "training/megatron/",
     "mbridge": "training/megatron/model.py",
     "ray": "cluster/ray.py",

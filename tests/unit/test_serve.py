@@ -1,144 +1,548 @@
-"""The endpoint over real HTTP, on the native engine."""
+"""The endpoint under the real `openai` client, over real loopback sockets, on the native engine."""
 
+import asyncio
 import json
+import re
+import socket
+import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
+import openai
 import pytest
+from openai import OpenAI
+from openai.types import Completion, completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
 
-from tandem.config.tree import ModelConfig
-from tandem.jobs.serve import Endpoint, listen, make_endpoint
+from tandem.config.tree import ModelConfig, ServeConfig
+from tandem.errors import EngineError, UserError
+from tandem.jobs.serve import EngineAnswerer, make_answerer, make_server
+from tandem.serving import parameters
+from tandem.serving.server import Server, reserve
 
 TOKEN = "a token"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+
+
+@contextmanager
+def served(*answerers: EngineAnswerer) -> Iterator[list[str]]:
+    """Base URLs of servers in one other thread, which stop at the end."""
+    sockets = [reserve("127.0.0.1", 0) for _ in answerers]
+    servers = [make_server(answerer, own, TOKEN) for answerer, own in zip(answerers, sockets, strict=True)]
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.gather(*(server.run_until_stopped() for server in servers))
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        wait_until(lambda: all(server.started for server in servers))
+        yield [f"http://127.0.0.1:{own.getsockname()[1]}/v1" for own in sockets]
+    finally:
+        for server in servers:
+            loops[0].call_soon_threadsafe(server.stop)
+        thread.join()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
-def endpoint(sort4: Path) -> Iterator[Endpoint]:
-    endpoint, engine = make_endpoint(ModelConfig(path=sort4 / "model"), "native")
-    endpoint._tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    loop = Thread(target=endpoint.loop.run_forever)
-    loop.start()
-    yield endpoint
-    endpoint.loop.call_soon_threadsafe(endpoint.loop.stop)
-    loop.join()
-    endpoint.loop.close()
-    engine.close()
+def answerer(sort4: Path) -> Iterator[EngineAnswerer]:
+    made = make_answerer(ServeConfig(model=ModelConfig(path=sort4 / "model")))
+    made.tokenizer.chat_template = TEMPLATE
+    yield made
+    made.engine.close()
 
 
 @pytest.fixture(scope="module")
-def address(endpoint: Endpoint) -> Iterator[str]:
-    with closing(listen(endpoint, "127.0.0.1", 0, TOKEN)) as server:
-        server.close = server.server_close  # type: ignore[method-assign]
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def urls(answerer: EngineAnswerer) -> Iterator[list[str]]:
+    """The endpoint, and one whose answers no token ends."""
+    endless = replace(answerer, name="endless", defaults=replace(answerer.defaults, stop_token_ids=()))
+    with served(answerer, endless) as urls:
+        yield urls
 
 
-@pytest.fixture
-def endless(endpoint: Endpoint) -> Iterator[None]:
-    """No token ends an answer."""
-    endpoint._stop_ids, kept = (), endpoint._stop_ids
-    yield
-    endpoint._stop_ids = kept
+@pytest.fixture(scope="module")
+def client(urls: list[str]) -> Iterator[OpenAI]:
+    with OpenAI(base_url=urls[0], api_key=TOKEN, max_retries=0) as client:
+        yield client
 
 
-def ask(url: str, body: dict[str, Any] | None = None, token: str = TOKEN) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(url, data, {"Authorization": f"Bearer {token}"})) as answer:
-        return json.loads(answer.read())
+@pytest.fixture(scope="module")
+def endless(urls: list[str]) -> Iterator[OpenAI]:
+    with OpenAI(base_url=urls[1], api_key=TOKEN, max_retries=0) as client:
+        yield client
 
 
-def refusal(url: str, body: dict[str, Any] | None = None, token: str = TOKEN) -> tuple[int, str]:
-    with pytest.raises(HTTPError) as error:
-        ask(url, body, token)
-    with error.value as answer:
-        return answer.code, json.loads(answer.read())["error"]["message"]
+def complete(client: OpenAI, prompt: Any = "4821=", **how: Any) -> Completion:
+    model = "endless" if client.models.list().data[0].id == "endless" else "model"
+    return client.completions.create(**{"model": model, "prompt": prompt, "max_tokens": 24, **how})
 
 
-def test_completions_of_text_ids_and_messages_agree(address: str) -> None:
-    how = {"max_tokens": 6, "n": 3, "seed": 5, "logprobs": True}
-    text = ask(f"{address}/v1/completions", {"prompt": "4821=", **how})
-    chat = ask(f"{address}/v1/chat/completions", {"messages": [{"role": "user", "content": "4821="}], **how})
-    assert [choice["index"] for choice in text["choices"]] == [0, 1, 2]
-    for one, other in zip(text["choices"], chat["choices"], strict=True):
-        assert one["text"] == other["message"]["content"] and one["token_ids"] == other["token_ids"]
-        assert one["logprobs"]["token_logprobs"] == [pair["logprob"] for pair in other["logprobs"]["content"]]
-        assert len(one["token_ids"]) <= 6 and one["finish_reason"] in ("stop", "length")
-    assert text["usage"]["prompt_tokens"] == 5
-    assert text["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in text["choices"])
-    ids = [20 + int(digit) for digit in "4821"]
-    other = ask(f"{address}/v1/completions", {"prompt": ids, **how})
-    assert other["usage"]["prompt_tokens"] == 4
-    assert other["object"] == "text_completion" and chat["object"] == "chat.completion"
+def chat(client: OpenAI, content: Any = "4821=", **how: Any) -> Any:
+    model = client.models.list().data[0].id
+    messages: Any = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    return client.chat.completions.create(**{"model": model, "messages": messages, **how})
 
 
-def test_nobody_is_answered_without_the_token(address: str) -> None:
-    assert refusal(f"{address}/v1/models", token="another")[0] == 401
-    assert refusal(f"{address}/v1/completions", {"prompt": "1="}, token="")[0] == 401
-    assert ask(f"{address}/v1/models")["data"][0]["id"] == "model"
+def refusal(ask: Callable[[], Any]) -> openai.APIStatusError:
+    with pytest.raises(openai.APIStatusError) as error:
+        ask()
+    assert set(error.value.body) == {"message", "type", "param", "code"}  # type: ignore[call-overload]
+    return error.value
 
 
-def test_what_cannot_be_answered_is_refused_with_the_reason(address: str) -> None:
-    path = f"{address}/v1/completions"
-    assert "positions" in refusal(path, {"prompt": "1=", "max_tokens": 100_000, "stream": True})[1]
-    assert refusal(path, {"messages": []})[0] == 400
-    assert "temperature" in refusal(path, {"prompt": "1=", "temperature": -1})[1]
-    assert "positions" in refusal(path, {"prompt": "1=", "max_tokens": 100_000})[1]
-    assert refusal(f"{address}/v1/else", {})[0] == 404
+# What is asked is answered.
 
 
-def events(url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-    with urlopen(Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {TOKEN}"})) as answer:
-        assert answer.headers["Content-Type"] == "text/event-stream"
-        for line in answer:
-            if line == b"data: [DONE]\n":
-                return
-            if line != b"\n":
-                yield json.loads(line.removeprefix(b"data: "))
-    raise AssertionError("no [DONE]")
+def test_text_is_completed_as_the_published_interface_says(client: OpenAI, answerer: EngineAnswerer) -> None:
+    answer = complete(client, n=3, seed=5, logprobs=0)
+    assert answer.object == "text_completion" and answer.model == "model" and answer.id.startswith("cmpl-")
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    made = [choice.model_extra["token_ids"] for choice in answer.choices]  # type: ignore[index]
+    assert answer.usage is not None and answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == sum(map(len, made)) == answer.usage.total_tokens - 5
+    for choice, ids in zip(answer.choices, made, strict=True):
+        logprobs = choice.logprobs
+        assert logprobs is not None and logprobs.tokens and logprobs.token_logprobs and logprobs.text_offset
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == len(ids)
+        assert max(logprobs.token_logprobs) < 0
+        for token, offset, number in zip(logprobs.tokens, logprobs.text_offset, ids, strict=True):
+            assert choice.text[offset:].startswith(token) or number in answerer.tokenizer.all_special_ids
 
 
-@pytest.mark.parametrize(
-    ("path", "prompt"),
-    [("completions", {"prompt": "4821="}), ("chat/completions", {"messages": [{"role": "user", "content": "4821="}]})],
-)
-def test_a_stream_is_the_answer_in_pieces(path: str, prompt: dict[str, Any], address: str, endless: None) -> None:
-    url, how = f"{address}/v1/{path}", {**prompt, "temperature": 0, "max_tokens": 40, "n": 2, "logprobs": True}
-    whole, chunks = ask(url, how), list(events(url, {**how, "stream": True}))
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    for choice in whole["choices"]:
-        parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
-        assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
-        text = "".join(part["text"] if "text" in part else part["delta"]["content"] for part in parts)
-        assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
-        assert [len(part["token_ids"]) for part in parts] == [16, 16, 8]
-        assert [part["finish_reason"] for part in parts] == [None, None, "length"]
+def test_a_chat_is_answered_with_a_message(client: OpenAI) -> None:
+    answer = chat(client, "4821=", seed=5, max_completion_tokens=24, logprobs=True)
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    message = answer.choices[0].message
+    assert message.role == "assistant" and message.content == complete(client, seed=5).choices[0].text
+    for token in answer.choices[0].logprobs.content:
+        assert bytes(token.bytes).decode() == token.token and token.logprob < 0 and token.top_logprobs == []
+    parts = [{"role": "user", "content": [{"type": "text", "text": "48"}, {"type": "text", "text": "21="}]}]
+    assert chat(client, parts, seed=5, max_tokens=24).choices[0].message.content == message.content
+    again = [{"role": "user", "content": "1="}, message.model_dump(), {"role": "user", "content": "2="}]
+    assert chat(client, again, max_tokens=1).usage.prompt_tokens == 2 + len(message.content) + 2
 
 
-def test_a_stream_ends_where_the_answer_does_and_keeps_its_seed(address: str) -> None:
-    url, how = f"{address}/v1/completions", {"prompt": "4821=", "max_tokens": 400, "seed": 3, "stream": True}
-    first, second = ([c["choices"][0] for c in events(url, how)] for _ in range(2))
-    assert [piece["token_ids"] for piece in first] == [piece["token_ids"] for piece in second]
-    assert first[-1]["finish_reason"] == "stop"
-    (whole,) = events(url, {**how, "max_tokens": 40, "stop": ["no such text"]})  # in one piece
-    assert len(whole["choices"][0]["token_ids"]) > 16
+def test_greedy_has_one_answer_and_seeds_have_their_own(client: OpenAI) -> None:
+    for how in ({"temperature": 0}, {"top_p": 0}, {"extra_body": {"top_k": 1}}):
+        greedy = complete(client, n=2, **how)
+        assert greedy.choices[0].text == greedy.choices[1].text == complete(client, temperature=0).choices[0].text
+    seeded = [complete(client, seed=seed).choices[0].text for seed in (1, 1, -1, 2**63 - 1, -(2**63))]
+    assert seeded[0] == seeded[1] and len(set(seeded)) == 4
+    assert len({choice.text for choice in complete(client, n=4).choices}) == 4
+    assert [c.text for c in complete(client, seed=1, n=3).choices][:2] == [
+        c.text for c in complete(client, seed=1, n=2).choices
+    ]
 
 
-def test_nothing_is_generated_for_a_client_that_left(address: str, endpoint: Endpoint, endless: None) -> None:
-    made: Any = endpoint._engine
-    stream = events(
-        f"{address}/v1/completions", {"prompt": "4821=", "n": 16, "max_tokens": 480, "temperature": 0, "stream": True}
+@pytest.mark.parametrize("prompts", [["4821=", "7=", "365="], [[5, 6, 7], [9], [8, 8]]], ids=["texts", "ids"])
+def test_a_list_of_prompts_is_answered_as_each_would_be_alone(client: OpenAI, prompts: list[Any]) -> None:
+    answer = complete(client, prompts, n=2, seed=3, echo=True)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    alone = [complete(client, prompt, n=2, seed=3, echo=True) for prompt in prompts]
+    assert [c.text for c in answer.choices] == [c.text for one in alone for c in one.choices]
+    assert answer.usage and answer.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone if one.usage)
+
+
+def test_max_tokens_0_with_echo_gives_the_prompt_back(client: OpenAI) -> None:
+    answer = complete(client, ["4821=", "7="], max_tokens=0, echo=True, n=2)
+    assert [choice.text for choice in answer.choices] == ["4821=", "4821=", "7=", "7="]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 0)
+    assert complete(client, max_tokens=0).choices[0].text == ""
+    ids = answer.usage and [17, 21, 15, 14]
+    assert complete(client, ids, max_tokens=0, echo=True).choices[0].text == client_text(client, ids)
+    pieces = complete(client, "7=", max_tokens=0, echo=True, stream=True)
+    assert [(p.choices[0].text, p.choices[0].finish_reason) for p in pieces] == [("7=", "length")]
+
+
+def client_text(client: OpenAI, ids: Any) -> str:
+    """The text of tokens, which are a letter each."""
+    return "".join(complete(client, [token], max_tokens=0, echo=True).choices[0].text for token in ids)
+
+
+def test_without_max_tokens_text_gets_16_and_a_chat_what_the_configuration_says_or_has_room(
+    client: OpenAI, endless: OpenAI, answerer: EngineAnswerer
+) -> None:
+    short = endless.completions.create(model="endless", prompt="4821=")
+    assert short.usage and short.usage.completion_tokens == 16
+    assert answerer.defaults.max_tokens == 1024 and answerer.limits.positions == 512
+    assert chat(endless, "4821=").usage.total_tokens == 512
+
+
+def test_stop_strings_are_cut_from_the_text(endless: OpenAI) -> None:
+    free = complete(endless, seed=3, max_tokens=40).choices[0].text
+    for stop in (free[5:8], [free[20:22], free[5:8]], [free[5:8], "no such text"]):
+        (choice,) = complete(endless, seed=3, max_tokens=40, stop=stop).choices
+        assert choice.text == free[:5] and choice.finish_reason == "stop"
+        streamed = list(complete(endless, seed=3, max_tokens=40, stop=stop, stream=True))
+        assert "".join(piece.choices[0].text for piece in streamed) == free[:5]
+        assert streamed[-1].choices[0].finish_reason == "stop"
+    unmet = complete(endless, seed=3, max_tokens=40, stop=[free[-2:] + "x"])
+    assert unmet.choices[0].text == free and unmet.choices[0].finish_reason == "length"
+
+
+HOW = [
+    {"prompt": "4821=", "n": 3, "seed": 7, "max_tokens": 40},
+    {"prompt": ["4821=", "7="], "n": 2, "seed": 7, "max_tokens": 40, "logprobs": 0, "echo": False},
+    {"prompt": [[5, 6], [7]], "seed": 7, "max_tokens": 300, "temperature": 0.7, "top_p": 0.9, "echo": True},
+    {"prompt": "4821=", "seed": 8, "max_tokens": 200, "stop": ["1", "23", "ab"]},
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_seeded_stream_of_text_is_the_seeded_answer(client: OpenAI, how: dict[str, Any]) -> None:
+    whole = complete(client, **how)
+    chunks = list(complete(client, **how, stream=True, stream_options={"include_usage": True}))
+    assert len({chunk.id for chunk in chunks}) == 1 and {chunk.object for chunk in chunks} == {"text_completion"}
+    *chunks, last = chunks
+    assert last.choices == [] and last.usage == whole.usage
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks)
+    for choice in whole.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        ids = [token for part in parts for token in part.model_extra["token_ids"]]
+        assert ids == choice.model_extra["token_ids"]  # type: ignore[index]
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [choice.finish_reason]
+        if how.get("logprobs") is not None:
+            for name in ("tokens", "token_logprobs", "text_offset"):
+                together = [value for part in parts for value in getattr(part.logprobs, name)]
+                assert together == pytest.approx(getattr(choice.logprobs, name), abs=2e-5)
+
+
+def test_a_seeded_stream_of_a_chat_is_the_seeded_answer(client: OpenAI) -> None:
+    how: dict[str, Any] = {"n": 2, "seed": 9, "max_completion_tokens": 40, "logprobs": True, "stop": ["7"]}
+    whole = chat(client, **how)
+    chunks = list(chat(client, **how, stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
+    for choice in whole.choices:
+        opening, *parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert (opening.delta.role, opening.delta.content) == ("assistant", "")
+        assert "".join(part.delta.content for part in parts) == choice.message.content
+        assert parts[-1].finish_reason == choice.finish_reason
+        logprobs = [token.logprob for part in parts for token in part.logprobs.content]
+        assert logprobs == pytest.approx([token.logprob for token in choice.logprobs.content], abs=2e-5)
+
+
+def test_a_stream_comes_as_it_is_made_and_costs_what_the_answer_costs(
+    endless: OpenAI, answerer: EngineAnswerer
+) -> None:
+    """A row of the model for each token, however long the stream is."""
+    rows: list[int] = []
+    engine: Any = answerer.engine
+    hook = engine._model.get_input_embeddings().register_forward_hook(
+        lambda _module, inputs, _output: rows.append(inputs[0].shape[1])
     )
-    next(stream)
-    stream.close()
-    started = made._prompts
-    while made._rows or made._waiting:
-        time.sleep(0.005)
-    pieces_left_out = 16 * 480 // 16 - (made._prompts - started)
-    assert pieces_left_out > 100
-    ask(f"{address}/v1/completions", {"prompt": "4821=", "max_tokens": 4})
+    stream = complete(endless, max_tokens=400, stream=True)
+    first = next(iter(stream))
+    computed_at_first = len(rows)
+    rest = list(stream)
+    hook.remove()
+    assert len(first.choices[0].model_extra["token_ids"]) == 1 and computed_at_first < 200
+    assert len(rest) == 399 and sum(rows) == 5 + 399
+
+
+# What cannot be answered is refused by name.
+
+
+def test_a_token_id_outside_the_vocabulary_fails_nobody_else(endless: OpenAI) -> None:
+    def ask(prompt: list[int]) -> Any:
+        return complete(endless, prompt, max_tokens=300)
+
+    with ThreadPoolExecutor(12) as pool:
+        sound = [pool.submit(ask, [5, 6, 7]) for _ in range(8)]
+        unsound = [pool.submit(ask, ids) for ids in ([5, 99], [10_000], [-1], [2**40])]
+        for future in unsound:
+            error = future.exception()
+            assert isinstance(error, openai.BadRequestError)
+            assert error.param == "prompt" and error.code == "invalid_value" and "token id" in error.message
+        for future in sound:
+            assert len(future.result().choices[0].model_extra["token_ids"]) == 300
+
+
+SAMPLES: dict[str, Any] = {
+    "audio": {"format": "mp3", "voice": "alloy"},
+    "best_of": 4,
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [{"name": "f"}],
+    "logit_bias": {"5": 100},
+    "metadata": {"a": "b"},
+    "modalities": ["audio"],
+    "moderation": {"model": "m"},
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": -1.0,
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "service_tier": "priority",
+    "store": True,
+    "suffix": "x",
+    "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "top_logprobs": 2,
+    "verbosity": "low",
+    "web_search_options": {},
+}
+"""Of each parameter that is refused, something that asks for it."""
+
+
+def published(params: Any) -> set[str]:
+    streaming = next(kind for name, kind in vars(params).items() if name.endswith("ParamsStreaming"))
+    return set(get_type_hints(streaming))
+
+
+ENDPOINTS = {
+    "completions": (completion_create_params, parameters.CompletionParameters, parameters.NEUTRAL_IN_COMPLETIONS),
+    "chat": (chat_create_params, parameters.ChatParameters, parameters.NEUTRAL_IN_CHATS),
+}
+
+
+@pytest.mark.parametrize("endpoint", list(ENDPOINTS))
+def test_each_published_parameter_holds_or_is_refused_by_name(endpoint: str, client: OpenAI) -> None:
+    params, kind, neutral = ENDPOINTS[endpoint]
+    ask = complete if endpoint == "completions" else chat
+    assert published(params) <= set(kind.model_fields) | set(neutral)
+    for name in sorted(set(neutral) | ({"best_of"} if endpoint == "completions" else set())):
+        error = refusal(lambda name=name: ask(client, extra_body={name: SAMPLES[name]}))
+        assert (error.status_code, error.param, error.code) == (400, name, "unsupported_parameter"), name
+        assert name in error.message
+        for value in neutral.get(name, (1,)):
+            ask(client, max_tokens=1, extra_body={name: value})
+        ask(client, max_tokens=1, extra_body={name: None})
+
+
+@pytest.mark.parametrize("endpoint", list(ENDPOINTS))
+def test_the_page_says_of_each_parameter_what_the_endpoint_does(endpoint: str) -> None:
+    params, kind, neutral = ENDPOINTS[endpoint]
+    heading = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}[endpoint]
+    section = PAGE.read_text(encoding="utf-8").partition(f"### `{heading}`")[2].partition("\n### ")[0]
+    told = {name: verdict.strip() for name, verdict in re.findall(r"^\| `(\w+)` \|([^|]+)\|", section, re.MULTILINE)}
+    assert set(told) == published(params)
+    refused = {name for name, verdict in told.items() if verdict == "refused"}
+    assert refused == set(neutral) | ({"best_of"} if endpoint == "completions" else set())
+    assert set(told) - refused <= set(kind.model_fields)
+
+
+def test_unknown_and_unsound_parameters_are_refused_by_name(client: OpenAI) -> None:
+    for name, value, code in (
+        ("nonsense", 1, "unknown_parameter"),
+        ("temperature", 2.5, "invalid_value"),
+        ("temperature", "1", "invalid_value"),
+        ("temperature", True, "invalid_value"),
+        ("top_p", -0.1, "invalid_value"),
+        ("n", 0, "invalid_value"),
+        ("max_tokens", -1, "invalid_value"),
+        ("max_tokens", 1.5, "invalid_value"),
+        ("stop", ["a", "b", "c", "d", "e"], "invalid_value"),
+        ("stop", [""], "invalid_value"),
+        ("seed", 2**63, "invalid_value"),
+        ("logprobs", 3, "unsupported_parameter"),
+        ("logprobs", 6, "invalid_value"),
+        ("stream_options", {"include_usage": True}, "invalid_value"),
+        ("prompt", [], "invalid_value"),
+        ("prompt", ["a", [1]], "invalid_value"),
+        ("prompt", {"a": 1}, "invalid_value"),
+        ("prompt", None, "missing_required_parameter"),
+        ("prompt", "", "invalid_value"),
+        ("model", None, "missing_required_parameter"),
+    ):
+        error = refusal(lambda name=name, value=value: complete(client, extra_body={name: value}))
+        assert (error.status_code, error.type, error.code) == (400, "invalid_request_error", code), error
+        assert error.param in (name, f"{name}[0]") and name in error.message, error
+    error = refusal(lambda: complete(client, echo=True, logprobs=0))
+    assert (error.param, error.code) == ("logprobs", "unsupported_parameter")
+    error = refusal(lambda: complete(client, temperature=-1, n=0))
+    assert error.message.count("greater than") == 2
+
+
+def test_unsound_messages_are_refused_by_place(client: OpenAI) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for messages, param in (
+        ([], "messages"),
+        ([{"role": "user", "content": [image]}], "messages[0].content"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}], None),
+    ):
+        error = refusal(lambda messages=messages: chat(client, messages))
+        assert error.status_code == 400 and error.param == (param or "messages[1].tool_calls"), error
+    error = refusal(lambda: chat(client, max_tokens=5, max_completion_tokens=5))
+    assert error.param == "max_tokens"
+
+
+def test_what_is_too_long_is_refused_before_anything_is_generated(client: OpenAI, answerer: EngineAnswerer) -> None:
+    engine: Any = answerer.engine
+    started = engine._prompts
+    for stream in (False, True):
+        error = refusal(lambda stream=stream: complete(client, ["1=", "4821="], max_tokens=509, stream=stream))
+        assert (error.status_code, error.param, error.code) == (400, "prompt", "context_length_exceeded")
+        assert "512 positions" in error.message and "5 tokens in the prompt and 509" in error.message
+    assert refusal(lambda: chat(client, "1" * 512)).code == "context_length_exceeded"
+    assert engine._prompts == started, "the first of the two prompts would have fitted"
+
+
+def test_another_model_does_not_exist(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["model"]
+    assert client.models.retrieve("model").owned_by == "tandem"
+    for ask in (
+        lambda: complete(client, extra_body={"model": "gpt-4o"}),
+        lambda: chat(client, extra_body={"model": "gpt-4o"}),
+        lambda: client.models.retrieve("gpt-4o"),
+    ):
+        error = refusal(ask)
+        assert isinstance(error, openai.NotFoundError) and error.code == "model_not_found" and error.param == "model"
+
+
+def test_a_model_without_a_chat_template_says_so(answerer: EngineAnswerer, client: OpenAI) -> None:
+    answerer.tokenizer.chat_template = None
+    try:
+        assert "no chat template" in refusal(lambda: chat(client)).message
+        answerer.tokenizer.chat_template = "{{ raise_exception('users first') }}"
+        assert "users first" in refusal(lambda: chat(client)).message
+    finally:
+        answerer.tokenizer.chat_template = TEMPLATE
+
+
+def test_nobody_is_answered_without_the_token(urls: list[str]) -> None:
+    for key in ("another", TOKEN + "x", TOKEN[:-1]):
+        with OpenAI(base_url=urls[0], api_key=key, max_retries=0) as stranger:
+            for ask in (stranger.models.list, lambda: complete(stranger), lambda: chat(stranger)):
+                error = refusal(ask)
+                assert isinstance(error, openai.AuthenticationError) and error.code == "invalid_api_key"
+
+
+def raw(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    connection = HTTPConnection(urlsplit(url).netloc)
+    connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"})
+    with connection.getresponse() as answer:
+        told = json.loads(answer.read())
+    connection.close()
+    return answer.status, told
+
+
+def test_bodies_and_paths_that_are_none_are_refused_in_the_same_shape(urls: list[str]) -> None:
+    for method, path, body, status, code in (
+        ("POST", "/v1/completions", b"{", 400, "invalid_json"),
+        ("POST", "/v1/completions", b"[]", 400, "invalid_json"),
+        ("POST", "/v1/completions", b"\xff\xfe", 400, "invalid_json"),
+        ("POST", "/v1/completions", b" " * (16 * 2**20 + 1), 413, "body_too_long"),
+        ("GET", "/v1/completions", None, 405, "unknown_url"),
+        ("GET", "/v1/embeddings", None, 404, "unknown_url"),
+        ("GET", "/else", None, 404, "unknown_url"),
+    ):
+        found, told = raw(urls[0], method, path, body)
+        assert (found, told["error"]["code"]) == (status, code), (path, told)
+        assert set(told["error"]) == {"message", "type", "param", "code"}
+
+
+# The life of the server.
+
+
+def test_health_needs_no_token_and_says_when_answers_fail(answerer: EngineAnswerer, urls: list[str]) -> None:
+    assert raw(urls[0], "GET", "/health") == (200, {"status": "ok", "version": 0})
+
+    class Broken(EngineAnswerer):
+        def generate(self, request: Any) -> Any:
+            return self._fail()
+
+        stream = generate
+
+        async def _fail(self) -> Any:
+            raise EngineError("the engine is broken")
+            yield
+
+    broken = Broken(answerer.engine, answerer.tokenizer, "model", answerer.defaults)
+    with served(broken) as (url,), OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client:
+        error = refusal(lambda: complete(client))
+        assert isinstance(error, openai.InternalServerError) and error.code == "engine_error"
+        with pytest.raises(openai.APIError, match="the engine is broken"):
+            list(complete(client, stream=True))
+        assert raw(url, "GET", "/health") == (503, {"status": "failing", "reason": "the engine is broken"})
+        complete(client, max_tokens=0)
+        assert raw(url, "GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_what_a_client_that_left_has_asked_is_ended_in_the_engine(
+    endless: OpenAI, urls: list[str], answerer: EngineAnswerer, stream: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = answerer.engine
+    body = json.dumps({"model": "endless", "prompt": ["4821=", "7="], "n": 8, "max_tokens": 480, "stream": stream})
+    address = urlsplit(urls[1])
+    for _ in range(3):
+        with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            wait_until(lambda: len(engine._rows) == 16)
+        wait_until(lambda: not engine._rows and not engine._waiting)
+        assert int(engine._state["made"].max()) < 470, "they were dropped, not finished"
+    assert len(complete(endless, max_tokens=20).choices[0].text) == 20
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_a_server_that_stops_ends_what_it_has_begun(answerer: EngineAnswerer, stream: bool) -> None:
+    endless = replace(answerer, defaults=replace(answerer.defaults, stop_token_ids=()))
+    engine: Any = answerer.engine
+    outcome: list[openai.APIError] = []
+
+    def ask(client: OpenAI) -> None:
+        with pytest.raises(openai.APIError) as error:
+            list(complete(client, n=16, max_tokens=500, stream=stream))
+        outcome.append(error.value)
+
+    with served(endless) as (url,):
+        client = OpenAI(base_url=url, api_key=TOKEN, max_retries=0)
+        asking = threading.Thread(target=ask, args=(client,))
+        asking.start()
+        wait_until(lambda: len(engine._rows) == 16)
+    asking.join()
+    client.close()
+    assert "the server is stopping" in outcome[0].message
+    assert stream or (isinstance(outcome[0], openai.InternalServerError) and outcome[0].status_code == 503)
+
+
+def test_a_port_in_use_and_a_host_that_is_none_are_the_users_mistakes() -> None:
+    taken = reserve("127.0.0.1", 0)
+    taken.listen()
+    with pytest.raises(UserError, match=r"--port \d+: .*in use.*--port another"):
+        reserve("127.0.0.1", taken.getsockname()[1])
+    taken.close()
+    with pytest.raises(UserError, match=r"--host no\.such\.host\.invalid"):
+        reserve("no.such.host.invalid", 0)
+
+
+def test_a_reserved_port_hears_nobody_until_there_is_a_model() -> None:
+    with reserve("127.0.0.1", 0) as reserved, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(reserved.getsockname())
+
+
+def test_an_ipv6_address_is_told_as_urls_have_it() -> None:
+    told: list[str] = []
+    with reserve("::1", 0) as reserved:
+
+        async def start() -> None:
+            server = Server(lambda *_: None, reserved, on_start=told.append)  # type: ignore[arg-type, return-value]
+            server.stop()
+            await server.run_until_stopped()
+
+        asyncio.run(start())
+    assert told and told[0].startswith("http://[::1]:")

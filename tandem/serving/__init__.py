@@ -1,0 +1,1 @@
+"""OpenAI's published interface in front of whatever answers it (`base.Answerer`)."""

@@ -1,0 +1,48 @@
+"""The seam between the HTTP layer and what answers."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from tandem.generation.base import Limits
+from tandem.serving.parameters import ChatParameters, CompletionParameters
+from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
+
+
+class Answerer(Protocol):
+    """Continues prompts for the endpoint. All calls come from the event loop that the endpoint runs in."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which requests must ask for."""
+        ...
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """What holds where a request says nothing. Text completions have a `max_tokens` of their own."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What requests must keep to."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers now."""
+        ...
+
+    def prompts(self, asked: ChatParameters | CompletionParameters) -> list[IntArray]:
+        """Token ids of each prompt; a chat is one. Raises UserError when they cannot be made."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        """Their text, with or without that of special tokens."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Completion]:
+        """Each sample of `request` as it ends, as GenerationEngine has it."""
+        ...
+
+    def stream(self, request: Request) -> AsyncIterator[Delta]:
+        """The tokens of `request` as they are made, as GenerationEngine has it."""
+        ...

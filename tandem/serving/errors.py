@@ -1,0 +1,44 @@
+"""What a client is told instead of an answer, in the shape that OpenAI publishes."""
+
+from typing import Any
+
+from tandem.errors import TandemError, UserError
+
+
+class RequestError(UserError):
+    """A request that is refused: the client's mistake."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        """`param`: the parameter at fault; `code`: what programs may branch on; `status`: of HTTP."""
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class Stopping(TandemError):
+    """The server is going away, with it answers that are not complete."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
+
+def status_of(error: TandemError) -> int:
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, Stopping):
+        return 503
+    return 400 if isinstance(error, UserError) else 500
+
+
+def body_of(error: TandemError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    if isinstance(error, RequestError):
+        kind, param, code = "invalid_request_error", error.param, error.code
+    elif isinstance(error, UserError):  # an engine's: what it cannot serve
+        kind, param, code = "invalid_request_error", None, "invalid_value"
+    elif isinstance(error, Stopping):
+        kind, param, code = "server_error", None, "stopping"
+    else:
+        kind, param, code = "server_error", None, "engine_error"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

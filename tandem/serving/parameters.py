@@ -1,0 +1,239 @@
+"""Bodies of requests -> typed parameters, or the reason why a request is refused.
+
+Every parameter of the published interface is either a field here, or in one of the tables of what is refused unless it
+asks for what happens anyway. docs/serving.md lists them all; a test compares both with the client's own list.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from tandem.serving.errors import RequestError
+
+_MOST_SAMPLES = 128
+_MOST_STOPS = 4
+_INT32 = 2**31
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
+"""Parameters of both endpoints that are refused unless they have one of these values, which change nothing."""
+NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {**NEUTRAL, "suffix": ("",)}
+NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+def _text_of(content: Any) -> Any:
+    """Text, also where it comes in parts."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for number, part in enumerate(cast(list[Any], content)):
+        kind: Any = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"part {number} is not of type text, which alone is understood")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text_of)]
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, message: Any) -> Any:
+        """A client that returns an answer's message as a turn sends its empty fields, too."""
+        if not isinstance(message, dict):
+            return message
+        return {key: value for key, value in cast(dict[str, Any], message).items() if value is not None}
+
+
+def _stops(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: Any) -> Any:
+    """A list of prompts, each text or token ids."""
+    listed: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    if listed and all(_is_id(item) for item in listed):
+        listed = [listed]
+    if listed and all(isinstance(item, str) for item in listed):
+        return listed
+    if not listed or not all(isinstance(item, list) and item and all(map(_is_id, item)) for item in listed):
+        raise ValueError(
+            "give a text, a list of texts, a list of token ids, or a list of such lists, none of them empty"
+        )
+    for ids in listed:
+        if outside := [token for token in ids if not 0 <= token < _INT32]:
+            raise ValueError(f"no model's vocabulary has a token id {outside[0]}")
+    return listed
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+class Parameters(_Strict):
+    """What both endpoints take."""
+
+    model: str
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    """No parameter of OpenAI's: only the most probable tokens are drawn from, 0: all."""
+    n: int = Field(default=1, ge=1, le=_MOST_SAMPLES)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_stops)] | None = Field(
+        default=None, max_length=_MOST_STOPS
+    )
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    user: str | None = None
+    """A name for the client's own books: no answer depends on it."""
+
+    def check_combinations(self) -> None:
+        """Raises RequestError on parameters that do not go together."""
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise RequestError("stream_options: only with stream: true", param="stream_options", code="invalid_value")
+
+
+class CompletionParameters(Parameters):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
+    max_tokens: int = Field(default=16, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    best_of: int | None = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.best_of not in (None, self.n):
+            raise _unsupported("best_of", f"it may only be n, here {self.n}")
+        if self.logprobs:
+            raise _unsupported("logprobs", "the log-probs of the chosen tokens alone are given: 0")
+        if self.logprobs is not None and self.echo:
+            raise _unsupported("logprobs", "prompts have none: not with echo")
+
+
+class ChatParameters(Parameters):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    safety_identifier: str | None = None
+    """As `user`."""
+    prompt_cache_key: str | None = None
+    """A hint for caches: no answer depends on it."""
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise RequestError(
+                "max_tokens: the old name of max_completion_tokens; give one of them",
+                param="max_tokens",
+                code="invalid_value",
+            )
+
+
+Asked = TypeVar("Asked", CompletionParameters, ChatParameters)
+
+
+def parse(kind: type[Asked], body: bytes) -> Asked:
+    """The parameters in a request's body. Raises RequestError."""
+    given = {name: value for name, value in _read_object(body).items() if value is not None}
+    neutral = NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS
+    for name in given.keys() & neutral.keys():
+        if not _is_one_of(given.pop(name), neutral[name]):
+            raise _unsupported(name, _allowed(neutral[name]))
+    try:
+        asked = kind.model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=False)) from None
+    asked.check_combinations()
+    return asked
+
+
+def _read_object(body: bytes) -> Mapping[str, Any]:
+    try:
+        given = json.loads(body)
+    except ValueError as error:  # also of bytes that are no UTF-8
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(given, dict):
+        raise RequestError("the body is not a JSON object", code="invalid_json")
+    return cast(dict[str, Any], given)
+
+
+def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
+    """Equal to one of them, and no boolean where that is a number."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed)
+
+
+def _allowed(values: Sequence[Any]) -> str:
+    return f"leave it out, or give {' or '.join(json.dumps(value) for value in values)}" if values else "leave it out"
+
+
+def _unsupported(name: str, mend: str) -> RequestError:
+    return RequestError(f"{name}: not supported by this endpoint; {mend}", param=name, code="unsupported_parameter")
+
+
+def _refusal(problems: Sequence[Any]) -> RequestError:
+    """All of them in the message; `param` and `code` are the first one's."""
+    first = problems[0]
+    code = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+    return RequestError(
+        "; ".join(f"{_place(problem)}: {_reason(problem)}" for problem in problems),
+        param=_place(first),
+        code=code.get(first["type"], "invalid_value"),
+    )
+
+
+def _place(problem: Any) -> str:
+    """`messages[0].content`, without what pydantic adds for the members of a union."""
+    place = ""
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif "[" not in part and part not in ("str", "nullable"):
+            place += f".{part}" if place else part
+    return place
+
+
+def _reason(problem: Any) -> str:
+    if problem["type"] == "extra_forbidden":
+        return "unknown parameter"
+    message = problem["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]

@@ -1,0 +1,100 @@
+"""The HTTP server under the endpoint: its socket, its life, its end."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tandem.errors import UserError
+from tandem.signals import STOP
+
+_GRACE_S = 10
+"""After a signal, for clients to take what was answered; connections that are still open then are cut."""
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that nobody else can have, and on which nobody is heard yet. UserError where that cannot be."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        reserved = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UserError(f"--host {host}: no address of this machine ({error})") from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind(address)
+    except OSError as error:
+        reserved.close()
+        mend = "give --port another number, or 0 for any free one"
+        raise UserError(f"--port {port}: {host} cannot be listened on there ({error.strerror}); {mend}") from None
+    return reserved
+
+
+class Server(uvicorn.Server):
+    """Answers on a reserved socket until `stop`, which Ctrl-C and SIGTERM call."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        reserved: socket.socket,
+        *,
+        on_start: Callable[[str], None] = lambda url: None,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_start` gets the base URL once connections are taken; `on_stop` makes answers under way end soon."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        self._reserved = reserved
+        self._on_start = on_start
+        self._on_stop = on_stop
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+
+    async def run_until_stopped(self) -> None:
+        await self.serve(sockets=[self._reserved])
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Take no more requests, and end when those under way are answered. After a second Ctrl-C: at once."""
+        if self.should_exit:
+            self.force_exit = by == signal.SIGINT
+            return
+        self.should_exit = True
+        self._on_stop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self._reserved.getsockname()[:2]
+        self._on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Let signals of STOP call `stop`. uvicorn would raise them again at the end, but this is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in STOP:
+            loop.add_signal_handler(number, self.stop, number)
+        try:
+            yield
+        finally:
+            for number in STOP:
+                loop.remove_signal_handler(number)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Answers that are cut at the end are no fault to be logged."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)

@@ -1,0 +1,76 @@
+"""Token ids -> text, token by token: a stream's pieces, joined, are the text of the whole answer."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_CONTEXT_TOKENS = 6
+"""Tokens before a piece that decide how it begins: whether with a space, or inside a letter."""
+_LONGEST_LETTER = 8
+"""Tokens that one letter may be spread over: UTF-8 has 4 bytes at most, and some tokenizers put marks around them."""
+_UNFINISHED = "\ufffd"
+
+
+class Decode(Protocol):
+    def __call__(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Detokenizer:
+    """Decodes a window of the last tokens with each new one, so that the cost does not grow with the answer."""
+
+    def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
+        self._decode = decode
+        self._known = list(prompt_ids[-_CONTEXT_TOKENS:])
+        """Tokens whose text is out."""
+        self._new: list[int] = []
+        """Tokens after them whose text is not: they end within a letter."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now and was not before."""
+        self._new.append(token_id)
+        text = self._text_of_new()
+        if text.endswith(_UNFINISHED) and len(self._new) < _LONGEST_LETTER:
+            return ""
+        self._known, self._new = [*self._known, *self._new][-_CONTEXT_TOKENS:], []
+        return text
+
+    def end(self) -> str:
+        """What is left: a letter that was never finished."""
+        text = self._text_of_new() if self._new else ""
+        self._new = []
+        return text
+
+    def _text_of_new(self) -> str:
+        return self._decode([*self._known, *self._new])[len(self._decode(self._known)) :]
+
+
+class StopCutter:
+    """Text up to the first stop string, which may come in pieces."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        """The end of the text so far, where it may be the beginning of a stop string."""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """What of the text is before every stop string for certain."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        ends = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def end(self) -> str:
+        """What is left: the beginning of a stop string that never came."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that `stop` begins with."""
+    return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)
