@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandem.serving.text import Detokenizer, StopCutter
@@ -18,15 +18,12 @@ TEXTS = (
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with few merges: most letters beyond ASCII are several tokens."""
-    tokenizer = Tokenizer(models.BPE())
+    """Byte-level BPE with two merges: letters beyond ASCII are several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<end>", *alphabet, "wo", "rd"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("w", "o"), ("r", "d")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<end>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(["plain words and more words"], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
