@@ -5,8 +5,10 @@ from typing import Protocol
 
 _CONTEXT_TOKENS = 6
 """Tokens before a piece that decide how it begins: whether with a space, or inside a letter."""
-_LONGEST_LETTER = 8
-"""Tokens that one letter may be spread over: UTF-8 has 4 bytes at most, and some tokenizers put marks around them."""
+_LETTER_TOKENS = 4
+"""Tokens that one letter may be spread over: the bytes of UTF-8."""
+_MOST_HELD = 8
+"""After so many tokens without a finished letter at the end, those that no later token can finish are told as they are."""
 _UNFINISHED = "\ufffd"
 
 
@@ -27,20 +29,32 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before."""
         self._new.append(token_id)
-        text = self._text_of_new()
-        if text.endswith(_UNFINISHED) and len(self._new) < _LONGEST_LETTER:
-            return ""
-        self._known, self._new = [*self._known, *self._new][-_CONTEXT_TOKENS:], []
-        return text
+        if not self._text_of(self._new).endswith(_UNFINISHED):
+            return self._settle(len(self._new))
+        return self._settle(self._hopeless()) if len(self._new) >= _MOST_HELD else ""
 
     def end(self) -> str:
         """What is left: a letter that was never finished."""
-        text = self._text_of_new() if self._new else ""
-        self._new = []
+        return self._settle(len(self._new)) if self._new else ""
+
+    def _settle(self, count: int) -> str:
+        """The text of the first new tokens, which are known from now on."""
+        text = self._text_of(self._new[:count])
+        self._known = [*self._known, *self._new[:count]][-_CONTEXT_TOKENS:]
+        del self._new[:count]
         return text
 
-    def _text_of_new(self) -> str:
-        return self._decode([*self._known, *self._new])[len(self._decode(self._known)) :]
+    def _hopeless(self) -> int:
+        """How many of the new tokens are before every letter that may still be finished; never within a letter."""
+        text = self._text_of(self._new)
+        for count in range(len(self._new) - _LETTER_TOKENS + 1, 0, -1):
+            if text == self._text_of(self._new[:count]) + self._decode(self._new[count:]):
+                return count
+        return len(self._new)
+
+    def _text_of(self, new: Sequence[int]) -> str:
+        """What these tokens add to the text of the known ones."""
+        return self._decode([*self._known, *new])[len(self._decode(self._known)) :]
 
 
 class StopCutter:

@@ -68,10 +68,11 @@ def test_pieces_joined_are_the_text_and_never_hold_half_a_letter(text: str) -> N
 
 def test_any_tokens_at_all_give_the_text_of_all_of_them() -> None:
     tokenizer, draw = bytes_tokenizer(), random.Random(0)
-    for _ in range(200):
-        ids = draw.choices(range(len(tokenizer)), k=60)
-        text = "".join(pieces(Decoder(tokenizer), ids))
-        assert text.replace("\ufffd", "") == tokenizer.decode(ids, skip_special_tokens=True).replace("\ufffd", "")
+    beyond_ascii = [number for number in range(1, len(tokenizer)) if "\ufffd" in tokenizer.decode([number])]
+    for tokens in (range(len(tokenizer)), beyond_ascii, tokenizer.encode("東é🎉")):
+        for _ in range(200):
+            ids = draw.choices(tokens, k=60)
+            assert "".join(pieces(Decoder(tokenizer), ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_a_letter_that_never_ends_is_told_at_last() -> None:
@@ -88,7 +89,7 @@ def test_the_cost_of_a_token_does_not_grow() -> None:
     for ids in (tokenizer.encode("words and " * 500), [tokenizer.encode("東")[1]] * 2000):
         decode = Decoder(tokenizer)
         pieces(decode, ids)
-        assert decode.given <= 25 * len(ids)
+        assert decode.given <= 60 * len(ids)
 
 
 def test_the_space_before_the_first_word_is_told_where_there_is_a_prompt() -> None:
