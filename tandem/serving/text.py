@@ -8,7 +8,7 @@ _CONTEXT_TOKENS = 6
 _LETTER_TOKENS = 4
 """Tokens that one letter may be spread over: the bytes of UTF-8."""
 _MOST_HELD = 8
-"""After so many tokens without a finished letter at the end, those that no later token can finish are told as they are."""
+"""Tokens that are held at most for a letter to be finished: then those that no later token can finish are told."""
 _UNFINISHED = "\ufffd"
 
 
