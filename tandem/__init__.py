@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tandem.algorithms.base import Algorithm as Algorithm
     from tandem.algorithms.base import Rollouts as Rollouts
     from tandem.algorithms.base import Signal as Signal
-    from tandem.algorithms.losses import NextTokenLoss as NextTokenLoss
+    from tandem.algorithms.supervised import NextTokenLoss as NextTokenLoss
     from tandem.batching.packing import demonstrations_to_batch as demonstrations_to_batch
     from tandem.batching.packing import to_batch as to_batch
     from tandem.config.load import load_config as load_config
@@ -149,7 +149,7 @@ __all__ = [
 _EXPORTS = {
     "algorithms": ("PolicyGradient",),
     "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Signal"),
-    "algorithms.losses": ("NextTokenLoss",),
+    "algorithms.supervised": ("NextTokenLoss",),
     "batching.packing": ("demonstrations_to_batch", "to_batch"),
     "config.load": ("load_config",),
     "config.tree": ("DpoConfig", "EvalConfig", "RewardModelConfig", "SftConfig", "TrainConfig"),

@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.loss_types import LOSSES
-from tandem.config.algorithms import AlgorithmConfig
+from tandem.config.algorithms import BUILTIN, AlgorithmConfig, LossConfig
 from tandem.types import Batch, TokenLoss
 
 MAX_RESPONSE_TOKENS, KL_COEFFICIENT = 16, 0.2
@@ -18,7 +17,7 @@ MAX_RESPONSE_TOKENS, KL_COEFFICIENT = 16, 0.2
 def every_loss() -> dict[str, TokenLoss[Any]]:
     """By `algorithm.loss.type`, each with an entropy bonus and KL to a reference."""
     losses: dict[str, TokenLoss[Any]] = {}
-    for name in LOSSES:
+    for name in BUILTIN.sections(LossConfig):
         settings = {
             "type": "grpo",
             "minibatches": 2,

@@ -4,14 +4,17 @@ Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tai
 `_S` scored tokens of a micro-batch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from tandem.types import TokenLoss
+    from tandem.types import TokenLoss
 
 
 class Signal(Enum):
@@ -48,10 +51,15 @@ class Rollouts:
     """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""
     greedy_rewards_B: Tensor | None = None
     """Of the greedy answer to the row's prompt, NaN where it has none."""
-    parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    parts: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """`[B]` each, NaN where a row's reward lacks the part."""
     seed: int = 0
     """Of this step, for what an algorithm draws."""
+
+    @property
+    def trained_tokens_B(self) -> Tensor:
+        """int64: how many tokens of each row are trained on."""
+        return self.rows_T[self.mask_T].bincount(minlength=len(self.rewards_B))
 
     def by_token(self, values_B: Tensor) -> Tensor:
         """Each row's value on its trained tokens; float32 `[T]`, 0 elsewhere and in rows that are not scored."""

@@ -1,18 +1,23 @@
 """What policy-gradient algorithms share: a new one is a subclass that says how rewards become advantages."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import asdict, replace
-from typing import Generic, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
-from tandem.algorithms.loss_types import make_loss
-from tandem.algorithms.losses import kl_estimate, token_weights
+from tandem.algorithms.kl import kl_estimate
+from tandem.algorithms.policy_loss import PolicyLoss
 from tandem.algorithms.reward_shaping import RunningMoments, overlong_penalty, reward_at_last_token
+from tandem.algorithms.token_weights import token_weights
 from tandem.config.algorithms import PolicyGradientConfig
-from tandem.types import TokenLoss
+from tandem.discovery import class_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tandem.types import TokenLoss
 
 Config = TypeVar("Config", bound=PolicyGradientConfig)
 
@@ -67,7 +72,7 @@ class PolicyGradient(ABC, Generic[Config]):
         rewards_B = (rewards_B * rollouts.scored_B).float()
         if self.config.overlong_buffer > 0:
             buffer_tokens = self.config.overlong_buffer * self._max_response_tokens
-            lengths_B = torch.bincount(rollouts.rows_T, minlength=len(rewards_B))
+            lengths_B = rollouts.rows_T.bincount(minlength=len(rewards_B))
             rewards_B = rewards_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
         return rewards_B
 
@@ -77,7 +82,7 @@ class PolicyGradient(ABC, Generic[Config]):
         coefficient = self._kl_coefficient
         estimator = self.config.kl.estimator
         kl_T = kl_estimate(estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T
-        kl_B = torch.bincount(rollouts.rows_T, kl_T.double(), minlength=len(rollouts.rewards_B))
+        kl_B = rollouts.rows_T.bincount(kl_T.double(), minlength=len(rollouts.rewards_B))
         penalized = replace(rollouts, rewards_B=(rollouts.rewards_B - coefficient * kl_B).float())
         result = self.estimate(penalized, rewards_T - coefficient * kl_T)
         result.metrics["actor/kl_coefficient"] = coefficient
@@ -102,3 +107,9 @@ class PolicyGradient(ABC, Generic[Config]):
     def load_state(self, state: dict[str, float]) -> None:
         self._kl_coefficient = state["kl_coefficient"]
         self._reward_moments = RunningMoments(state["count"], state["mean"], state["squares"])
+
+
+def make_loss(algorithm: PolicyGradientConfig) -> PolicyLoss[Any]:
+    """The policy loss that `algorithm.loss.type` names."""
+    kind: type[PolicyLoss[Any]] = class_named("tandem.algorithms.builtin", algorithm.loss.type, PolicyLoss)
+    return kind(algorithm.loss, algorithm)

@@ -1,9 +1,12 @@
 """What happens to rewards before they become advantages: normalising, punishing length, placing them on tokens."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens:
 
 def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
     """The reward of each row on its last policy token, 0 on all others; float32 `[T]`."""
+    import torch
+
     tokens_K = mask_T.nonzero().squeeze(1)
     rows_K = rows_T[tokens_K]
     last_of_row_K = torch.searchsorted(rows_K, rows_K, right=True) - 1

@@ -3,11 +3,12 @@
 Any advantage goes with any loss that makes sense; a published name brings the defaults of its paper.
 """
 
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from tandem.config.found import FoundIn
 from tandem.config.paths import Reference
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
@@ -52,10 +53,19 @@ class PreferenceConfig(Section):
 
 
 class LossConfig(Section):
-    """What every policy loss has."""
+    """What every policy loss has. Those of `algorithm.loss.type` are in tandem/algorithms/builtin, one a file."""
 
+    type: Any
     aggregation: Aggregation = "token_mean"
     """How token losses become one; `fixed_length` divides by rows * max_response_tokens (Dr. GRPO)."""
+
+    def check(self, algorithm: "PolicyGradientConfig") -> None:
+        """Raises ValueError where the loss makes no sense with the algorithm."""
+
+
+BUILTIN = FoundIn("tandem.algorithms.builtin")
+PolicyLossConfig = Annotated[LossConfig, BUILTIN]
+"""The loss of any type."""
 
 
 class ClipRangeConfig(LossConfig):
@@ -63,93 +73,6 @@ class ClipRangeConfig(LossConfig):
 
     clip_ratio_low: PositiveFloat = 0.2
     clip_ratio_high: PositiveFloat = 0.2
-
-
-class ClipLossConfig(ClipRangeConfig):
-    """Clipped surrogate (PPO, arXiv:1707.06347), each side with a bound of its own (DAPO, arXiv:2503.14476)."""
-
-    type: Literal["clip"] = "clip"
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Lower bound of the objective at negative advantages, in units of the advantage (arXiv:1912.09729)."""
-
-
-class ReinforceLossConfig(LossConfig):
-    """Log-likelihood times advantage, without ratio and clip (Williams 1992)."""
-
-    type: Literal["reinforce"] = "reinforce"
-
-
-class GSPOLossConfig(ClipRangeConfig):
-    """Clipped ratio of whole sequences, the geometric mean of their tokens' (arXiv:2507.18071)."""
-
-    type: Literal["gspo"] = "gspo"
-    clip_ratio_low: PositiveFloat = 3e-4
-    clip_ratio_high: PositiveFloat = 4e-4
-    aggregation: Aggregation = "sequence_mean_token_mean"
-
-
-class GMPOLossConfig(LossConfig):
-    """Geometric mean of the tokens' clipped ratios (arXiv:2507.20673)."""
-
-    type: Literal["gmpo"] = "gmpo"
-    clip_log_ratio: PositiveFloat = 0.4
-    """Token ratios count within exp(-this) … exp(this)."""
-    aggregation: Aggregation = "sequence_mean_token_mean"
-
-
-class CISPOLossConfig(ClipRangeConfig):
-    """Log-likelihood weighted by the clipped ratio, which has no gradient (arXiv:2506.13585)."""
-
-    type: Literal["cispo"] = "cispo"
-    clip_ratio_low: PositiveFloat = 1.0
-    """1: no lower bound."""
-    clip_ratio_high: PositiveFloat = 4.0
-
-
-class SAPOLossConfig(LossConfig):
-    """A smooth gate on the ratio in the place of a clip (arXiv:2511.20347)."""
-
-    type: Literal["sapo"] = "sapo"
-    temperature_positive: PositiveFloat = 1.0
-    temperature_negative: PositiveFloat = 1.05
-    """At negative advantages; a higher one closes the gate sooner."""
-    aggregation: Aggregation = "sequence_mean_token_mean"
-
-
-class DPPOLossConfig(LossConfig):
-    """Tokens leave the loss when the policy moves too far from the one that sampled them (arXiv:2602.04879)."""
-
-    type: Literal["dppo"] = "dppo"
-    divergence: Literal["tv", "kl"] = "tv"
-    """Of sampling and trained policy, over two outcomes: the token, and any other."""
-    max_divergence: PositiveFloat = 0.15
-    """0.15 with tv, 0.05 with kl are usual."""
-    max_ratio: float = Field(default=20.0, gt=1)
-    """Importance weights are cut here."""
-
-
-class KLCovLossConfig(LossConfig):
-    """A KL penalty on the tokens of highest covariance of log-prob and advantage (arXiv:2505.22617)."""
-
-    type: Literal["kl_cov"] = "kl_cov"
-    share: Share = 0.002
-    """Of the step's tokens; at least one."""
-    coefficient: NonNegativeFloat = 1.0
-
-
-class ClipCovLossConfig(ClipRangeConfig):
-    """Takes tokens of high covariance of log-prob and advantage out of the clipped loss (arXiv:2505.22617)."""
-
-    type: Literal["clip_cov"] = "clip_cov"
-    share: Share = 0.0002
-    """Of the step's tokens, drawn from those within the bounds; at least one."""
-    covariance_low: float = 1.0
-    covariance_high: float = 5.0
-
-
-RatioLoss = ClipLossConfig | GSPOLossConfig | GMPOLossConfig | SAPOLossConfig | KLCovLossConfig | ClipCovLossConfig
-LikelihoodLoss = ReinforceLossConfig | CISPOLossConfig | DPPOLossConfig
-PolicyLossConfig = Annotated[RatioLoss | LikelihoodLoss, Field(discriminator="type")]
 
 
 class KLConfig(Section):
@@ -170,30 +93,6 @@ class KLConfig(Section):
         if self.control == "adaptive" and self.place != "reward":
             raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
         return self
-
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "dr_grpo": {"normalize_by_std": False, "loss": {"aggregation": "fixed_length"}},
-    "dapo": {"loss": {"clip_ratio_high": 0.28}, "resample_rounds": 10, "overlong_buffer": 0.2},
-    "gspo": {"loss": {"type": "gspo"}},
-    "gmpo": {"loss": {"type": "gmpo"}},
-    "cispo": {"loss": {"type": "cispo"}},
-    "sapo": {"loss": {"type": "sapo"}},
-    "dppo": {"loss": {"type": "dppo"}},
-    "rloo": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
-    "opo": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
-    "otb": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
-    "remax": {"loss": {"type": "reinforce", "aggregation": "sequence_mean_token_sum"}},
-    "gpg": {"loss": {"type": "reinforce"}},
-    "maxrl": {"loss": {"type": "reinforce"}},
-    "reinforce_plus_plus": {"kl": {"place": "reward", "estimator": "k1", "coefficient": 0.01}},
-    "reinforce_plus_plus_baseline": {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.01}},
-}
-"""What a name brings along, as its paper has it."""
-BY_TOKEN = {"ppo", "reinforce_plus_plus", "otb"}
-"""Their advantages differ between the tokens of a trajectory."""
-RAW_REWARDS = {"maxrl": "divides by the mean reward", "gdpo": "reads the parts of the reward"}
-"""They bear no shaping of the rewards, because each …"""
 
 
 class RolloutCorrectionConfig(Section):
@@ -223,7 +122,9 @@ class RolloutCorrectionConfig(Section):
 
 
 class PolicyGradientConfig(Section):
-    """What every policy-gradient algorithm shares."""
+    """What every policy-gradient algorithm shares. Those of `algorithm.type` are in tandem/algorithms/builtin."""
+
+    model_config = ConfigDict(defer_build=True)
 
     type: Any
     group_size: PositiveInt = 8
@@ -232,7 +133,7 @@ class PolicyGradientConfig(Section):
     """Passes over the trajectories of a step."""
     minibatches: PositiveInt = 1
     """Optimizer steps a pass; groups are spread over them evenly."""
-    loss: PolicyLossConfig = ClipLossConfig()
+    loss: PolicyLossConfig = Field(default={"type": "clip"}, validate_default=True)
     entropy_coefficient: float = 0.0
     """Times the mean token entropy, subtracted from the loss."""
     kl: KLConfig = KLConfig()
@@ -246,114 +147,76 @@ class PolicyGradientConfig(Section):
     overlong_buffer: Share = 0.0
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
 
+    advantages_by_token: ClassVar[bool] = False
+    """Advantages may differ between the tokens of a trajectory."""
+
     @model_validator(mode="before")
     @classmethod
-    def _published_defaults(cls, given: Any) -> Any:
-        """What is not given is as published under the type's name; another loss brings its own defaults."""
+    def _fill_from_own_defaults(cls, given: Any) -> Any:
+        """A loss or KL that is given in part is filled up from the algorithm's own; another type of loss is not."""
         if not isinstance(given, dict):
             return given
-        chosen = cast(dict[str, Any], given)
-        published = PUBLISHED.get(chosen.get("type", ""), {})
-        merged = {**published, **chosen}
-        for key, defaults in (("loss", {"type": "clip", **published.get("loss", {})}), ("kl", published.get("kl", {}))):
-            own = merged.get(key)
-            filled: dict[str, Any] = {**defaults, **own} if isinstance(own, dict) else {}
-            if filled and filled.get("type") == defaults.get("type"):
-                merged[key] = filled
-        return merged
+        filled = dict(cast(dict[str, Any], given))
+        for name in ("loss", "kl"):
+            part = filled.get(name)
+            if isinstance(part, dict):
+                own = _given_in(cls.model_fields[name].default)
+                part = cast(dict[str, Any], part)
+                if part.get("type", own.get("type")) == own.get("type"):
+                    filled[name] = {**own, **part}
+        return filled
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.loss.type == "gmpo" and self.type in BY_TOKEN:
-            raise ValueError(f"loss.type: gmpo weighs whole responses, but {self.type} judges tokens; use gspo")
-        if self.loss.type == "kl_cov" and self.epochs * self.minibatches == 1:
-            raise ValueError(
-                "loss.type: kl_cov does nothing on one optimizer step a batch; raise minibatches or epochs"
-            )
+        self.loss.check(self)
         if self.resample_rounds and self.group_size == 1:
             raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
-        shaped = self.kl.place == "reward" or self.overlong_buffer or self.normalize_rewards or self.clip_rewards
-        if self.type in RAW_REWARDS and shaped:
-            reason = f"{self.type} {RAW_REWARDS[self.type]}"
-            raise ValueError(f"{reason}, so nothing may shape them: neither KL, nor length, normalisation and clipping")
         return self
+
+    @property
+    def shapes_rewards(self) -> bool:
+        """Something changes the rewards before they become advantages."""
+        rewards_change = self.overlong_buffer > 0 or self.normalize_rewards or self.clip_rewards is not None
+        return rewards_change or self.kl.place == "reward"
+
+
+def _given_in(default: Any) -> dict[str, Any]:
+    """What a section that is a default states, as a file would state it."""
+    if not isinstance(default, Section):
+        return default
+    stated = default.model_dump(exclude_unset=True)
+    return {"type": default.type, **stated} if isinstance(default, LossConfig) else stated
 
 
 class GroupConfig(PolicyGradientConfig):
-    """Comparison with the siblings of a prompt.
+    """What algorithms share that compare the siblings of a prompt."""
 
-    rloo: with the mean of the others (arXiv:2402.14740); opo: with the length-weighted mean (arXiv:2505.23585); otb: at
-    each token (arXiv:2602.07078); gpg: scaled up for groups that teach nothing (arXiv:2504.02546); maxrl: in units of
-    the mean reward (arXiv:2602.02710); reinforce_plus_plus_baseline: whitened over the step (arXiv:2501.03262).
-    """
-
-    type: Literal["rloo", "opo", "otb", "gpg", "maxrl", "reinforce_plus_plus_baseline"]
     group_size: int = Field(default=8, ge=2)
     """Samples a prompt; alone, every advantage is 0."""
 
 
-class GRPOConfig(PolicyGradientConfig):
-    """Group Relative Policy Optimization (arXiv:2402.03300), and what others made of it.
-
-    dr_grpo: arXiv:2503.20783; dapo: arXiv:2503.14476; gspo: arXiv:2507.18071; gmpo: arXiv:2507.20673; cispo:
-    arXiv:2506.13585; sapo: arXiv:2511.20347; dppo: arXiv:2602.04879.
-    """
-
-    type: Literal["grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "dppo"] = "grpo"
-    group_size: int = Field(default=8, ge=2)
-    """Samples a prompt; alone, every advantage is 0."""
-    normalize_by_std: bool = True
-    """Divide the group's centred rewards by their standard deviation."""
+def refuse_shaped_rewards(algorithm: PolicyGradientConfig, reason: str) -> None:
+    """Raises ValueError where something changes the rewards of an algorithm that needs them as they are."""
+    if algorithm.shapes_rewards:
+        raise ValueError(
+            f"{algorithm.type} {reason}, so nothing may shape them: neither KL, nor length, normalisation and clipping"
+        )
 
 
-class GDPOConfig(PolicyGradientConfig):
-    """Several rewards, each normalised apart within its group (arXiv:2601.05242)."""
+class CriticConfig(PolicyGradientConfig):
+    """What algorithms share that may have a critic."""
 
-    type: Literal["gdpo"]
-    group_size: int = Field(default=8, ge=2)
-    """Samples a prompt; alone, every advantage is 0."""
-    rewards: dict[str, float] = Field(min_length=1)
-    """Weights of parts: names of reward functions, where there are several, or keys that they return."""
-
-
-class ReMaxConfig(PolicyGradientConfig):
-    """The reward of the greedy answer is the baseline (arXiv:2310.10505)."""
-
-    type: Literal["remax"]
-    group_size: PositiveInt = 1
-
-
-class ReinforcePlusPlusConfig(PolicyGradientConfig):
-    """Rewards with a token-wise KL penalty, whitened over the whole step (arXiv:2501.03262)."""
-
-    type: Literal["reinforce_plus_plus"]
-    group_size: PositiveInt = 1
-    gamma: Share = 1.0
-
-
-class PPOConfig(PolicyGradientConfig):
-    """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
-
-    type: Literal["ppo"]
-    group_size: PositiveInt = 1
-    gamma: Share = 1.0
-    gae_lambda: Share = 1.0
-    whiten_advantages: bool = True
-    """Advantages of a step get mean 0 and standard deviation 1 over their tokens."""
-    value_clip: float | None = Field(default=0.2, gt=0)
-    """How far a value may move from the rollout's within one step (null: free)."""
     critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """Of the critic, if the algorithm needs values."""
 
 
-class OwnAlgorithmConfig(PolicyGradientConfig):
+class OwnAlgorithmConfig(CriticConfig):
     """An algorithm of your own, in a file or a module of yours: docs/extend.md shows one."""
 
     type: Reference = Field(pattern=":")
     """`path/to/file.py:Class` or `package.module:Class`."""
     options: dict[str, Any] = {}
     """For the class, which finds them in `self.config.options`."""
-    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-    """Of the critic, if the class needs values."""
 
 
 def _whose(section: object) -> str:
@@ -361,10 +224,8 @@ def _whose(section: object) -> str:
     return "own" if isinstance(name, OwnAlgorithmConfig) or ":" in str(getattr(name, "type", name)) else "built_in"
 
 
-BuiltInConfig = Annotated[
-    GRPOConfig | GroupConfig | GDPOConfig | ReMaxConfig | ReinforcePlusPlusConfig | PPOConfig,
-    Field(discriminator="type"),
-]
 AlgorithmConfig = Annotated[
-    Annotated[BuiltInConfig, Tag("built_in")] | Annotated[OwnAlgorithmConfig, Tag("own")], Discriminator(_whose)
+    Annotated[PolicyGradientConfig, BUILTIN, Tag("built_in")]
+    | Annotated[OwnAlgorithmConfig, Tag("own")],
+    Discriminator(_whose),
 ]

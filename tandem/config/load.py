@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
+from tandem.config.found import sections_at
 from tandem.config.sound import sound_part
 from tandem.config.tree import Section, Tree
 from tandem.errors import UserError
@@ -143,11 +144,9 @@ def _unknown(key: str, kind: type[Section]) -> str:
     return f"{key}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def _keys(annotation: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of a section, or of the sections in a union, a list or an optional."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        for name, info in annotation.model_fields.items():
-            yield prefix + name
-            yield from _keys(info.annotation, f"{prefix}{name}.")
-    for part in get_args(annotation):
-        yield from _keys(part, prefix)
+def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a section and of every section in it, whichever alternative is chosen."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        for inner in sections_at(field):
+            yield from _keys(inner, f"{prefix}{name}.")

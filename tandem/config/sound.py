@@ -8,6 +8,7 @@ from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from tandem.config.base import Section
+from tandem.config.found import sections_at
 
 Kind = TypeVar("Kind", bound=Section)
 
@@ -26,7 +27,7 @@ def sound_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
         try:
             values[name] = _validated(name, field, tree)
         except ValidationError:
-            inner = _section_of(field.annotation, tree.get(name))
+            inner = _section_of(field, tree.get(name))
             if inner is not None:
                 values[name] = sound_part(inner, tree[name])
     section = kind.model_construct(**values)
@@ -41,12 +42,19 @@ def _validated(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> Any:
     return getattr(alone.model_validate({name: tree[name]} if name in tree else {}), name)
 
 
-def _section_of(annotation: Any, given: Any) -> type[Section] | None:
+def _section_of(field: FieldInfo, given: Any) -> type[Section] | None:
     """The section that a value was meant to be: of several, the one with its type."""
     if not isinstance(given, Mapping):
         return None
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        types, wanted = annotation.model_fields.get("type"), cast(Mapping[str, Any], given).get("type")
-        by_default = wanted is None and types is not None and not types.is_required()
-        return annotation if types is None or by_default or wanted in get_args(types.annotation) else None
-    return next((found for part in get_args(annotation) if (found := _section_of(part, given))), None)
+    wanted = cast(Mapping[str, Any], given).get("type", _default_type(field))
+    for section in sections_at(field):
+        types = section.model_fields.get("type")
+        if types is None or wanted in get_args(types.annotation):
+            return section
+    return None
+
+
+def _default_type(field: FieldInfo) -> Any:
+    """The type of the section that stands at a key by default."""
+    default: Any = field.default
+    return cast(dict[str, Any], default).get("type") if isinstance(default, dict) else getattr(default, "type", None)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from tandem.config.algorithms import AlgorithmConfig, GRPOConfig, OwnAlgorithmConfig, PPOConfig, PreferenceConfig
+from tandem.config.algorithms import AlgorithmConfig, CriticConfig, PreferenceConfig
 from tandem.config.base import (
     MayChange,
     NonNegativeFloat,
@@ -314,13 +314,13 @@ class EvalConfig(RolloutConfig):
 class TrainConfig(RolloutConfig, RunConfig):
     """`tandem train` and `tandem check`."""
 
-    algorithm: AlgorithmConfig = Field(default=GRPOConfig(), validate_default=True)
+    algorithm: AlgorithmConfig = Field(default={"type": "grpo"}, validate_default=True)
 
     @field_validator("algorithm")
     @classmethod
     def _fits(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
         model, data = info.data.get("model"), info.data.get("data")  # None where unsound
-        if model and model.critic_path and not isinstance(algorithm, PPOConfig | OwnAlgorithmConfig):
+        if model and model.critic_path and not isinstance(algorithm, CriticConfig):
             raise ValueError(f"{algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo")
         if data and data.prompts_per_step < algorithm.minibatches:
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"

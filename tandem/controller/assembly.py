@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
 from tandem.checkpoint.branch import CRITIC, POLICY, Branch
-from tandem.config.algorithms import OwnAlgorithmConfig, PPOConfig
+from tandem.config.algorithms import CriticConfig
 from tandem.config.tree import ModelConfig, RolloutConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
@@ -160,7 +160,7 @@ def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = 
 
 
 def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement, starts: Mapping[str, Path]) -> Critic:
-    assert isinstance(config.algorithm, PPOConfig | OwnAlgorithmConfig)
+    assert isinstance(config.algorithm, CriticConfig)
     spec = TrainSpec(
         _model_at(config.model, starts.get(CRITIC, config.model.critic_path or config.model.path)),
         config.training,

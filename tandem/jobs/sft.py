@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tandem.algorithms.losses import NextTokenLoss
+from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch
 from tandem.checkpoint.branch import POLICY, Branch
 from tandem.cluster import make_cluster

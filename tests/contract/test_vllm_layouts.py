@@ -9,7 +9,7 @@ import pytest
 from letters import letters
 from test_generation import ask, request
 
-from tandem.algorithms.losses import NextTokenLoss
+from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import to_batch
 from tandem.cluster.local import LocalCluster
 from tandem.config.algorithms import OptimizerConfig

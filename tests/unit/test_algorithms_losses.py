@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-
 from tandem.algorithms.loss_types import make_loss
-from tandem.algorithms.losses import NextTokenLoss, ValueLoss
 from tandem.algorithms.policy_losses import PolicyLoss
 from tandem.algorithms.ppo import explained_variance
+
+from tandem.algorithms.supervised import NextTokenLoss, ValueLoss
 from tandem.config.algorithms import ClipLossConfig, KLConfig, PolicyGradientConfig
 from tandem.types import Outputs, TokenColumns
 

@@ -1,14 +1,16 @@
-"""Algorithms that judge a trajectory by its siblings: one advantage a row, no critic."""
+"""Algorithms that compare the siblings of a prompt: one advantage a row, no critic."""
+
+from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from tandem.algorithms.base import Advantages, Rollouts
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.config.algorithms import PolicyGradientConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Config = TypeVar("Config", bound=PolicyGradientConfig)
 
@@ -17,12 +19,12 @@ class Siblings:
     """Statistics within each row's group, over the scored rows only; all float64 `[B]`."""
 
     def __init__(self, scored_B: Tensor, groups_B: Tensor) -> None:
-        self._group_B = torch.searchsorted(groups_B.sort().values, groups_B)  # one number below B for each group
+        self._group_B = groups_B.unique(return_inverse=True)[1]  # 0, 1, 2, … in the place of any numbers
         self._scored_B = scored_B.double()
-        self.count_B = self.sum(torch.ones_like(self._scored_B))
+        self.count_B = self.sum(self._scored_B)
 
     def sum(self, values_B: Tensor) -> Tensor:
-        return torch.bincount(self._group_B, values_B * self._scored_B)[self._group_B]
+        return self._group_B.bincount(values_B * self._scored_B)[self._group_B]
 
     def mean(self, values_B: Tensor) -> Tensor:
         return self.sum(values_B) / self.count_B.clamp(min=1)
@@ -33,16 +35,16 @@ class Siblings:
 
 
 class GroupRelative(PolicyGradient[Config]):
-    """A subclass implements `compare`. A row whose siblings all failed has no baseline and gets advantage 0."""
+    """A subclass implements `row_advantages`. A row whose siblings all lost their reward gets 0: it has no baseline."""
 
     @abstractmethod
-    def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         """The advantage of each row, float64; `rewards_B` are the shaped ones, float64."""
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         scored_B, rewards_B = rollouts.scored_B, rollouts.rewards_B.double()
         siblings = Siblings(scored_B, rollouts.groups_B)
-        advantages_B = self.compare(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
+        advantages_B = self.row_advantages(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
         equal = siblings.std(rewards_B)[scored_B] == 0
         metrics = {"reward/group_std/zero_share": equal.double().mean().item()} if len(equal) else {}
         return Advantages(rollouts.by_token(advantages_B), None, metrics)

@@ -1,10 +1,25 @@
 """ReMax (Li et al. 2023): the reward of the greedy answer to the same prompt is the baseline."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
 from tandem.algorithms.policy_gradient import PolicyGradient
-from tandem.config.algorithms import ReMaxConfig
+from tandem.config.algorithms import PolicyGradientConfig, PolicyLossConfig
+from tandem.config.base import PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReMaxConfig(PolicyGradientConfig):
+    """The reward of the greedy answer is the baseline (arXiv:2310.10505)."""
+
+    type: Literal["remax"] = "remax"
+    group_size: PositiveInt = 1
+    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
 
 
 class ReMax(PolicyGradient[ReMaxConfig]):

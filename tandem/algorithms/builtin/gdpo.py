@@ -1,11 +1,31 @@
 """GDPO (Liu et al. 2026): several rewards, each normalised within its group before they are added up."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
 
 from tandem.algorithms.base import Rollouts, Signal
-from tandem.algorithms.siblings import GroupRelative, Siblings
-from tandem.config.algorithms import GDPOConfig
+from tandem.algorithms.group_relative import GroupRelative, Siblings
+from tandem.config.algorithms import GroupConfig, refuse_shaped_rewards
 from tandem.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GDPOConfig(GroupConfig):
+    """Several rewards, each normalised apart within its group (arXiv:2601.05242)."""
+
+    type: Literal["gdpo"] = "gdpo"
+    rewards: dict[str, float] = Field(min_length=1)
+    """Weights of parts: names of reward functions, where there are several, or keys that they return."""
+
+    @model_validator(mode="after")
+    def _needs_raw_rewards(self) -> Self:
+        refuse_shaped_rewards(self, "reads the parts of the reward")
+        return self
 
 
 class GDPO(GroupRelative[GDPOConfig]):
@@ -19,7 +39,7 @@ class GDPO(GroupRelative[GDPOConfig]):
         super().__init__(config, max_response_tokens)
         self.needs |= {Signal.REWARD_PARTS}
 
-    def compare(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         total_B = rewards_B.new_zeros(len(rewards_B))
         for name, weight in self.config.rewards.items():
             part_B = _part(rollouts, name)
@@ -29,7 +49,7 @@ class GDPO(GroupRelative[GDPOConfig]):
 
 
 def _part(rollouts: Rollouts, name: str) -> Tensor:
-    """The part of each scored row, 0 elsewhere."""
+    """The part of each scored row's reward, 0 elsewhere."""
     part_B = rollouts.parts.get(name)
     if part_B is None or part_B[rollouts.scored_B].isnan().any():
         raise UserError(

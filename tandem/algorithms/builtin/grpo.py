@@ -1,0 +1,36 @@
+"""Group Relative Policy Optimization (Shao et al. 2024): the siblings of a prompt are the baseline, no critic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from tandem.algorithms.base import Rollouts
+from tandem.algorithms.group_relative import GroupRelative, Siblings
+from tandem.config.algorithms import GroupConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GRPOFamilyConfig(GroupConfig):
+    """What GRPO and its kin share."""
+
+    normalize_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
+
+
+class GRPOConfig(GRPOFamilyConfig):
+    """Group Relative Policy Optimization (arXiv:2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+
+
+class GRPO(GroupRelative[GRPOFamilyConfig]):
+    """Advantage of every token of a row = (reward - group mean) / (group standard deviation + 1e-6).
+
+    Equal rewards, or a group of one, give exactly 0. Without `normalize_by_std` only the mean is taken off.
+    """
+
+    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+        centred_B = rewards_B - siblings.mean(rewards_B)
+        return centred_B / (siblings.std(rewards_B) + 1e-6) if self.config.normalize_by_std else centred_B

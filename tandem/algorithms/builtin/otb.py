@@ -1,0 +1,63 @@
+"""Optimal token baseline (Li et al. 2026): siblings are compared token by token, weighted by what they have moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
+from tandem.algorithms.group_relative import Siblings
+from tandem.algorithms.policy_gradient import PolicyGradient
+from tandem.algorithms.returns import discounted_returns, places_in_rows
+from tandem.config.algorithms import GroupConfig, PolicyLossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OTBConfig(GroupConfig):
+    """The siblings' weighted mean at each token is the baseline (arXiv:2602.07078)."""
+
+    advantages_by_token: ClassVar[bool] = True
+
+    type: Literal["otb"] = "otb"
+    loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
+
+
+class OTB(PolicyGradient[OTBConfig]):
+    """Advantage of a row's token t = G_t - B_t, with G_t the sum of the rewards from t on and
+
+        B_t = sum(W_t G_t) / sum(W_t)        over the group's rows that have a token t
+        W_t = sum over s <= t of (1 - 2 pi_s + sum of pi^2 over the vocabulary at s)
+
+    W is the logit-gradient proxy of the squared gradient norm up to t. t counts trained tokens. A token whose siblings
+    have all ended is its own baseline: advantage 0.
+    """
+
+    def __init__(self, config: OTBConfig, max_response_tokens: int) -> None:
+        super().__init__(config, max_response_tokens)
+        self.needs |= {Signal.SQUARED_PROBS, Signal.POLICY_LOGPROBS}
+
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
+        mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        returns_K = discounted_returns(rewards_T, mask_T, rollouts.rows_T, gamma=1.0)[mask_T].double()
+        weight_K = self._moved_so_far(rollouts)
+        same_place = rollouts.groups_B[rows_K] * len(mask_T) + places_in_rows(rows_K)
+        at_token = Siblings(mask_T[mask_T], same_place)
+        centred_K = returns_K - at_token.mean(returns_K)  # equal returns leave exactly 0
+        baseline_K = at_token.mean(weight_K * centred_K) / at_token.mean(weight_K).clamp(min=1e-8)
+        advantages_T = rewards_T.new_zeros(len(mask_T))
+        advantages_T[mask_T] = (centred_K - baseline_K).float()
+        return Advantages(advantages_T, None, {})
+
+    def _moved_so_far(self, rollouts: Rollouts) -> Tensor:
+        """W of each trained token, float64 `[K]`."""
+        assert rollouts.policy_logprobs_T is not None and rollouts.squared_probs_T is not None
+        mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        probs_K = rollouts.policy_logprobs_T[mask_T].double().exp()
+        moved_K = 1 - 2 * probs_K + rollouts.squared_probs_T[mask_T].double()
+        total_K = moved_K.cumsum(0)
+        before_K = total_K - moved_K
+        lengths_B = rows_K.bincount(minlength=1)
+        starts_K = (lengths_B.cumsum(0) - lengths_B)[rows_K]
+        return total_K - before_K[starts_K]
