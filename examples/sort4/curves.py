@@ -1,7 +1,9 @@
 """Run every algorithm on sort4 and draw its curve: python examples/sort4/curves.py [NAME …] [--seeds 0 1 2]
 
+An algorithm takes part when its page in docs/algorithms says how it is run: the line `tandem train recipes/sort4_… …`.
 Runs that are there are kept, so a second call only draws. Each seed has a warmed model of its own; all algorithms of a
-seed start from it. Pictures and the table go to docs/algorithms.
+seed start from it. Pictures go to docs/algorithms/curves, the result is a line of the page; scripts/pages.py makes the
+table of docs/algorithms/README.md from these lines.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -19,23 +23,13 @@ from tandem.cli import main as tandem
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/algorithms"
-ON_ONE_SAMPLE = ["algorithm.group_size=1", "data.prompts_per_step=128"]
-TWO_STEPS = ["algorithm.minibatches=2"]
-ALGORITHMS = {
-    "grpo": [],
-    **{name: [f"algorithm.type={name}"] for name in ("dr_grpo", "dapo", "rloo", "opo", "otb", "gpg", "maxrl")},
-    "reinforce_plus_plus_baseline": ["algorithm.type=reinforce_plus_plus_baseline"],
-    "reinforce_plus_plus": ["algorithm.type=reinforce_plus_plus", *ON_ONE_SAMPLE],
-    "remax": ["algorithm.type=remax", *ON_ONE_SAMPLE],
-    "gdpo": ["algorithm.type=gdpo", "algorithm.rewards={acc: 1}"],
-    **{name: [f"algorithm.type={name}", *TWO_STEPS] for name in ("cispo", "sapo", "gmpo", "dppo")},
-    "gspo": ["algorithm.type=gspo", *TWO_STEPS, "algorithm.loss={clip_ratio_low: 0.05, clip_ratio_high: 0.05}"],
-    "kl_cov": [*TWO_STEPS, "algorithm.loss={type: kl_cov, share: 0.02}"],
-    "clip_cov": [*TWO_STEPS, "algorithm.loss={type: clip_cov, share: 0.02}"],
-    "reinforce": ["algorithm.loss={type: reinforce}"],
-    "ppo": [],
-}
-"""What differs from recipes/sort4_grpo.yaml; ppo has a recipe of its own."""
+COMMAND = re.compile(r"^    tandem train (recipes/sort4_.*)$", re.MULTILINE)
+
+
+def commands() -> dict[str, list[str]]:
+    """The arguments of `tandem train` by algorithm, from the pages that have them."""
+    found = {page.stem: COMMAND.search(page.read_text(encoding="utf-8")) for page in sorted(PAGES.glob("*.md"))}
+    return {name: shlex.split(command[1]) for name, command in found.items() if command}
 
 
 def warm(runs: Path, seed: int) -> Path:
@@ -56,8 +50,8 @@ def run(runs: Path, name: str, seed: int) -> list[dict[str, float]]:
         model, task = warm(runs, seed), runs / f"warm{seed}/task"
         files = [f"data.train_files=[{task}/train.jsonl]", f"data.val_files=[{task}/val.jsonl]"]
         where = [f"model.path={model}", *files, f"trainer.run_dir={folder}", f"trainer.seed={seed}"]
-        recipe = "recipes/sort4_ppo.yaml" if name == "ppo" else "recipes/sort4_grpo.yaml"
-        _tandem("train", recipe, *where, "trainer.trajectories_every=0", *ALGORITHMS[name])
+        recipe, *overrides = commands()[name]
+        _tandem("train", recipe, *where, "trainer.trajectories_every=0", *overrides)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -97,25 +91,40 @@ def draw(name: str, curves: list[list[float]], steps: int) -> str:
     )
 
 
+def result(seeds: list[list[dict[str, float]]]) -> str:
+    """What came of an algorithm, from the records of its runs; scripts/pages.py reads it from the page."""
+    steps = int(seeds[0][-1]["step"])
+    curves = [smoothed(records) for records in seeds]
+    reached = [next((step for step, value in enumerate(curve, 1) if value >= 0.8), steps) for curve in curves]
+    before = fmean(pass_at_1(records)[0] for records in seeds)
+    after = " ".join(f"{pass_at_1(records)[-1]:.3f}" for records in seeds)
+    first = " ".join(map(str, reached))
+    return f"pass@1 before {before:.3f}, after {after} ({steps} steps); a mean reward of 0.8 after {first} steps."
+
+
+def write_result(page: Path, text: str) -> None:
+    """Put the result and the picture below the page's command, in the place of earlier ones."""
+    written = page.read_text(encoding="utf-8")
+    command = COMMAND.search(written)
+    assert command
+    page.write_text(f"{written[: command.end()]}\n\n{text}\n\n![curve](curves/{page.stem}.svg)\n", encoding="utf-8")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run every algorithm on sort4, draw curves, write the table.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALGORITHMS)}; default: all")
+    parser = argparse.ArgumentParser(description="Run every algorithm on sort4, draw curves, write results to pages.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(commands())}; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"))
     arguments = parser.parse_args()
     runs = arguments.runs.resolve()
     os.chdir(ROOT)  # recipes name their files from here
     (PAGES / "curves").mkdir(parents=True, exist_ok=True)
-    rows = ["| algorithm | pass@1 before | after, by seed | steps | to a mean reward of 0.8 |", "|---|---|---|---|---|"]
-    for name in arguments.names or ALGORITHMS:
+    for name in arguments.names or commands():
         seeds = [run(runs, name, seed) for seed in arguments.seeds]
-        curves, steps = [smoothed(records) for records in seeds], int(seeds[0][-1]["step"])
-        (PAGES / f"curves/{name}.svg").write_text(draw(name, curves, steps))
-        before = fmean(pass_at_1(records)[0] for records in seeds)
-        after = " ".join(f"{pass_at_1(records)[-1]:.3f}" for records in seeds)
-        reached = [next((step for step, value in enumerate(curve, 1) if value >= 0.8), steps) for curve in curves]
-        rows.append(f"| {name} | {before:.3f} | {after} | {steps} | {' '.join(map(str, reached))} |")
-    print("\n".join(rows))
+        curves = [smoothed(records) for records in seeds]
+        (PAGES / f"curves/{name}.svg").write_text(draw(name, curves, steps=int(seeds[0][-1]["step"])))
+        write_result(PAGES / f"{name}.md", result(seeds))
+        print(f"{name}: {result(seeds)}")
 
 
 if __name__ == "__main__":

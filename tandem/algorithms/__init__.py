@@ -1,6 +1,6 @@
 """Scores -> advantages, log-probs -> loss: pure tensors. The algorithms themselves are in `builtin`, one a file."""
 
-from typing import Any
+from typing import Any, cast
 
 from tandem.algorithms.base import Algorithm as Algorithm
 from tandem.algorithms.policy_gradient import PolicyGradient as PolicyGradient
@@ -19,7 +19,7 @@ def make_algorithm(config: PolicyGradientConfig, max_response_tokens: int) -> Al
 
 
 def _own_algorithm(reference: str) -> type[PolicyGradient[Any]]:
-    kind = load_named(reference, "algorithm")
+    kind: Any = load_named(reference, "algorithm")
     if not (isinstance(kind, type) and issubclass(kind, PolicyGradient)):
         raise UserError(f"algorithm {reference!r}: there is no such subclass of tandem.algorithms.PolicyGradient")
-    return kind
+    return cast(type[PolicyGradient[Any]], kind)

@@ -19,7 +19,9 @@ class Siblings:
     """Statistics within each row's group, over the scored rows only; all float64 `[B]`."""
 
     def __init__(self, scored_B: Tensor, groups_B: Tensor) -> None:
-        self._group_B = groups_B.unique(return_inverse=True)[1]  # 0, 1, 2, … in the place of any numbers
+        import torch
+
+        self._group_B = torch.searchsorted(groups_B.sort().values, groups_B)  # one number below B for each group
         self._scored_B = scored_B.double()
         self.count_B = self.sum(self._scored_B)
 

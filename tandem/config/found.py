@@ -6,7 +6,6 @@ not import torch (`tests/architecture`).
 """
 
 from functools import reduce
-from operator import or_
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -43,7 +42,8 @@ class FoundIn:
         return found
 
     def __get_pydantic_core_schema__(self, source: type[Section], handler: GetCoreSchemaHandler) -> CoreSchema:
-        one_of_them = reduce(or_, self.sections(source).values())
+        sections: list[Any] = list(self.sections(source).values())
+        one_of_them = reduce(lambda union, section: union | section, sections)
         return handler.generate_schema(Annotated[one_of_them, Field(discriminator="type")])
 
 
@@ -56,5 +56,5 @@ def _sections(annotation: Any, metadata: Any = ()) -> list[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         folders = [mark for mark in metadata if isinstance(mark, FoundIn)]
         return list(folders[0].sections(annotation).values()) if folders else [annotation]
-    metadata = getattr(annotation, "__metadata__", ())
-    return [section for part in get_args(annotation) for section in _sections(part, metadata)]
+    parts = get_args(annotation)  # of Annotated[…]: the kind, then its marks
+    return [section for part in parts for section in _sections(part, parts[1:])]

@@ -25,7 +25,7 @@ def _union_tags(kind: type[Section]) -> Iterator[str]:
         yield from _union_tags(subclass)
 
 
-_UNION_TAGS = {"built_in", "own", "reference", "with_options", *_union_tags(Section)}
+_UNION_TAGS = {"built_in", "own", "reference", "switch", "with_options", *_union_tags(Section)}
 """What pydantic puts into the place of an error besides keys."""
 
 

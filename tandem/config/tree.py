@@ -17,6 +17,7 @@ from tandem.config.base import (
 )
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.paths import CheckpointPath, LocalPath, ModelPath, Reference
+from tandem.config.tracking import TrackingConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
 
@@ -148,11 +149,6 @@ class TrainerConfig(Section):
         if self.best_mode and not self.best_metric:
             raise ValueError(f"best_mode: {self.best_mode}, but there is no best_metric; give one, or leave it out")
         return self
-
-
-class TrackingConfig(Section):
-    tensorboard: bool = False
-    """Write event files into `<run_dir>/tensorboard`."""
 
 
 class LocalClusterConfig(Section):

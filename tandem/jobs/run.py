@@ -23,6 +23,7 @@ from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.report import write_report
+from tandem.tracking.trackers import make_trackers
 from tandem.types import StepMetrics
 
 
@@ -186,8 +187,4 @@ class _Attempt:
 def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Tracker]:
     run_dir = config.trainer.run_dir
     trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(total_steps, first_step)]
-    if config.tracking.tensorboard:
-        from tandem.tracking.tensorboard import TensorBoardTracker
-
-        trackers.append(TensorBoardTracker(run_dir / "tensorboard", first_step))
-    return trackers
+    return trackers + make_trackers(config.tracking, run_dir, first_step)

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tandem.tracking.base import Tracker
 from tandem.types import StepMetrics
 
 _SHOWN = (
@@ -12,7 +13,7 @@ _SHOWN = (
 """The metrics of a line, in the order shown; besides these, every `val/` metric."""
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """Key metrics, and on a terminal the time left; `first_step` is where a resumed run starts."""
 
     def __init__(self, total_steps: int, first_step: int = 0, console: Console | None = None) -> None:

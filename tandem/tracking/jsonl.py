@@ -5,10 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tandem.tracking.base import Tracker
 from tandem.types import StepMetrics
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """Appends a line a step; the file exists from the first one on. Values that are not finite become null."""
 
     def __init__(self, path: Path) -> None:

@@ -14,7 +14,7 @@ import tandem
 PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "files", "signals", "config"), FOUNDATION),
+    **dict.fromkeys(("types", "errors", "files", "signals", "discovery", "config"), FOUNDATION),
     "models": MODELS,
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
@@ -31,7 +31,7 @@ MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
 OWNERS = {
     "peft": "models/lora.py",
-    "tensorboard": "tracking/tensorboard.py",
+    "tensorboard": "tracking/trackers/tensorboard.py",
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
     "starlette": "serving/",
@@ -87,7 +87,9 @@ def test_each_heavy_package_has_one_owner() -> None:
                 assert str(path.relative_to(PACKAGE)).startswith(owner), f"{path} imports {package}"
 
 
-LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.workers"]
+FOUND = ["tandem.algorithms.builtin", "tandem.tracking.trackers"]
+"""Their files are read with every configuration."""
+LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.workers", "tandem.config.tree", *FOUND]
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -95,6 +97,13 @@ def test_light_modules_import_no_torch(module: str) -> None:
     code = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
+
+
+@pytest.mark.parametrize("folder", FOUND)
+def test_what_is_found_needs_no_torch_and_no_tree(folder: str) -> None:
+    """A file imported first finds everything it needs, and the tree finds it afterwards."""
+    for path in sorted((PACKAGE.parent / folder.replace(".", "/")).glob("*.py")):
+        assert not {name for name in imports_of(path) if name.startswith(("tandem.config.tree", "tandem.config.load"))}
 
 
 def test_exported_names_exist_and_are_sorted() -> None:

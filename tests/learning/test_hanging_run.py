@@ -13,7 +13,7 @@ TIMEOUT_S = 10
 LOSS = """
 import time
 import torch.distributed as dist
-from tandem.algorithms.baselines import OPO
+from tandem.algorithms.builtin.opo import OPO
 
 class Sleepy:
     token_local = True

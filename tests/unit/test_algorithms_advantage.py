@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithms.ppo import gae, masked_whiten
+from tandem.algorithms.group_relative import Siblings
+from tandem.algorithms.returns import gae, masked_whiten
 from tandem.algorithms.reward_shaping import reward_at_last_token
-from tandem.algorithms.siblings import Siblings
 
 
 def test_group_statistics_leave_out_rows_without_a_reward():

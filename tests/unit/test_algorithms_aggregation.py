@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithms.losses import token_weights
+from tandem.algorithms.token_weights import token_weights
 
 # Three rows of 3, 1 and 2 tokens; row 1 is not trained on, row 2 only on its second token.
 ROWS = torch.tensor([0, 0, 0, 1, 2, 2])

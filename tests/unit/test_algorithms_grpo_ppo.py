@@ -10,8 +10,11 @@ import torch
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.builtin.clip import ClipLossConfig
+from tandem.algorithms.builtin.grpo import GRPOConfig
+from tandem.algorithms.builtin.ppo import PPOConfig
 from tandem.algorithms.policy_gradient import PolicyGradient
-from tandem.config.algorithms import ClipLossConfig, GRPOConfig, KLConfig, PolicyGradientConfig, PPOConfig
+from tandem.config.algorithms import KLConfig, PolicyGradientConfig
 
 LENGTHS = torch.tensor([2, 1, 3, 1, 2])
 REWARD_KL = KLConfig(place="reward", estimator="k1", coefficient=0.1)

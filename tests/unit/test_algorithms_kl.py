@@ -9,8 +9,9 @@ import torch
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Rollouts
-from tandem.algorithms.losses import kl_estimate
-from tandem.config.algorithms import GRPOConfig, KLConfig
+from tandem.algorithms.builtin.grpo import GRPOConfig
+from tandem.algorithms.kl import kl_estimate
+from tandem.config.algorithms import KLConfig
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from tandem.algorithms.loss_types import make_loss
-from tandem.algorithms.policy_losses import PolicyLoss
-from tandem.algorithms.ppo import explained_variance
 
-from tandem.algorithms.supervised import NextTokenLoss, ValueLoss
-from tandem.config.algorithms import ClipLossConfig, KLConfig, PolicyGradientConfig
+from tandem.algorithms.builtin.clip import ClipLossConfig
+from tandem.algorithms.builtin.ppo import ValueLoss, explained_variance
+from tandem.algorithms.policy_gradient import make_loss
+from tandem.algorithms.policy_loss import PolicyLoss
+from tandem.algorithms.supervised import NextTokenLoss
+from tandem.config.algorithms import KLConfig, PolicyGradientConfig
 from tandem.types import Outputs, TokenColumns
 
 # Ratios and advantages of six tokens; the last one carries no weight.

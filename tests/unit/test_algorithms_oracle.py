@@ -13,8 +13,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassificat
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Rollouts
-from tandem.algorithms.losses import token_weights
-from tandem.config.algorithms import ClipLossConfig, GRPOConfig, KLConfig, PPOConfig
+from tandem.algorithms.builtin.clip import ClipLossConfig
+from tandem.algorithms.builtin.grpo import GRPOConfig
+from tandem.algorithms.builtin.ppo import PPOConfig
+from tandem.algorithms.token_weights import token_weights
+from tandem.config.algorithms import KLConfig
 from tandem.types import Outputs, TokenColumns
 
 ORACLE = Path(__file__).parents[2] / "examples/rl_loop.py"

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Rollouts
-from tandem.algorithms.covariance_losses import covariances
-from tandem.algorithms.loss_types import make_loss
-from tandem.algorithms.policy_losses import PolicyLoss
+from tandem.algorithms.covariance import covariances
+from tandem.algorithms.policy_gradient import make_loss
+from tandem.algorithms.policy_loss import PolicyLoss
 from tandem.config.algorithms import AlgorithmConfig, KLConfig, PolicyGradientConfig
 from tandem.types import Outputs, TokenColumns
 

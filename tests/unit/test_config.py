@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem.algorithms.builtin.grpo import GRPOConfig
+from tandem.algorithms.builtin.ppo import PPOConfig
 from tandem.config import yaml12
-from tandem.config.algorithms import GRPOConfig, PPOConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.load import _keys, dump_config, load_config, read_config
 from tandem.config.tree import EvalConfig, SftConfig, TrainConfig

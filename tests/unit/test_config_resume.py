@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
 
 from tandem.config.base import MAY_CHANGE, Section
+from tandem.config.found import sections_at
 from tandem.config.tree import DpoConfig, TrainConfig
-
-
-def sections_in(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for part in get_args(annotation):
-        yield from sections_in(part)
 
 
 def rules(section: type[Section], prefix: str = "", outer: bool = False) -> Iterator[tuple[str, bool]]:
@@ -21,7 +14,7 @@ def rules(section: type[Section], prefix: str = "", outer: bool = False) -> Iter
     for name, field in section.model_fields.items():
         may_change = outer or MAY_CHANGE in field.metadata
         yield prefix + name, may_change
-        for inner in sections_in(field.annotation):
+        for inner in sections_at(field):
             yield from rules(inner, f"{prefix}{name}.", may_change)
 
 
@@ -30,7 +23,7 @@ def hidden_markers(section: type[Section]) -> Iterator[str]:
     for name, field in section.model_fields.items():
         if MAY_CHANGE in str(field.annotation):
             yield name
-        for inner in sections_in(field.annotation):
+        for inner in sections_at(field):
             yield from hidden_markers(inner)
 
 

@@ -14,7 +14,7 @@ from tandem.errors import UserError
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker, read_metrics
-from tandem.tracking.tensorboard import TensorBoardTracker
+from tandem.tracking.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
 
 
 def test_each_step_is_one_strict_json_line(tmp_path):
@@ -70,11 +70,11 @@ def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for steps in ((0, 1, 2, 3), (2, 3)):
-        tracker = TensorBoardTracker(tmp_path, first_step=max(0, steps[0] - 1))
+        tracker = TensorBoardTracker(TensorBoardConfig(), tmp_path, first_step=max(0, steps[0] - 1))
         for step in steps:
             tracker.log(step, {"reward/mean": step + len(steps), "actor/lr": 1e-6})
         tracker.close()
-    events = EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["actor/lr", "reward/mean"]
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 4), (1, 5), (2, 4), (3, 5)]
@@ -83,13 +83,13 @@ def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
 def test_missing_tensorboard_tells_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     with pytest.raises(UserError, match=r"pip install 'tandem-rl\[tensorboard\]'"):
-        TensorBoardTracker(tmp_path)
+        TensorBoardTracker(TensorBoardConfig(), tmp_path, 0)
 
 
 def test_tracking_and_checkpoints_import_no_torch():
     code = (
         "import sys, tandem.checkpoint, tandem.tracking.report, tandem.tracking.console, "
-        "tandem.tracking.jsonl, tandem.tracking.environment, tandem.tracking.tensorboard;"
+        "tandem.tracking.jsonl, tandem.tracking.environment, tandem.tracking.trackers.tensorboard;"
         "assert not {'torch', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

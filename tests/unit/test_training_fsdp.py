@@ -14,8 +14,9 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tandem.algorithms import make_algorithm
+from tandem.algorithms.builtin.grpo import GRPOConfig
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import GRPOConfig, OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION

@@ -1,21 +1,32 @@
 """TensorBoard event files."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tandem.config.base import Section
 from tandem.errors import UserError
-from tandem.types import StepMetrics
+from tandem.tracking.base import Tracker
+
+if TYPE_CHECKING:
+    from tandem.types import StepMetrics
 
 
-class TensorBoardTracker:
+class TensorBoardConfig(Section):
+    """Write event files into `<run_dir>/tensorboard` (the extra `tensorboard`)."""
+
+
+class TensorBoardTracker(Tracker):
     """One scalar a metric. What earlier event files say of steps after `first_step` is hidden."""
 
-    def __init__(self, directory: Path, first_step: int = 0) -> None:
+    def __init__(self, config: TensorBoardConfig, run_dir: Path, first_step: int) -> None:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             mend = "install it with: pip install 'tandem-rl[tensorboard]'"
             raise UserError(f"tracking.tensorboard: tensorboard cannot be imported ({error}); {mend}") from error
-        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         for name, value in metrics.items():
