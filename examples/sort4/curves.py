@@ -1,6 +1,6 @@
 """Run every algorithm on sort4 and draw its curve: python examples/sort4/curves.py [NAME …] [--seeds 0 1 2]
 
-An algorithm takes part when its page in docs/algorithms says how it is run: the line `tandem train recipes/sort4_… …`.
+An algorithm takes part when its page in docs/algorithms says how it is run, in a line that begins with `tandem train`.
 Runs that are there are kept, so a second call only draws. Each seed has a warmed model of its own; all algorithms of a
 seed start from it. Pictures go to docs/algorithms/curves, the result is a line of the page; scripts/pages.py makes the
 table of docs/algorithms/README.md from these lines.

@@ -85,11 +85,18 @@ class Algorithm(Protocol):
     """
 
     needs: frozenset[Signal]
-    loss: TokenLoss[Tensor]
     value_loss: TokenLoss[Tensor] | None
-    """Of the critic; None without one."""
-    zero_without_advantage: bool
-    """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
+    """The critic's loss; None without a critic."""
+
+    @property
+    def loss(self) -> TokenLoss[Tensor]:
+        """The policy's loss."""
+        ...
+
+    @property
+    def zero_without_advantage(self) -> bool:
+        """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
+        ...
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Of one step's trajectories; may move the algorithm's own state (the adaptive KL coefficient)."""

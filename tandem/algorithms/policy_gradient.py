@@ -25,7 +25,7 @@ Config = TypeVar("Config", bound=PolicyGradientConfig)
 class PolicyGradient(ABC, Generic[Config]):
     """An `Algorithm` with the loss that `config.loss` names and the KL to a reference, in the reward or in the loss.
 
-    A subclass implements `estimate`; it may extend `needs`, and set `value_loss` or another `loss`.
+    A subclass implements `estimate`; in `__init__` it may extend `needs`, and set `value_loss` or another `loss`.
     """
 
     def __init__(self, config: Config, max_response_tokens: int) -> None:
@@ -33,15 +33,17 @@ class PolicyGradient(ABC, Generic[Config]):
         self._max_response_tokens = max_response_tokens
         self._kl_coefficient = config.kl.coefficient
         self._reward_moments = RunningMoments()
-        self._policy_loss = make_loss(config)
+        self.loss: PolicyLoss[Any] = make_loss(config)
+        self.value_loss: TokenLoss[Tensor] | None = None
         self.needs = frozenset[Signal]()
         if config.kl.place != "none":
             self.needs |= {Signal.REF_LOGPROBS}
-        if config.kl.place == "reward" or self._policy_loss.selects_by_logprobs:
+        if config.kl.place == "reward" or self.loss.selects_by_logprobs:
             self.needs |= {Signal.POLICY_LOGPROBS}
-        self.loss: TokenLoss[Tensor] = self._policy_loss
-        self.value_loss: TokenLoss[Tensor] | None = None
-        self.zero_without_advantage = self._policy_loss.zero_without_advantage
+
+    @property
+    def zero_without_advantage(self) -> bool:
+        return self.loss.zero_without_advantage
 
     @abstractmethod
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
@@ -58,7 +60,7 @@ class PolicyGradient(ABC, Generic[Config]):
             result = self._estimate_with_kl(rollouts, rewards_T)
         else:
             result = self.estimate(rollouts, rewards_T)
-        result.selected_T = self._policy_loss.select(rollouts, result.advantages_T)
+        result.selected_T = self.loss.select(rollouts, result.advantages_T)
         return result
 
     def _shape_rewards(self, rollouts: Rollouts) -> Tensor:

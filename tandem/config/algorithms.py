@@ -225,7 +225,6 @@ def _whose(section: object) -> str:
 
 
 AlgorithmConfig = Annotated[
-    Annotated[PolicyGradientConfig, BUILTIN, Tag("built_in")]
-    | Annotated[OwnAlgorithmConfig, Tag("own")],
+    Annotated[PolicyGradientConfig, BUILTIN, Tag("built_in")] | Annotated[OwnAlgorithmConfig, Tag("own")],
     Discriminator(_whose),
 ]

@@ -16,6 +16,7 @@ import typer
 from tandem.cli import app
 from tandem.config import tree as configuration
 from tandem.config.base import Section
+from tandem.config.found import sections_at
 from tests.conftest import ROOT
 
 FOLDERS = ("tandem", "docs", "tests", "scripts", "examples", "recipes", "benchmarks", ".ci")
@@ -119,16 +120,17 @@ def keys() -> frozenset[str]:
     return frozenset(key for kind in trees if "model" in kind.model_fields for key in _keys(kind, ""))
 
 
-def _keys(annotation: Any, prefix: str) -> Iterator[str]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        for name, info in annotation.model_fields.items():
-            yield prefix + name
-            yield from _keys(info.annotation, f"{prefix}{name}.")
-    elif annotation is dict or get_origin(annotation) is dict:
-        yield prefix + FREE
-    else:
-        for part in get_args(annotation):
-            yield from _keys(part, prefix)
+def _keys(section: type[Section], prefix: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if _is_mapping(field.annotation):
+            yield f"{prefix}{name}.{FREE}"
+        for inner in sections_at(field):
+            yield from _keys(inner, f"{prefix}{name}.")
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return annotation is dict or get_origin(annotation) is dict or any(map(_is_mapping, get_args(annotation)))
 
 
 @cache

@@ -11,9 +11,10 @@ import torch
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.builtin.clip import ClipLossConfig
-from tandem.algorithms.builtin.grpo import GRPOConfig
+from tandem.algorithms.builtin.grpo import GRPO, GRPOConfig
 from tandem.algorithms.builtin.ppo import PPOConfig
 from tandem.algorithms.policy_gradient import PolicyGradient
+from tandem.algorithms.policy_loss import PolicyLoss
 from tandem.config.algorithms import KLConfig, PolicyGradientConfig
 
 LENGTHS = torch.tensor([2, 1, 3, 1, 2])
@@ -120,6 +121,29 @@ def test_configuration_reaches_the_loss_and_the_weights():
     weights = algorithm.weights(rollouts().mask_T, rollouts().rows_T)
     assert weights[0].item() == pytest.approx(1 / (4 * 100)) and weights[3] == 0
     assert not algorithm.zero_without_advantage and make_algorithm(GRPOConfig(kl=REWARD_KL), 8).zero_without_advantage
+
+
+class Pushes(PolicyLoss):
+    """A loss of one's own that moves every token, and treats the first one apart."""
+
+    acts_without_advantage = True
+
+    def select(self, rollouts: Rollouts, advantages_T: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(advantages_T)) == 0
+
+    def surrogate(self, tokens):
+        return -tokens.logprobs_S, torch.zeros_like(tokens.logprobs_S)
+
+
+def test_a_loss_of_ones_own_selects_tokens_and_says_which_rows_need_a_pass():
+    class Own(GRPO):
+        def __init__(self, config, max_response_tokens):
+            super().__init__(config, max_response_tokens)
+            self.loss = Pushes(config.loss, config)
+
+    algorithm = Own(GRPOConfig(), 8)
+    assert algorithm.advantages(rollouts()).selected_T.tolist() == [True] + [False] * 8
+    assert not algorithm.zero_without_advantage and make_algorithm(GRPOConfig(), 8).zero_without_advantage
 
 
 def test_an_algorithm_of_ones_own_is_one_method():
