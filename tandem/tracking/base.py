@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from tandem.types import StepMetrics
@@ -15,6 +15,9 @@ class Tracker(ABC):
     One in `tandem/tracking/trackers` is made as `Kind(config, run_dir, first_step)`: its section of `tracking`, the
     directory of the run, and the step after which it starts, which is not 0 in a resumed run.
     """
+
+    package: ClassVar[str | None] = None
+    """What must be installed besides Tandem; the extra that brings it is called as the tracker."""
 
     @abstractmethod
     def log(self, step: int, metrics: StepMetrics) -> None:

@@ -65,8 +65,10 @@ def prepare(sort4: Path, folder: Path) -> None:
     )
     model = f"model: {{path: {sort4}/model}}\n"
     (folder / "train.yaml").write_text(
-        f"{model}data: {{train_files: [{sort4}/train.jsonl], val_files: [{sort4}/val.jsonl], prompts_per_step: 4, max_prompt_tokens: 16}}\n"
-        f"generation: {{max_response_tokens: 8, eval: {{samples: 2, temperature: 1}}}}\n"
+        f"{model}data:\n"
+        f"  {{train_files: [{sort4}/train.jsonl], val_files: [{sort4}/val.jsonl], prompts_per_step: 4, "
+        "max_prompt_tokens: 16}\n"
+        "generation: {max_response_tokens: 8, eval: {samples: 2, temperature: 1}}\n"
         f"reward: {{functions: ['{ROOT}/examples/sort4/reward.py:compute_score']}}\n"
     )
     for name, rows in (("sft", "sft"), ("dpo", "pairs"), ("reward-model", "pairs")):

@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from rich.console import Console
 
-from tandem.errors import UserError
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker, read_metrics
@@ -78,12 +76,6 @@ def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["actor/lr", "reward/mean"]
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 4), (1, 5), (2, 4), (3, 5)]
-
-
-def test_missing_tensorboard_tells_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(UserError, match=r"pip install 'tandem-rl\[tensorboard\]'"):
-        TensorBoardTracker(TensorBoardConfig(), tmp_path, 0)
 
 
 def test_tracking_and_checkpoints_import_no_torch():

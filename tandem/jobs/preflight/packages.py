@@ -8,6 +8,7 @@ from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.jobs.preflight.layout import training_roles
+from tandem.tracking.trackers import tracker_kinds
 from tandem.training.megatron.degrees import check_packages
 
 
@@ -22,8 +23,10 @@ def find_cluster_package(config: Any) -> Iterator[str]:
 
 
 def find_tracking_package(config: Any) -> Iterator[str]:
-    if isinstance(config, RunConfig) and config.tracking.tensorboard:
-        yield from _missing("tensorboard", "tensorboard", "tracking.tensorboard")
+    if isinstance(config, RunConfig):
+        for name, kind in tracker_kinds(config.tracking).items():
+            if kind.package is not None:
+                yield from _missing(kind.package, name, f"tracking.{name}")
 
 
 def find_generation_package(config: Any) -> Iterator[str]:

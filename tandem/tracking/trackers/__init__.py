@@ -7,7 +7,7 @@ that may be missing is imported in the tracker's `__init__`, and not at the top.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tandem.config.base import Section
 from tandem.discovery import class_named
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 def make_trackers(config: TrackingConfig, run_dir: Path, first_step: int) -> list[Tracker]:
     """Every tracker that is turned on; `first_step`: where a resumed run starts."""
     trackers: list[Tracker] = []
-    for name, given in config:
-        if given is not False:
-            options = class_named(__name__, name, Section)() if given is True else given
-            kind: Any = class_named(__name__, name, Tracker)
-            trackers.append(kind(options, run_dir, first_step))
+    for name, kind in tracker_kinds(config).items():
+        given = getattr(config, name)
+        options = class_named(__name__, name, Section)() if given is True else given
+        trackers.append(cast(Any, kind)(options, run_dir, first_step))
     return trackers
+
+
+def tracker_kinds(config: TrackingConfig) -> dict[str, type[Tracker]]:
+    """The classes of the trackers that are turned on, by their names."""
+    return {name: class_named(__name__, name, Tracker) for name, given in config if given is not False}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.config.base import Section
-from tandem.errors import UserError
 from tandem.tracking.base import Tracker
 
 if TYPE_CHECKING:
@@ -20,12 +19,11 @@ class TensorBoardConfig(Section):
 class TensorBoardTracker(Tracker):
     """One scalar a metric. What earlier event files say of steps after `first_step` is hidden."""
 
+    package = "tensorboard"
+
     def __init__(self, config: TensorBoardConfig, run_dir: Path, first_step: int) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError as error:
-            mend = "install it with: pip install 'tandem-rl[tensorboard]'"
-            raise UserError(f"tracking.tensorboard: tensorboard cannot be imported ({error}); {mend}") from error
+        from torch.utils.tensorboard.writer import SummaryWriter
+
         self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
 
     def log(self, step: int, metrics: StepMetrics) -> None:
