@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tandem.config.algorithms import OptimizerConfig, OwnAlgorithmConfig, PPOConfig
+from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.training.optimizer import learning_rate
 
@@ -27,5 +27,5 @@ def schedule_changes(config: TrainConfig | SftConfig, step: int, before: int, no
 
 def _optimizers(config: TrainConfig | SftConfig) -> Iterator[tuple[str, OptimizerConfig]]:
     yield "training.optimizer", config.training.optimizer
-    if isinstance(config, TrainConfig) and isinstance(config.algorithm, PPOConfig | OwnAlgorithmConfig):
+    if isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
         yield "algorithm.critic_optimizer", config.algorithm.critic_optimizer
