@@ -30,7 +30,7 @@ _UNION_TAGS = {"built_in", "own", "reference", "switch", "with_options", *_union
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Generic[Config]):
+class ParsedConfig(Generic[Config]):
     """A configuration that was read, and what is wrong with it."""
 
     config: Config
@@ -38,20 +38,20 @@ class Read(Generic[Config]):
     problems: list[str]
 
 
-def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Read[Config]:
+def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> ParsedConfig[Config]:
     """Read `path`, apply `a.b=value` overrides (values are YAML), validate. Raises UserError for what is no YAML."""
     tree = {name: section for name, section in _read_yaml(path).items() if name not in kind.NOT_READ}
     return _validate(kind, tree, overrides)
 
 
-def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> Read[Config]:
+def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> ParsedConfig[Config]:
     problems = list(_apply_overrides(tree, overrides))
     problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]
     try:
-        return Read(kind.model_validate(tree), problems)
+        return ParsedConfig(kind.model_validate(tree), problems)
     except ValidationError as error:
         problems += [problem for item in error.errors() for problem in _describe(item, kind)]
-    return Read(sound_part(kind, tree), problems)
+    return ParsedConfig(sound_part(kind, tree), problems)
 
 
 def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:

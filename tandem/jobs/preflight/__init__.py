@@ -43,9 +43,9 @@ def find_mistakes(config: ModelsConfig, *, whole: bool = True, claims_run_dir: b
     `claims_run_dir`: the command will write to `trainer.run_dir`. What only transformers can tell (tokenizers, prompts
     that are too long) is left to `read_inputs`.
     """
-    samples = data.read_samples(config)
+    first_rows = data.read_first_rows(config)
     checks = [partial(check, config) for check in _CHECKS]
-    checks += [partial(check, config, samples) for check in _CHECKS_WITH_DATA]
+    checks += [partial(check, config, first_rows) for check in _CHECKS_WITH_DATA]
     checks += [partial(_find_run_dir_mistakes, config)] if claims_run_dir else []
     return [problem for check in checks for problem in _run(check, whole)]
 

@@ -16,20 +16,19 @@ _SHOWN = 3
 
 
 @dataclass(slots=True)
-class Sample:
+class FirstRows:
     """The first rows of the files of one key."""
 
-    rows: list[Row] = field(default_factory=list[Row])
-    """The usable ones."""
+    usable: list[Row] = field(default_factory=list[Row])
     bad: list[str] = field(default_factory=list[str])
-    """What is wrong with the others."""
+    """What is wrong with the others, a line for each."""
     problems: list[str] = field(default_factory=list[str])
     """What is wrong with whole files."""
     complete: bool = True
     """These are all rows."""
 
 
-def read_samples(config: ModelsConfig) -> dict[str, Sample]:
+def read_first_rows(config: ModelsConfig) -> dict[str, FirstRows]:
     """By key: `data.train_files`, `data.val_files`, as far as they are sound."""
     section = getattr(config, "data", None)
     keys = ["val_files"] if isinstance(config, EvalConfig) else ["train_files", "val_files"]
@@ -37,24 +36,24 @@ def read_samples(config: ModelsConfig) -> dict[str, Sample]:
     return {key: _read(paths, config) for key, paths in files.items() if paths is not None}
 
 
-def find_file_mistakes(config: Any, samples: Mapping[str, Sample]) -> Iterator[str]:
+def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
     """Files that are not given, not there, or cannot be read."""
-    for key, sample in samples.items():
-        yield from (f"{key}: {problem}" for problem in sample.problems)
+    for key, rows in first_rows.items():
+        yield from (f"{key}: {problem}" for problem in rows.problems)
     needed = "val_files" if isinstance(config, EvalConfig) else "train_files"
     if not getattr(config.data, needed):
         yield f"data.{needed}: no file given"
 
 
-def find_row_mistakes(config: Any, samples: Mapping[str, Sample]) -> Iterator[str]:
+def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
     """Rows that cannot be used, where these are not to be skipped."""
-    for key, sample in samples.items():
-        if sample.bad and config.data.on_bad_row == "error":
-            count = len(sample.bad) + len(sample.rows)
-            first = "\n      ".join(sample.bad[:_SHOWN])
+    for key, rows in first_rows.items():
+        if rows.bad and config.data.on_bad_row == "error":
+            count = len(rows.bad) + len(rows.usable)
+            listed = "\n      ".join(rows.bad[:_SHOWN])
             yield (
-                f"{key}: {len(sample.bad):,} of the first {count:,} rows are bad; mend them, or leave them out with "
-                f"data.on_bad_row: skip. The first:\n      {first}"
+                f"{key}: {len(rows.bad):,} of the first {count:,} rows are bad; mend them, or leave them out with "
+                f"data.on_bad_row: skip. The first:\n      {listed}"
             )
 
 
@@ -63,27 +62,24 @@ def find_validation_mistakes(config: Any) -> Iterator[str]:
         yield f"trainer.eval_every: {config.trainer.eval_every} needs data.val_files, and none is given"
 
 
-def _read(paths: Sequence[Path], config: ModelsConfig) -> Sample:
-    sample = Sample()
+def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:
+    first = FirstRows()
     for path in paths:
         rows = read_rows(path)
         try:
             for number, row in islice(rows, _ROWS):
                 try:
-                    _check_row(row, config)
+                    first.usable.append(_checked(row, config))
                 except BadRow as error:
-                    sample.bad.append(f"{path}, row {number}: {error}")
-                else:
-                    assert not isinstance(row, BadRow)
-                    sample.rows.append(row)
-            sample.complete &= next(rows, None) is None
+                    first.bad.append(f"{path}, row {number}: {error}")
+            first.complete &= next(rows, None) is None
         except UserError as error:
-            sample.problems.append(str(error))
-            sample.complete = False
-    return sample
+            first.problems.append(str(error))
+            first.complete = False
+    return first
 
 
-def _check_row(row: Row | BadRow, config: ModelsConfig) -> None:
+def _checked(row: Row | BadRow, config: ModelsConfig) -> Row:
     """Raises BadRow where columns are missing, empty or of another type; the datasets look into them."""
     if isinstance(row, BadRow):
         raise row
@@ -100,3 +96,4 @@ def _check_row(row: Row | BadRow, config: ModelsConfig) -> None:
             cell(row, "completion", kind)
         else:
             ground_truth_of(row)
+    return row

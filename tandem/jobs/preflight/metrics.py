@@ -6,18 +6,18 @@ from difflib import get_close_matches
 from typing import Any
 
 from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
-from tandem.jobs.preflight.data import Sample
+from tandem.jobs.preflight.data import FirstRows
 from tandem.tracking import names
 
 
-def find_mistakes(config: Any, samples: Mapping[str, Sample]) -> Iterator[str]:
+def find_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
     if not isinstance(config, RunConfig) or (metric := config.trainer.best_metric) is None:
         return
     validation = metric.startswith("val/")
     own_algorithm = isinstance(config, TrainConfig) and ":" in config.algorithm.type
     if own_algorithm and not validation:
         return  # it may have metrics of its own
-    patterns = _validation_names(config, samples) if validation else _step_names(config)
+    patterns = _validation_names(config, first_rows) if validation else _step_names(config)
     if not any(_matches(metric, pattern) for pattern in patterns):
         close = get_close_matches(metric, patterns, 1, cutoff=0.5 if validation else 0.7)
         mend = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(patterns)}"
@@ -37,14 +37,14 @@ def _step_names(config: RunConfig) -> Sequence[str]:
     return (*names.OF_SFT, *names.OF_EVERY_RUN)
 
 
-def _validation_names(config: RunConfig, samples: Mapping[str, Sample]) -> Sequence[str]:
+def _validation_names(config: RunConfig, first_rows: Mapping[str, FirstRows]) -> Sequence[str]:
     if isinstance(config, DpoConfig | RewardModelConfig):
         return names.OF_PAIRED_VALIDATION
     if isinstance(config, SftConfig):
         return names.OF_SUPERVISED_VALIDATION
     assert isinstance(config, TrainConfig)
-    answers, rows = config.generation.eval.samples, samples.get("data.val_files", Sample(complete=False))
-    sources = sorted({row.get("data_source") or "default" for row in rows.rows}) if rows.complete else ["<source>"]
+    answers, rows = config.generation.eval.samples, first_rows.get("data.val_files", FirstRows(complete=False))
+    sources = sorted({row.get("data_source") or "default" for row in rows.usable}) if rows.complete else ["<source>"]
     return [
         name.replace("<source>", source).replace("<N>", str(answers))
         for source in sources

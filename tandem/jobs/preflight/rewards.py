@@ -12,16 +12,16 @@ import numpy as np
 from tandem.config.tree import RolloutConfig, TrainConfig
 from tandem.data.rows import Row, ground_truth_of
 from tandem.errors import UserError
-from tandem.jobs.preflight.data import Sample
+from tandem.jobs.preflight.data import FirstRows
 from tandem.reward.functions import check_functions
 from tandem.types import Prompt
 
 
-def find_function_mistakes(config: Any, samples: Mapping[str, Sample]) -> Iterator[str]:
+def find_function_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
     """What `check_functions` finds with the first rows of the data. It imports the modules of the functions."""
     if not isinstance(config, RolloutConfig):
         return
-    prompts = {key: [_prompt(row) for row in sample.rows] for key, sample in samples.items()}
+    prompts = {key: [_prompt(row) for row in rows.usable] for key, rows in first_rows.items()}
     sources = sorted({prompt.data_source for some in prompts.values() for prompt in some})
     judged_by_model = config.model.reward_model_path is not None
     try:
