@@ -124,7 +124,7 @@ def evaluate(
 
 @app.command()
 def check(arguments: ConfigAndOverrides = None) -> None:
-    """Do engine, trainer and tokenizer agree? A few prompts, three steps at learning rate 0, verdicts."""
+    """Do engine, trainer and tokenizer agree? A few prompts, a step that shows, three at learning rate 0; verdicts."""
     config = _configure(TrainConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.check import check as run

@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from tandem.batching.packing import demonstrations_to_batch, scored_at_the_end
+from tandem.controller.groups import Future
 from tandem.controller.roles import ValueModel
 from tandem.controller.timesharing import Devices
-from tandem.types import Batch, Demonstration, Group, Score, Status, Trajectory
+from tandem.types import Batch, Demonstration, FloatArray, Group, Score, Status, Trajectory
 
 
 class Rewards(Protocol):
@@ -40,14 +41,19 @@ class ModelRewards:
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """The model scores while the functions do."""
-        batch = _ends_of_answers(siblings)
-        self._devices.to_scoring()
-        values = self._model.values(batch)
+        scoring = self.score_by_model(siblings)
         groups = _without_functions(siblings) if self._alone else self._functions.score(siblings, step)
-        model_scores = iter(values.get()[batch.loss_mask].tolist())
+        model_scores = iter(scoring.get().tolist())
         return [
             replace(group, scores=[self._add(score, next(model_scores)) for score in group.scores]) for group in groups
         ]
+
+    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> Future[FloatArray]:
+        """The model's own score of each trajectory, head to tail; only after generation."""
+        batch = _ends_of_answers(siblings)
+        self._devices.to_scoring()
+        values = self._model.values(batch)
+        return Future(lambda: values.get()[batch.loss_mask])
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """What the functions say of it."""

@@ -1,10 +1,13 @@
 """`tandem check`: do engine, trainer and tokenizer of a configuration agree, before a run is spent on it?
 
-A few prompts of the run are answered, and three steps are made at learning rate 0. Where log-probs differ, the likely
-cause is the one explanation by which they would not: each is a frozen model that has the fault on purpose.
+    answers of version 0    engine, trainer and reference give each token the same log-prob; the reward model's scores
+    one step that shows     the weights move, and what is published is what the engine then answers by
+    three steps at rest     at a learning rate of 0 nothing moves, and the reference never does; the critic's values
+
+Where numbers differ, the likely cause is the one explanation by which they would not (`tandem/jobs/check_causes.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,32 +15,39 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
-from tandem.algorithms import make_algorithm
-from tandem.batching.packing import to_batch
+from tandem.algorithms import Algorithm, make_algorithm
+from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.algorithms import OptimizerConfig, OwnAlgorithmConfig, PPOConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import EVAL, Clock, Step, learn_step
 from tandem.controller.learning import needs_old_logprobs, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Actor, Policy
+from tandem.controller.reward_model import ModelRewards
+from tandem.controller.roles import Actor, Critic
 from tandem.data.chat import encode, render
 from tandem.data.dataset import RLHFDataset
+from tandem.jobs.check_causes import LARGEST_AND_MEAN, difference, explain_logprobs, explain_publish, worst_tokens
 from tandem.jobs.inputs import Inputs
 from tandem.reward.manager import RewardManager
-from tandem.types import Batch, FloatArray, Group, Prompt, Score
+from tandem.types import Batch, FloatArray, Group, Prompt, Score, Trajectory
 from tandem.workers.rollout import seeded_requests
-from tandem.workers.training import TrainSpec, TrainWorker
+from tandem.workers.training import TrainWorker
 
 _PROMPTS = 8
-_WORST = 5
-_BOUNDS = {"float32": (1e-3, 1e-4), "bfloat16": (1.0, 0.03)}
-"""Largest and mean difference of two log-probs of one token, by `model.dtype`."""
-_ROUNDING = 3
-"""Two computations in bfloat16 differ from float32 by amounts of this ratio at most."""
+_STEPS_AT_REST = 3
+_SHOWING_LR, _SHOWING_LR_OF_ADAPTERS = 1e-4, 1e-3
+"""Of the step that shows: Adam moves each weight by about so much, which is little for it and much for log-probs."""
+_SHOWS, _FOLLOWS = 8, 4
+"""The step shows when it moves log-probs by this many times what engine and trainer were apart. The engine has followed
+when afterwards they are apart by less than this part of the movement."""
+_RELATIVE = {"float32": 1e-4, "bfloat16": 0.02}
+"""How far the same number may be off when rows are cut in another way, by `model.dtype`, as a share of the largest."""
 _QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
 _ANSWER = [{"role": "assistant", "content": "4"}]
+_ROWS_MEET = "rows see one another, or padding"
 
 
 class Verdict(NamedTuple):
@@ -49,7 +59,6 @@ class Verdict(NamedTuple):
 
 def check(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Iterator[Verdict]:
     """The verdicts, one after the other."""
-    config = at_rest(config)
     yield from check_tokenizer(config, inputs.tokenizer)
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
         yield from check_numbers(config, inputs, Placement(cluster, pools_of(config)), reward)
@@ -90,119 +99,161 @@ def _check_template(tokenizer: Any) -> Iterator[Verdict]:
 def check_numbers(
     config: TrainConfig, inputs: Inputs[RLHFDataset], placement: Placement, reward: RewardManager
 ) -> Iterator[Verdict]:
-    """The numbers of the trainer and the engine, at a learning rate of 0."""
+    """The numbers of the engine and of every model, before a step, after one that shows, and after three at rest."""
     assert inputs.train is not None
     algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
-    roles = make_roles(config, inputs.tokenizer, algorithm, 3, placement, reward)
+    config = in_one_showing_step(config)
+    roles = make_roles(config, inputs.tokenizer, algorithm, 1, placement, reward)
     prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
-    groups = _answer(config, roles, prompts, 0)
+
+    siblings = _answer(config, roles, prompts, 0)
+    if isinstance(roles.experience.reward, ModelRewards):
+        yield _check_reward_model(config, roles.experience.reward, siblings)
+    groups = [_rewarded(group) for group in siblings]
     batch = to_batch(groups)
     roles.experience.devices.to_training()
-    trainer = roles.actor.logprobs(batch).get()
-    sound, found = _compare(config, batch, trainer)
-    cause = (
-        "" if sound else _explain(config, placement, batch, trainer) + _worst_tokens(inputs.tokenizer, batch, trainer)
-    )
-    yield Verdict("log-probs, engine against trainer", sound, found, cause)
+    before = roles.actor.logprobs(batch).get()
+    reference = roles.reference.logprobs(batch).get() if roles.reference else None
+    sound, found = _agrees(config, batch, before)
+    cause = "" if sound else explain_logprobs(config, placement, batch, before)
+    worst = "" if sound else worst_tokens(inputs.tokenizer, batch, before)
+    yield Verdict("log-probs, engine against trainer", sound, found, cause + worst)
 
-    steps = [learn_step(roles, algorithm, config, groups, step, Clock()) for step in (1, 2, 3)]
+    showing = learn_step(roles, algorithm, config, groups, 1, Clock())
+    again = to_batch([_rewarded(group) for group in _answer(config, roles, prompts, 1)])
     roles.experience.devices.to_training()
-    moved = float(np.abs(roles.actor.logprobs(batch).get() - trainer).max())
-    yield Verdict(
-        "three steps at lr 0", moved == 0, f"log-probs moved by {moved:.1e}", "weights change without a gradient"
-    )
+    after = roles.actor.logprobs(batch).get()
+    moved = float(np.abs(after - before)[batch.loss_mask].mean())
+    yield _check_movement(min(difference(batch, before)[1], LARGEST_AND_MEAN[config.model.dtype][1]), moved)
+    yield _check_publish(config, placement, again, roles.actor.logprobs(again).get(), moved)
 
-    roles.publish(4)
-    again = to_batch(_answer(config, roles, prompts, 4))
+    for step in range(2, 2 + _STEPS_AT_REST):
+        learn_step(roles, algorithm, config, groups, step, Clock())
     roles.experience.devices.to_training()
-    same, found = _compare(config, again, roles.actor.logprobs(again).get())
-    yield Verdict(
-        "weights after a publish", same, found, "the publish leaves other weights in the engine than it was given"
-    )
-    yield _check_cut(config, placement, steps[0])
+    moved = float(np.abs(roles.actor.logprobs(batch).get() - after).max())
+    cause = "weights change without a gradient"
+    yield Verdict("three steps at lr 0", moved == 0, f"log-probs moved by {moved:.1e}", cause)
+    if roles.reference and reference is not None:
+        yield _check_reference(config, batch, before, reference, roles.reference.logprobs(batch).get())
+    if roles.critic:
+        yield _check_critic(config, roles.critic, batch)
+    yield _check_cut(config, placement, algorithm, showing)
 
 
-def _check_cut(config: TrainConfig, placement: Placement, done: Step) -> Verdict:
-    """The same step by another number of micro-batches."""
+def in_one_showing_step(config: TrainConfig) -> TrainConfig:
+    """The same, but a training step is one optimizer step, the first one shows and the others are at a learning rate
+    of 0, no row is left out, and each publish is checked."""
+    algorithm: Any = config.algorithm
+    changes: dict[str, Any] = {"epochs": 1, "minibatches": 1}
+    if isinstance(algorithm, PPOConfig | OwnAlgorithmConfig):
+        changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _SHOWING_LR)
+    lr = _SHOWING_LR_OF_ADAPTERS if config.model.lora else _SHOWING_LR
+    optimizer = _showing_once(config.training.optimizer, lr)
+    training: Any = config.training.model_copy(update={"optimizer": optimizer, "skip_zero_advantage": False})
+    generation: Any = config.generation
+    if generation.type != "native":
+        generation = generation.model_copy(update={"sync": generation.sync.model_copy(update={"checksum": True})})
+    algorithm = algorithm.model_copy(update=changes)
+    return config.model_copy(update={"training": training, "generation": generation, "algorithm": algorithm})
+
+
+def _showing_once(optimizer: OptimizerConfig, lr: float) -> OptimizerConfig:
+    """In a run of one optimizer step a linear schedule is at its height in that step, and at 0 ever after."""
+    return optimizer.model_copy(update={"lr": lr, "schedule": "linear", "warmup_steps": 0, "min_lr_ratio": 0.0})
+
+
+def _answer(config: TrainConfig, roles: Roles, prompts: list[Prompt], step: int) -> list[list[Trajectory]]:
+    requests = seeded_requests(prompts, max(2, config.algorithm.group_size), config.trainer.seed, EVAL, step)
+    return roles.experience.rollout.generate(requests).get()
+
+
+def _rewarded(siblings: list[Trajectory]) -> Group:
+    """Rewards alternate: every group has something to learn."""
+    return Group(siblings, [Score(float(place % 2)) for place in range(len(siblings))])
+
+
+def _agrees(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[bool, str]:
+    largest, mean = difference(batch, trainer)
+    bounds = LARGEST_AND_MEAN[config.model.dtype]
+    return largest <= bounds[0] and mean <= bounds[1], f"differ by {mean:.1e} on average, {largest:.1e} at most"
+
+
+def _check_movement(apart: float, moved: float) -> Verdict:
+    """Else a publish that does nothing could not be told from one that works."""
+    found = f"log-probs moved by {moved:.1e} on average"
+    cause = f"what the optimizer does hardly reaches the weights; {_SHOWS * apart:.0e} would show"
+    return Verdict("one step that shows", moved > 0 and moved >= _SHOWS * apart, found, cause)
+
+
+def _check_publish(
+    config: TrainConfig, placement: Placement, batch: Batch, trainer: FloatArray, moved: float
+) -> Verdict:
+    """`batch` was answered after a step that moved log-probs by `moved`; `trainer` has its log-probs after it."""
+    sound, found = _agrees(config, batch, trainer)
+    sound &= moved == 0 or difference(batch, trainer)[1] < moved / _FOLLOWS
+    cause = "" if sound else explain_publish(config, placement, batch, trainer)
+    return Verdict("weights after a publish", sound, found, cause)
+
+
+def _check_reference(
+    config: TrainConfig, batch: Batch, actor: FloatArray, start: FloatArray, end: FloatArray
+) -> Verdict:
+    """It begins as the actor does, and stays."""
+    apart = float(np.abs(start - actor)[batch.loss_mask].mean())
+    moved = float(np.abs(end - start).max())
+    found = f"differs from the actor by {apart:.1e} at the start, moved by {moved:.1e}"
+    cause = "it starts from other weights than the actor, or at another temperature"
+    if moved:
+        cause = "it learns: it shares weights with the actor"
+    return Verdict("reference policy", apart <= LARGEST_AND_MEAN[config.model.dtype][1] and not moved, found, cause)
+
+
+def _check_critic(config: TrainConfig, critic: Critic, batch: Batch) -> Verdict:
+    """Values after the step that shows, before which a new head says 0 of everything."""
+    together = critic.values(batch).get()
+    rows = _first_of_each_group(batch)
+    alone = np.concatenate([critic.values(select_rows(batch, np.array([row]))).get() for row in rows])
+    return _compare_cuts(config, "critic, rows alone", alone, select_tokens(batch, together, rows))
+
+
+def _check_reward_model(config: TrainConfig, reward: ModelRewards, siblings: Sequence[list[Trajectory]]) -> Verdict:
+    together = reward.score_by_model(siblings).get()
+    alone = np.concatenate([reward.score_by_model([[group[0]]]).get() for group in siblings])
+    firsts = np.cumsum([0, *(len(group) for group in siblings)])[:-1]
+    return _compare_cuts(config, "reward model, rows alone", alone, together[firsts])
+
+
+def _compare_cuts(config: TrainConfig, check: str, alone: FloatArray, together: FloatArray) -> Verdict:
+    """The same numbers by passes over one row and by a pass over all."""
+    largest, apart = float(np.abs(together).max()), float(np.abs(alone - together).max())
+    found = f"numbers up to {largest:.2e}, {apart:.1e} apart"
+    if together.min() == together.max():
+        return Verdict(check, False, f"every number is {largest:.2e}", "its head says the same of everything")
+    return Verdict(check, apart <= _RELATIVE[config.model.dtype] * largest, found, _ROWS_MEET)
+
+
+def _first_of_each_group(batch: Batch) -> list[int]:
+    return np.unique(batch.groups, return_index=True)[1].tolist()
+
+
+def select_tokens(batch: Batch, column: FloatArray, rows: Sequence[int]) -> FloatArray:
+    """The part of a column that belongs to `rows`."""
+    return np.concatenate([column[batch.response_offsets[row] : batch.response_offsets[row + 1]] for row in rows])
+
+
+def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, done: Step) -> Verdict:
+    """The step that shows, by another number of micro-batches."""
     batch, training = done.batch, config.training
     smaller = training.model_copy(
         update={"tokens_per_micro_batch": max(1, (len(batch.prompt_ids) + len(batch.response_ids)) // _PROMPTS)}
     )
     name = "actor_in_smaller_micro_batches"
-    spec = replace(actor_spec(config, 3), training=smaller)
+    spec = replace(actor_spec(config), training=smaller)
     actor = placement.group(Role.Actor, Actor, TrainWorker, spec, name=name)
-    algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
     if not needs_old_logprobs(config, algorithm):
         batch.tokens.old_logprobs = None
     norm = update(actor, None, algorithm, batch, config, 1)[f"{name}/grad_norm"]
     whole = done.metrics["actor/grad_norm"]
     found = f"gradient norm {whole:.6g} and {norm:.6g} by {smaller.tokens_per_micro_batch} tokens a micro-batch"
-    bound = 1e-4 if config.model.dtype == "float32" else 0.02
-    return Verdict(
-        "micro-batch size", abs(norm - whole) <= bound * abs(whole), found, "rows see one another, or padding"
-    )
-
-
-def at_rest(config: TrainConfig) -> TrainConfig:
-    """The same, but nothing learns, and each publish is checked."""
-    still = config.training.optimizer.model_copy(update={"lr": 0.0})
-    training: Any = config.training.model_copy(update={"optimizer": still, "skip_zero_advantage": False})
-    generation: Any = config.generation
-    if generation.type != "native":
-        generation = generation.model_copy(update={"sync": generation.sync.model_copy(update={"checksum": True})})
-    return config.model_copy(update={"training": training, "generation": generation})
-
-
-def _answer(config: TrainConfig, roles: Roles, prompts: list[Prompt], step: int) -> list[Group]:
-    """Rewards alternate: every group has something to learn."""
-    requests = seeded_requests(prompts, max(2, config.algorithm.group_size), config.trainer.seed, EVAL, step)
-    siblings = roles.experience.rollout.generate(requests).get()
-    return [Group(group, [Score(float(place % 2)) for place in range(len(group))]) for group in siblings]
-
-
-def _compare(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[bool, str]:
-    largest, mean = _difference(batch, trainer)
-    bounds = _BOUNDS[config.model.dtype]
-    return largest <= bounds[0] and mean <= bounds[1], f"differ by {mean:.1e} on average, {largest:.1e} at most"
-
-
-def _difference(batch: Batch, trainer: FloatArray) -> tuple[float, float]:
-    assert batch.tokens.rollout_logprobs is not None
-    difference = np.abs(trainer - batch.tokens.rollout_logprobs)[batch.loss_mask]
-    return float(difference.max()), float(difference.mean())
-
-
-def _explain(config: TrainConfig, placement: Placement, batch: Batch, trainer: FloatArray) -> str:
-    """The fault by which the engine's log-probs would be right."""
-    model, temperature = config.model, config.generation.temperature
-    other = "bfloat16" if model.dtype == "float32" else "float32"
-    suspects: dict[str, tuple[ModelConfig, float]] = {
-        f"the trainer's log-probs are not those at generation.temperature {temperature}": (model, temperature),
-        f"the engine's log-probs are at temperature 1, not at {temperature}": (model, 1.0),
-    }
-    found = _difference(batch, trainer)[1]
-
-    def logprobs_of(suspect: ModelConfig, temperature: float) -> FloatArray:
-        spec = TrainSpec(suspect, config.training, temperature=temperature)
-        return placement.group(Role.RefPolicy, Policy, TrainWorker, spec, name="suspect").logprobs(batch).get()
-
-    for cause, (suspect, suspect_temperature) in suspects.items():
-        if _difference(batch, logprobs_of(suspect, suspect_temperature))[1] < 0.5 * found:
-            return cause
-    other_dtype = logprobs_of(model.model_copy(update={"dtype": other}), temperature)
-    rounded = np.abs(other_dtype - trainer)[batch.loss_mask].mean()
-    if rounded / _ROUNDING < found < rounded * _ROUNDING:
-        return f"dtype mismatch: the engine computes in {other}, or rounds as much"
-    return "the engine holds other weights than the trainer, or computes another model"
-
-
-def _worst_tokens(tokenizer: Any, batch: Batch, trainer: FloatArray) -> str:
-    rollout = batch.tokens.rollout_logprobs
-    assert rollout is not None
-    places = np.argsort(-np.abs(trainer - rollout))[:_WORST]
-    lines = [
-        f"row {batch.row_of_token[i]} token {i - batch.response_offsets[batch.row_of_token[i]]} "
-        f"{tokenizer.decode([batch.response_ids[i]])!r}: engine {rollout[i]:.5f}, trainer {trainer[i]:.5f}"
-        for i in places
-    ]
-    return "\n".join(["; the worst tokens:", *lines])
+    apart = abs(norm - whole)
+    return Verdict("micro-batch size", apart <= _RELATIVE[config.model.dtype] * abs(whole), found, _ROWS_MEET)

@@ -165,10 +165,22 @@ def check_command(line: str) -> Iterator[str]:
             if re.fullmatch(r"(\.venv[\w-]*/bin/)?tandem", argument):
                 yield from _check_tandem(after)
                 break
+            if argument == "-m" and after and after[0].split(".")[0] == "tandem":
+                yield from _check_runs(after[0])
+                yield from _check_tandem(after[1:]) if after[0] == "tandem" else ()
+                break
             if "=" not in argument and _is_path(argument):
                 path, colon, _ = argument.partition(":")
                 yield from _check_path(path) if not colon or "::" in argument else _check_reference(argument)
                 yield from _check_script_options(Path(path), after)
+
+
+def _check_runs(module: str) -> Iterator[str]:
+    """`python -m module` does something."""
+    path = Path(*module.split("."))
+    starts = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file in existing.files()]
+    if not any('__name__ == "__main__"' in (ROOT / file).read_text(encoding="utf-8") for file in starts):
+        yield f"python -m {module} runs nothing"
 
 
 def _check_tandem(arguments: list[str]) -> Iterator[str]:

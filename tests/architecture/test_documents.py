@@ -83,6 +83,8 @@ FAULTS = {
     "    tandem train C.yaml trainer.save_often=3": "no configuration key trainer.save_often",
     "    tandem train C.yaml \\\n        --again": "tandem train has no option --again",
     "    tandem train recipes/sort5.yaml": "no file recipes/sort5.yaml",
+    "    python -m pdb -m tandem.cli train C.yaml": "python -m tandem.cli runs nothing",
+    "    python -m tandem trial C.yaml": "no command tandem trial",
     "    scripts/quickstart --sede 3": "scripts/quickstart has no option --sede",
     "```sh\npython benchmarks/gpu.py\n```": "no file benchmarks/gpu.py",
     "```yaml\nreward: {functions: [], patience: 3}\n```": "no configuration key reward.patience",

@@ -25,7 +25,7 @@ LAYERS = {
     "controller": CONTROLLER,
     "cluster": CLUSTER,
     "jobs": JOBS,
-    "cli": COMMANDS,
+    **dict.fromkeys(("cli", "__main__"), COMMANDS),
 }
 MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""

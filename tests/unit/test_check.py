@@ -1,16 +1,17 @@
-"""`tandem check` passes on a sound setup, and names the cause of each of five faults."""
+"""`tandem check` passes on sound setups, and each fault that is put in on purpose fails one verdict, with its cause."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
@@ -20,15 +21,18 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.data.dataset import RLHFDataset
 from tandem.generation.native import NativeEngine
-from tandem.jobs.check import Verdict, at_rest, check_numbers, check_tokenizer
+from tandem.jobs.check import Verdict, check_numbers, check_tokenizer
 from tandem.jobs.inputs import read_inputs
 from tandem.models.loading import load_policy, load_tokenizer
 from tandem.reward.manager import RewardManager
+from tandem.types import Batch, FloatArray
 from tandem.workers.host import WorkerContext
 from tandem.workers.rollout import RolloutWorker
 from tandem.workers.training import TrainSpec, TrainWorker
 
 TEMPERATURE = "generation.temperature=0.7"
+FEW = ("algorithm.group_size=2", "generation.max_response_tokens=4")
+"""Answers, and their tokens: enough for every verdict."""
 
 
 class OwnModel(RolloutWorker):
@@ -59,6 +63,80 @@ class NoTemperature(TrainWorker):
         super().__init__(context, replace(spec, temperature=1.0))
 
 
+class NoPublish(OwnModel):
+    """Counts versions, and takes no weights."""
+
+    def publish(self, version: int) -> None:
+        self._engine.load_weights(version, None)
+
+
+class Merging:
+    """An engine whose published weights have `share` of what the adapters add."""
+
+    def __init__(self, engine: Any, share: float) -> None:
+        self._engine = engine
+        self._share = share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        frozen = {
+            name.replace(".base_layer.", "."): parameter.detach()
+            for name, parameter in self._engine.model.named_parameters()
+        }
+        for name, weight in self._engine.named_weights():
+            yield name, frozen[name] + self._share * (weight - frozen[name])
+
+
+class NoMerging(TrainWorker):
+    share = 0.0
+
+    def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
+        super().__init__(context, spec)
+        self.engine = Merging(self.engine, self.share)
+
+
+class HalfMerging(NoMerging):
+    share = 0.5
+
+
+class NoStep(TrainWorker):
+    """Reports a step that it does not make."""
+
+    def learn(self, batch: Batch, loss: Any) -> Any:
+        before = {name: weight.clone() for name, weight in self.engine.model.named_parameters()}
+        answer = super().learn(batch, loss)
+        with torch.no_grad():
+            for name, weight in self.engine.model.named_parameters():
+                weight.copy_(before[name])
+        return answer
+
+
+class OtherReference(TrainWorker):
+    def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
+        super().__init__(context, spec)
+        with torch.no_grad():
+            self.engine.model.get_parameter("model.layers.0.mlp.down_proj.weight")[3, 5] += 1.0
+
+
+class LearningReference(TrainWorker):
+    """Has the actor's weights, not weights of its own."""
+
+    def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
+        super().__init__(context, spec)
+        actor: Any = context.neighbours["actor"]
+        self.engine = actor.engine
+
+
+class SeesOtherRows(TrainWorker):
+    """Of several rows each gets a bit of the others' numbers."""
+
+    def values(self, batch: Batch) -> FloatArray:
+        values = super().values(batch)
+        return np.where(batch.loss_mask, values + 0.01 * values.sum(), values)
+
+
 class Faulty(Placement):
     """Puts a faulty worker into the place of a role."""
 
@@ -71,7 +149,7 @@ class Faulty(Placement):
 
 
 def numbers(path: Path, faults: dict[Role, type], *overrides: str) -> list[Verdict]:
-    config = at_rest(load_config(TrainConfig, path, overrides))
+    config = load_config(TrainConfig, path, [*FEW, *overrides])
     inputs = read_inputs(config, RLHFDataset)
     with closing(Faulty(config, faults)) as placement, closing(RewardManager(config.reward, 0)) as reward:
         return list(check_numbers(config, inputs, placement, reward))
@@ -81,20 +159,37 @@ def failed(verdicts: Sequence[Verdict]) -> dict[str, str]:
     return {verdict.check: verdict.cause for verdict in verdicts if not verdict.passed}
 
 
-ENGINE = "log-probs, engine against trainer"
+ENGINE, PUBLISH = "log-probs, engine against trainer", "weights after a publish"
+KL = ("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.01")
+LORA = "model.lora={rank: 4, alpha: 8}"
 
 
 def test_a_sound_setup_passes(grpo_config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(grpo_config)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("pass  ") == 6 and "FAIL" not in printed
+    assert printed.count("pass  ") == 7 and "FAIL" not in printed
     assert failed(numbers(grpo_config, {Role.Rollout: OwnModel}, TEMPERATURE)) == {}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*KL, "model.dtype=bfloat16"),
+        (LORA, *KL),
+        (LORA, "model.dtype=bfloat16"),
+        ("algorithm.type=ppo", "algorithm.minibatches=2"),
+        ("algorithm.loss={type: kl_cov}", "algorithm.minibatches=2"),
+    ],
+    ids=" ".join,
+)
+def test_sound_setups_of_other_kinds_pass(grpo_config: Path, overrides: tuple[str, ...]) -> None:
+    assert failed(numbers(grpo_config, {Role.Rollout: OwnModel}, *overrides)) == {}
 
 
 def test_a_wrong_weight_in_the_engine(grpo_config: Path) -> None:
     causes = failed(numbers(grpo_config, {Role.Rollout: WrongWeight}))
     assert "holds other weights" in causes[ENGINE] and "the worst tokens" in causes[ENGINE]
-    assert "publish leaves other weights" in causes["weights after a publish"]
+    assert "publish leaves other weights" in causes[PUBLISH]
 
 
 def test_a_temperature_that_the_trainer_does_not_apply(grpo_config: Path) -> None:
@@ -105,6 +200,67 @@ def test_a_temperature_that_the_trainer_does_not_apply(grpo_config: Path) -> Non
 def test_an_engine_of_another_dtype(grpo_config: Path) -> None:
     causes = failed(numbers(grpo_config, {Role.Rollout: OtherDtype}))
     assert "dtype mismatch: the engine computes in bfloat16" in causes[ENGINE]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_publish_that_does_nothing(grpo_config: Path, dtype: str) -> None:
+    causes = failed(numbers(grpo_config, {Role.Rollout: NoPublish}, f"model.dtype={dtype}"))
+    assert list(causes) == [PUBLISH] and "the publish does nothing" in causes[PUBLISH]
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause"),
+    [(NoMerging, "before the step, by a model without its adapters"), (HalfMerging, "with its adapters merged in")],
+)
+def test_adapters_that_are_not_merged(grpo_config: Path, worker: type, cause: str) -> None:
+    causes = failed(numbers(grpo_config, {Role.Rollout: OwnModel, Role.Actor: worker}, LORA))
+    assert list(causes) == [PUBLISH] and cause in causes[PUBLISH]
+
+
+def test_an_optimizer_that_does_nothing(grpo_config: Path) -> None:
+    causes = failed(numbers(grpo_config, {Role.Actor: NoStep}))
+    assert list(causes) == ["one step that shows"] and "hardly reaches the weights" in causes["one step that shows"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause"), [(OtherReference, "starts from other weights"), (LearningReference, "it learns")]
+)
+def test_a_reference_that_is_not_the_policy_of_the_start(grpo_config: Path, worker: type, cause: str) -> None:
+    causes = failed(numbers(grpo_config, {Role.RefPolicy: worker}, *KL))
+    assert list(causes) == ["reference policy"] and cause in causes["reference policy"]
+
+
+def test_a_critic_whose_rows_see_one_another(grpo_config: Path) -> None:
+    causes = failed(numbers(grpo_config, {Role.Critic: SeesOtherRows}, "algorithm.type=ppo"))
+    assert list(causes) == ["critic, rows alone"] and "rows see one another" in causes["critic, rows alone"]
+
+
+@pytest.fixture
+def judge(sort4: Path, tmp_path: Path) -> Path:
+    """A reward model, as `tandem reward-model` leaves one."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=1)
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(tmp_path / "judge")
+    load_tokenizer(ModelConfig(path=sort4 / "model")).save_pretrained(tmp_path / "judge")
+    return tmp_path / "judge"
+
+
+def test_a_reward_model_whose_rows_see_one_another(grpo_config: Path, judge: Path) -> None:
+    path = f"model.reward_model_path={judge}"
+    assert failed(numbers(grpo_config, {}, path)) == {}
+    causes = failed(numbers(grpo_config, {Role.RewardModel: SeesOtherRows}, path))
+    assert list(causes) == ["reward model, rows alone"]
+    assert "rows see one another" in causes["reward model, rows alone"]
+
+
+def test_a_reward_model_that_says_the_same_of_everything(grpo_config: Path, judge: Path) -> None:
+    model: Any = AutoModelForTokenClassification.from_pretrained(judge)
+    torch.nn.init.zeros_(model.score.weight)
+    model.save_pretrained(judge)
+    causes = failed(numbers(grpo_config, {}, f"model.reward_model_path={judge}"))
+    assert list(causes) == ["reward model, rows alone"]
+    assert "the same of everything" in causes["reward model, rows alone"]
 
 
 @pytest.fixture
