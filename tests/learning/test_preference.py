@@ -108,7 +108,7 @@ def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> 
     assert state["algorithm"]["count"] == 40 * 64
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL (extra bench) to compare with")
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL, which scripts/setup installs")
 @pytest.mark.parametrize(
     ("preference", "theirs"),
     [

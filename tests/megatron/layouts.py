@@ -90,6 +90,20 @@ RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
 }
 """By the number of ranks: layouts, and the models that train in each."""
 
+WIDE: dict[str, PreTrainedConfig] = {
+    "wide": Qwen3Config(**{**SHAPE, "hidden_size": 128, "intermediate_size": 256}, tie_word_embeddings=False),
+    "wide_moe": Qwen3MoeConfig(
+        **{**SHAPE, "hidden_size": 128}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96
+    ),
+}
+"""Models in which norms and the padding of buffers are a small part."""
+MEASURED: dict[int, list[tuple[dict[str, int], str]]] = {
+    1: [],
+    2: [({}, "wide"), (TP2, "wide"), (PP2, "wide"), (EP2, "wide_moe"), ({**SP2, **EP2}, "wide_moe")],
+    4: [({**TP2, **PP2}, "wide"), ({**SP2, **PP2, **EP2}, "wide_moe")],
+}
+"""By the number of ranks: the layouts whose memory is compared with docs/megatron.md, and a model."""
+
 
 def name_of(layout: dict[str, int]) -> str:
     short = "".join(f"{''.join(word[0] for word in key.split('_'))}{value}" for key, value in layout.items())
@@ -157,6 +171,8 @@ def write_models(directory: Path) -> None:
             if "norm" in parameter_name or parameter_name.endswith("bias"):
                 torch.nn.init.normal_(parameter, float("norm" in parameter_name), 0.1)
         model.save_pretrained(directory / name)
+    for name, config in WIDE.items():
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory / name)
     torch.manual_seed(1)
     critic = transformers.AutoModelForTokenClassification.from_config(Qwen2Config(**SHAPE, num_labels=1))
     torch.nn.init.normal_(critic.score.weight, std=0.1)
@@ -311,6 +327,23 @@ def balanced(directory: Path, layout: dict[str, int]) -> dict[str, float]:
     return train(engine, range(1), *place_of(layout))[0]
 
 
+def memory(directory: Path, name: str, layout: dict[str, int]) -> tuple[float, float]:
+    """Bytes of weights and gradients, and of masters and moments, in bfloat16: means over the ranks."""
+    from tandem.training.megatron.engine import MegatronEngine
+
+    training = MegatronTrainingConfig(type="megatron", **layout)
+    engine: Any = MegatronEngine(ModelConfig(path=directory / name, dtype="bfloat16"), training, OPTIMIZER)
+    buffers = [buffer for model in engine._models for buffer in (*model.buffers, *model.expert_parallel_buffers)]
+    held = sum(buffer.param_data.nbytes + buffer.grad_data.nbytes for buffer in buffers)
+    parts = engine._trained._parts
+    masters = [master for part in parts for master in part.get_parameters()]
+    moments = [state[x] for part in parts for state in part.optimizer.state.values() for x in ("exp_avg", "exp_avg_sq")]
+    found = torch.tensor([held, sum(tensor.nbytes for tensor in (*masters, *moments))], dtype=torch.float64)
+    dist.all_reduce(found)
+    mean = found / dist.get_world_size()
+    return float(mean[0]), float(mean[1])
+
+
 def compared(directory: Path, ranks: int) -> dict[Any, Any]:
     """Every layout of so many ranks; at one rank FSDP's engine, too."""
     findings: dict[Any, Any] = {}
@@ -327,6 +360,9 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
         findings |= carried(directory, layout)
         if "qwen3_moe" in models and place_of(layout)[1] == 1:  # the losses are of micro-batches, which data ranks cut
             findings["balanced", name_of(layout)] = balanced(directory, layout)
+        leave()
+    for layout, name in MEASURED[ranks]:
+        findings["memory", name_of(layout)] = memory(directory, name, layout)
         leave()
     return findings
 

@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
-from tests.megatron.layouts import CRITIC, RESUMED, RUNS, SAVED, name_of
+from tests.megatron.layouts import CRITIC, MEASURED, RESUMED, RUNS, SAVED, name_of
 
 AGAIN = [
     (ranks, name_of(layout), model) for ranks, runs in RESUMED.items() for layout, models in runs for model in models
 ]
+MEMORY = [(ranks, layout, model) for ranks, layouts in MEASURED.items() for layout, model in layouts]
 CASES = [(ranks, name_of(layout), model) for ranks, runs in RUNS.items() for layout, models in runs for model in models]
 
 
@@ -128,3 +129,16 @@ def test_tied_embeddings_in_a_pipeline_resume_with_the_mend_only(findings: dict[
 
 def test_optimizer_state_of_spread_experts_loads_where_they_are_spread_only(findings: dict[int, Any]) -> None:
     assert "expert_parallel" in findings[2]["refused"]
+
+
+@pytest.mark.parametrize(("ranks", "layout", "model"), MEMORY)
+def test_memory_is_what_the_page_says(
+    directory: Path, findings: dict[int, Any], ranks: int, layout: dict[str, int], model: str
+) -> None:
+    """docs/megatron.md; norms, which all tensor ranks hold, are what is over."""
+    sizes = {name: tensor.numel() for name, tensor in load_file(directory / model / "model.safetensors").items()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    dense = sum(sizes.values()) - experts
+    t, p, e = (layout.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "expert"))
+    wanted = 6 * (dense / (t * p) + experts / (e * p)), 12 * (dense + experts) / ranks
+    assert findings[ranks]["memory", name_of(layout)] == pytest.approx(wanted, rel=0.01)

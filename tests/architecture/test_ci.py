@@ -1,0 +1,45 @@
+""".ci/run runs every part, tells what became of each, and does not let pass what it has promised to run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def ci(directory: Path, **parts: str) -> subprocess.CompletedProcess[str]:
+    """Run CI with parts that print some lines and exit with the number that comes first."""
+    for name, script in parts.items():
+        status, _, printed = script.partition(" ")
+        (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {status}\n")
+        (directory / name).chmod(0o755)
+    command = [str(ROOT / ".ci/run"), *(str(directory / name) for name in parts)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_every_part_runs_and_is_in_the_table(tmp_path: Path) -> None:
+    skip = "SKIPPED [2] tests/unit/test_x.py:7: needs a CUDA device"
+    ended = ci(
+        tmp_path, one="0 fine", two="1 ==== 3 failed, 4 passed in 2s ====", three=f"0 {skip}\n== 5 passed in 1s =="
+    )
+    assert ended.returncode == 1
+    _, skipped, summary = ended.stdout.rsplit("=== ", 2)
+    assert "2 tests/unit/test_x.py: needs a CUDA device" in skipped
+    lines = [line.split() for line in summary.splitlines()[1:4]]
+    assert [(line[0], line[4:]) for line in lines] == [
+        ("pass", ["fine"]),
+        ("FAIL", ["3", "failed,", "4", "passed", "in", "2s"]),
+        ("pass", ["5", "passed", "in", "1s"]),
+    ]
+    assert summary.splitlines()[-1].endswith(" s in all")
+
+
+def test_sound_parts_are_success(tmp_path: Path) -> None:
+    assert ci(tmp_path, one="0 fine").returncode == 0
+
+
+def test_what_is_promised_must_not_be_skipped(tmp_path: Path) -> None:
+    skip = "SKIPPED [9] tests/unit/test_reward_cure.py:28: no sandbox on this machine: bwrap is not installed"
+    ended = ci(tmp_path, one=f"0 {skip}\n1 passed in 1s")
+    assert ended.returncode == 1 and "these must run here" in ended.stdout
