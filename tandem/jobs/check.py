@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 from tandem.algorithms import Algorithm, make_algorithm
 from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
-from tandem.config.algorithms import OptimizerConfig, OwnAlgorithmConfig, PPOConfig
+from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import EVAL, Clock, Step, learn_step
@@ -145,7 +145,7 @@ def in_one_showing_step(config: TrainConfig) -> TrainConfig:
     of 0, no row is left out, and each publish is checked."""
     algorithm: Any = config.algorithm
     changes: dict[str, Any] = {"epochs": 1, "minibatches": 1}
-    if isinstance(algorithm, PPOConfig | OwnAlgorithmConfig):
+    if isinstance(algorithm, CriticConfig):
         changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _SHOWING_LR)
     lr = _SHOWING_LR_OF_ADAPTERS if config.model.lora else _SHOWING_LR
     optimizer = _showing_once(config.training.optimizer, lr)
