@@ -23,7 +23,7 @@ F, G, DRAW = (f"{SAMPLES}:{name}" for name in ("f", "g", "draw"))
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=2, timeout_s=0.5)
+    pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=2, timeout_s=2.0)
     yield pool
     pool.close()
 
