@@ -6,7 +6,7 @@ from typing import Any
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import EvalConfig, RoleName, RolloutConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.jobs.preflight.models import text_config
+from tandem.jobs.preflight.models import has_critic, text_config
 from tandem.training.megatron.degrees import check_degrees
 
 
@@ -18,7 +18,7 @@ def training_roles(config: Any) -> list[RoleName]:
     if isinstance(config, EvalConfig):
         return scores
     assert isinstance(config, TrainConfig)
-    critic: list[RoleName] = ["critic"] if config.algorithm.type == "ppo" else []
+    critic: list[RoleName] = ["critic"] if has_critic(config) else []
     reference: list[RoleName] = ["reference"] if config.algorithm.kl.place != "none" else []
     return ["actor", *critic, *reference, *scores]
 

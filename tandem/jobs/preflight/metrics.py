@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
 from tandem.jobs.preflight.data import FirstRows
+from tandem.jobs.preflight.models import has_critic
 from tandem.tracking import names
 
 
@@ -28,7 +29,7 @@ def find_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[
 
 def _step_names(config: RunConfig) -> Sequence[str]:
     if isinstance(config, TrainConfig):
-        critic = names.OF_THE_CRITIC if config.algorithm.type == "ppo" else ()
+        critic = names.OF_THE_CRITIC if has_critic(config) else ()
         return (*names.OF_ANSWERS, *names.OF_THE_ACTOR, *critic, *names.OF_EVERY_RUN)
     if isinstance(config, DpoConfig):
         return (*names.OF_DPO, *names.OF_EVERY_RUN)

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.models.families import refusal
 
@@ -38,7 +39,7 @@ def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
     on_native = isinstance(config, RolloutConfig) and config.generation.type == "native"
     if on_native or (on_fsdp and not isinstance(config, EvalConfig)):
         yield "path", model.path, isinstance(config, RewardModelConfig)
-    if on_fsdp and isinstance(config, TrainConfig) and config.algorithm.type == "ppo":
+    if on_fsdp and has_critic(config):
         yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
     if on_fsdp and model.reward_model_path is not None:
         yield "reward_model_path", model.reward_model_path, True
@@ -85,6 +86,13 @@ def find_reward_model_mistakes(config: Any) -> Iterator[str]:
             f"model.reward_model_path: {path} is a language model, without a head that scores; give the model "
             "directory of a run of `tandem reward-model`"
         )
+
+
+def has_critic(config: Any) -> bool:
+    """As far as a configuration shows it: what an algorithm of the user's own needs is known when its class is."""
+    if not isinstance(config, TrainConfig):
+        return False
+    return isinstance(config.algorithm, CriticConfig) and not isinstance(config.algorithm, OwnAlgorithmConfig)
 
 
 def text_config(path: Path) -> dict[str, Any]:
