@@ -269,6 +269,7 @@ def test_maxrl_where_nothing_succeeds():
     ("config", "reason"),
     [
         ({"type": "ppo", "loss": {"type": "gmpo"}}, "gmpo weighs whole responses, but ppo judges tokens"),
+        ({"type": "dppo", "rollout_correction": {"type": "truncate"}}, "type: truncate would correct twice"),
         ({"type": "otb", "loss": {"type": "gmpo"}}, "gmpo weighs whole responses"),
         ({"type": "grpo", "loss": {"type": "kl_cov"}}, "kl_cov does nothing on one optimizer step a batch"),
         ({"type": "maxrl", "kl": {"place": "reward"}}, "maxrl divides by the mean reward"),

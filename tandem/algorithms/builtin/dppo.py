@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tandem.algorithms.builtin.grpo import GRPO, GRPOFamilyConfig
 from tandem.algorithms.policy_loss import PolicyLoss, Tokens, bounded_exp
-from tandem.config.algorithms import LossConfig, PolicyLossConfig
+from tandem.config.algorithms import LossConfig, PolicyGradientConfig, PolicyLossConfig
 from tandem.config.base import PositiveFloat
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ class DPPOLossConfig(LossConfig):
     """0.15 with tv, 0.05 with kl are usual."""
     max_ratio: float = Field(default=20.0, gt=1)
     """Importance weights are cut here."""
+
+    def check(self, algorithm: PolicyGradientConfig) -> None:
+        correction = algorithm.rollout_correction.type
+        if correction != "none":
+            raise ValueError(
+                f"rollout_correction.type: {correction} would correct twice: the ratio of loss.type: dppo is to the "
+                "engine's own log-probs already; leave it out"
+            )
 
 
 class DPPOConfig(GRPOFamilyConfig):

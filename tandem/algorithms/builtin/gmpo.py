@@ -38,15 +38,35 @@ class GMPO(GRPO):
 
 
 class GMPOLoss(PolicyLoss[GMPOLossConfig]):
-    """-A exp(row mean of log r), log r cut at ± clip_log_ratio where A pushes it further out (Zhao et al. 2025).
+    """-A (product over the row's n tokens of c(r_t)) ** (1 / n) = -A exp(row mean of log c(r)) (Zhao et al. 2025).
 
-    A row must have one advantage.
+    c cuts log r at ± clip_log_ratio where A pushes it further out. A row must have one advantage.
+
+    Rollout correction: the tokens were drawn by the generation engine's policy mu, so the ratio of a token is
+    pi / mu = r w, with w = old policy / mu its importance weight, truncated or masked. It stands where r stands, in the
+    product:
+
+        -A (product over kept tokens of c(r_t) w_t) ** (1 / number of kept tokens)        kept: w_t > 0
+
+    which is the row's loss times the geometric mean of its weights. A masked token (w = 0) leaves the product, or none
+    would be left of it, and its term is 0, as in every other loss.
     """
 
     token_local = False
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         sign_S = tokens.advantages_S.sign()
-        log_ratio_S = sign_S * (sign_S * tokens.log_ratio_S).clamp(max=self.config.clip_log_ratio)
         clipped_S = sign_S * tokens.log_ratio_S > self.config.clip_log_ratio
-        return -tokens.advantages_S * bounded_exp(row_mean(log_ratio_S, tokens)), clipped_S
+        return -tokens.advantages_S * bounded_exp(row_mean(self._cut_log_ratio(tokens), tokens)), clipped_S
+
+    def corrected(self, surrogate_S: Tensor, importance_weights_S: Tensor, tokens: Tokens) -> Tensor:
+        kept_S = (importance_weights_S > 0).to(importance_weights_S.dtype)
+        log_weight_S = importance_weights_S.where(kept_S > 0, 1.0).log()
+        share_kept_S = row_mean(kept_S, tokens).where(kept_S > 0, 1.0)
+        log_product_S = row_mean((self._cut_log_ratio(tokens) + log_weight_S) * kept_S, tokens)
+        return -tokens.advantages_S * bounded_exp(log_product_S / share_kept_S) * kept_S
+
+    def _cut_log_ratio(self, tokens: Tokens) -> Tensor:
+        """log c(r), `[S]`."""
+        sign_S = tokens.advantages_S.sign()
+        return sign_S * (sign_S * tokens.log_ratio_S).clamp(max=self.config.clip_log_ratio)
