@@ -250,7 +250,7 @@ def test_a_new_schedule_begins_with_the_moments_that_there_are(make: Make, batch
     engine, resumed, anew, again = make(), make(), make(), make()
     lrs = [lr_of_a_step(engine) for _ in range(2)]
     for saved in (first := tmp_path / "first", second := tmp_path / "second"):
-        saved.mkdir()
+        saved.mkdir(exist_ok=True)  # on several ranks each of them makes it
     engine.save(first)
     resumed.load(first)
     anew.load(first, new_schedule=True)
