@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 from tandem.types import Request, SamplingParams
 
 

@@ -25,7 +25,7 @@ from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 from tandem.weights.base import Bucket
 from tandem.weights.delta import encode
 from tandem.weights.shared_memory import SharedMemorySync, attach

@@ -53,7 +53,7 @@ class WeightSyncConfig(Section):
     """Between pools send only elements that changed, exactly; either side then keeps a copy of all weights."""
 
 
-class ServedGenerationConfig(SamplingConfig):
+class ReplicatedGenerationConfig(SamplingConfig):
     """What engines in processes of their own have."""
 
     replicas: MayChange[PositiveInt] = 1
@@ -73,13 +73,13 @@ class ServedGenerationConfig(SamplingConfig):
     """Further options of the engine, passed on as they are."""
 
 
-class VllmGenerationConfig(ServedGenerationConfig):
+class VllmGenerationConfig(ReplicatedGenerationConfig):
     """vLLM; `scripts/vllm-env` installs it."""
 
     type: Literal["vllm"]
 
 
-class SglangGenerationConfig(ServedGenerationConfig):
+class SglangGenerationConfig(ReplicatedGenerationConfig):
     """SGLang, on CUDA; seeds hold as long as `engine_args` leaves its deterministic inference on."""
 
     type: Literal["sglang"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.config.generation import ServedGenerationConfig
+from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError
 from tandem.generation.channel import Channel, ChannelClosed
 from tandem.generation.pending import PendingSample
@@ -137,7 +137,7 @@ class Replica:
             self.heard, self.pinged = time.monotonic(), None
         return messages
 
-    def check_health(self, config: ServedGenerationConfig) -> None:
+    def check_health(self, config: ReplicatedGenerationConfig) -> None:
         """Ping a silent replica. Raises ChannelClosed when one says nothing for too long."""
         now = time.monotonic()
         if self.state is ReplicaState.STARTING:

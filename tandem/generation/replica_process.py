@@ -32,7 +32,7 @@ class SteppedEngine(Protocol):
     def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
         """Continue `request` with `seeds[sample]` from the next step on. Raises ValueError when it cannot.
 
-        A streamed sample is told in a Delta at each step that gives it tokens, another one in one Completion.
+        A streamed sample comes as a Delta of each step that gives it tokens, another one as one Completion at its end.
         """
         ...
 
@@ -41,7 +41,7 @@ class SteppedEngine(Protocol):
         ...
 
     def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
-        """End samples early: what they have so far and was not told, status `aborted`."""
+        """End samples early: what they have so far, for a streamed one what is new, with status `aborted`."""
         ...
 
     def load(self, part: Part) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem.config.generation import ServedGenerationConfig
+from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
 from tandem.generation.base import Limits
 from tandem.generation.channel import ChannelClosed
@@ -38,7 +38,7 @@ class ReplicatedEngine:
     """A GenerationEngine."""
 
     def __init__(
-        self, spec: ReplicaSpec, config: ServedGenerationConfig, sync: WeightSync, tokenizer: Any = None
+        self, spec: ReplicaSpec, config: ReplicatedGenerationConfig, sync: WeightSync, tokenizer: Any = None
     ) -> None:
         self._spec = spec
         self._config = config

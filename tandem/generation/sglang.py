@@ -152,14 +152,14 @@ def load_bucket(model: Any, named: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _arguments(number: int, request: Request, sample: int) -> dict[str, Any]:
-    asked = request.sampling
+    sampling = request.sampling
     params = {
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k or -1,
-        "max_new_tokens": asked.max_tokens,
-        "stop_token_ids": list(asked.stop_token_ids),
-        "stop": list(asked.stop_strings),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "max_new_tokens": sampling.max_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop_strings),
         "skip_special_tokens": False,  # a stop string may be the text of one
         "no_stop_trim": True,
         "sampling_seed": request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
@@ -179,7 +179,7 @@ def _completion(sample: int, answer: dict[str, Any]) -> Completion:
 
 
 def _delta(sample: int, part: dict[str, Any], version: int) -> Delta:
-    """`version`: the one that is served; SGLang tells those of each token at the end alone."""
+    """`version`: the one that is served; SGLang gives those of each token at the end alone."""
     token_ids, logprobs = _tokens(part)
     status = _status(part)
     versions = np.full(len(token_ids), version, dtype=np.int32)

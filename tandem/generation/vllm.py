@@ -140,16 +140,16 @@ class VllmEngine:
 
 
 def _params(request: Request, sample: int, streamed: bool) -> Any:
-    asked = request.sampling
+    sampling = request.sampling
     return SamplingParams(
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        max_tokens=asked.max_tokens,
-        stop_token_ids=list(asked.stop_token_ids),
-        stop=list(asked.stop_strings),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop=list(sampling.stop_strings),
         include_stop_str_in_output=True,
-        detokenize=bool(asked.stop_strings),
+        detokenize=bool(sampling.stop_strings),
         skip_special_tokens=False,  # a stop string may be the text of one
         ignore_eos=True,
         seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,

@@ -18,11 +18,11 @@ from tandem.data.chat import encode, render
 from tandem.data.rows import BadRow
 from tandem.generation.base import GenerationEngine, Limits
 from tandem.generation.native import NativeEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
 from tandem.serving.app import make_app
 from tandem.serving.errors import RequestError
-from tandem.serving.parameters import ChatParameters, CompletionParameters
+from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.serving.server import Server
 from tandem.signals import STOP
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
@@ -45,11 +45,11 @@ class EngineAnswerer:
     def version(self) -> int:
         return self.engine.version
 
-    def prompts(self, asked: ChatParameters | CompletionParameters) -> list[IntArray]:
-        if isinstance(asked, ChatParameters):
-            prompts = [self._chat_ids(asked)]
+    def prompts(self, params: AnyParameters) -> list[IntArray]:
+        if isinstance(params, ChatParameters):
+            prompts = [self._chat_ids(params)]
         else:
-            prompts = [self._text_ids(given) if isinstance(given, str) else given for given in asked.prompt]
+            prompts = [self._text_ids(given) if isinstance(given, str) else given for given in params.prompt]
         return [np.array(prompt, dtype=np.int32) for prompt in prompts]
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
@@ -64,13 +64,13 @@ class EngineAnswerer:
     def _text_ids(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special_tokens=True)
 
-    def _chat_ids(self, asked: ChatParameters) -> list[int]:
+    def _chat_ids(self, params: ChatParameters) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise RequestError(
                 "this model has no chat template; ask /v1/completions, or serve a directory with chat_template.jinja",
                 param="messages",
             )
-        messages = [message.model_dump(exclude_none=True) for message in asked.messages]
+        messages = [message.model_dump(exclude_none=True) for message in params.messages]
         try:
             text = render(self.tokenizer, messages, generation_prompt=True)
         except BadRow as error:

@@ -17,7 +17,7 @@ from tandem.errors import UserError
 from tandem.serving.base import Answerer
 from tandem.serving.choice import Choice
 from tandem.serving.errors import RequestError, Stopping
-from tandem.serving.parameters import ChatParameters, CompletionParameters
+from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
 from tandem.serving.shapes import ChatShape, Object, Shape, TextShape
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams, Status
 
@@ -29,24 +29,24 @@ _LEAST_TOP_P = 1e-9
 class Answer:
     """The answer to one HTTP request. Making it raises UserError if any part of it cannot be answered."""
 
-    def __init__(self, answerer: Answerer, asked: ChatParameters | CompletionParameters) -> None:
-        if asked.model != answerer.name:
+    def __init__(self, answerer: Answerer, params: AnyParameters) -> None:
+        if params.model != answerer.name:
             raise RequestError(
-                f"model: {asked.model!r} does not exist; this endpoint serves {answerer.name!r}",
+                f"model: {params.model!r} does not exist; this endpoint serves {answerer.name!r}",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
         self._answerer = answerer
-        self._asked = asked
-        seed = random.getrandbits(63) if asked.seed is None else asked.seed
-        seeds = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF).generate_state(asked.n, "u8").tolist()
+        self._params = params
+        seed = random.getrandbits(63) if params.seed is None else params.seed
+        seeds = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF).generate_state(params.n, "u8").tolist()
         self._requests = [
-            Request(prompt, _sampling(asked, answerer, prompt), tuple(seeds)) for prompt in answerer.prompts(asked)
+            Request(prompt, _sampling(params, answerer, prompt), tuple(seeds)) for prompt in answerer.prompts(params)
         ]
         for request in self._requests:
-            _check(request, answerer, asked)
-        self._shape = _shape(answerer, asked)
+            _check(request, answerer, params)
+        self._shape = _shape(answerer, params)
         self._choices = self._make_choices()
         self._made = 0
         """Tokens so far, of all choices."""
@@ -61,7 +61,7 @@ class Answer:
 
     async def chunks(self) -> AsyncGenerator[Object]:
         """The answer as the chunks of a stream."""
-        with_usage = self._asked.stream_options.include_usage
+        with_usage = self._params.stream_options.include_usage
         frame = self._identity(self._shape.chunk) | ({"usage": None} if with_usage else {})
         for index, choice in enumerate(self._choices):
             if opening := self._shape.opening(index):
@@ -79,13 +79,13 @@ class Answer:
     async def _outputs(
         self, ask: Callable[[Request], AsyncIterator[Any]]
     ) -> AsyncGenerator[tuple[Choice, Completion | Delta]]:
-        asked = [request for request in self._requests if request.sampling.max_tokens > 0]
-        async with aclosing(merged([ask(request) for request in asked])) as merged_outputs:
+        requests = [request for request in self._requests if request.sampling.max_tokens > 0]
+        async with aclosing(merged([ask(request) for request in requests])) as merged_outputs:
             async for number, output in merged_outputs:
                 if output.status is Status.ABORTED:
                     raise Stopping
                 self._made += len(output.token_ids)
-                yield self._choices[number * self._asked.n + output.sample], output
+                yield self._choices[number * self._params.n + output.sample], output
 
     def _make_choices(self) -> list[Choice]:
         """Those that get no tokens have ended."""
@@ -99,9 +99,9 @@ class Answer:
         return choices
 
     def _echo(self, place: int) -> str:
-        if not isinstance(self._asked, CompletionParameters) or not self._asked.echo:
+        if not isinstance(self._params, CompletionParameters) or not self._params.echo:
             return ""
-        given = self._asked.prompt[place]
+        given = self._params.prompt[place]
         return given if isinstance(given, str) else self._answerer.decode(given, special_tokens=True)
 
     def _identity(self, kind: str) -> Object:
@@ -119,33 +119,33 @@ class Answer:
         return {"prompt_tokens": prompt_tokens, "completion_tokens": self._made, "total_tokens": total}
 
 
-def _shape(answerer: Answerer, asked: ChatParameters | CompletionParameters) -> Shape:
-    if isinstance(asked, ChatParameters):
-        return ChatShape(answerer, asked.logprobs)
-    return TextShape(answerer, asked.logprobs is not None)
+def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
+    if isinstance(params, ChatParameters):
+        return ChatShape(answerer, params.logprobs)
+    return TextShape(answerer, params.logprobs is not None)
 
 
-def _sampling(asked: ChatParameters | CompletionParameters, answerer: Answerer, prompt: IntArray) -> SamplingParams:
+def _sampling(params: AnyParameters, answerer: Answerer, prompt: IntArray) -> SamplingParams:
     defaults = answerer.defaults
-    max_tokens = asked.max_tokens
-    if isinstance(asked, ChatParameters):
+    max_tokens = params.max_tokens
+    if isinstance(params, ChatParameters):
         room = int(min(defaults.max_tokens, answerer.limits.positions - len(prompt)))
-        max_tokens = asked.max_completion_tokens or asked.max_tokens or max(room, 1)
+        max_tokens = params.max_completion_tokens or params.max_tokens or max(room, 1)
     assert max_tokens is not None, "text completions have a default"
     return SamplingParams(
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-        top_p=defaults.top_p if asked.top_p is None else max(asked.top_p, _LEAST_TOP_P),
-        top_k=defaults.top_k if asked.top_k is None else asked.top_k,
+        temperature=defaults.temperature if params.temperature is None else params.temperature,
+        top_p=defaults.top_p if params.top_p is None else max(params.top_p, _LEAST_TOP_P),
+        top_k=defaults.top_k if params.top_k is None else params.top_k,
         max_tokens=max_tokens,
         stop_token_ids=defaults.stop_token_ids,
-        stop_strings=defaults.stop_strings if asked.stop is None else tuple(asked.stop),
+        stop_strings=defaults.stop_strings if params.stop is None else tuple(params.stop),
     )
 
 
-def _check(request: Request, answerer: Answerer, asked: ChatParameters | CompletionParameters) -> None:
+def _check(request: Request, answerer: Answerer, params: AnyParameters) -> None:
     """Raises RequestError on what the engine would refuse."""
     limits, tokens, new = answerer.limits, len(request.token_ids), request.sampling.max_tokens
-    param = "messages" if isinstance(asked, ChatParameters) else "prompt"
+    param = "messages" if isinstance(params, ChatParameters) else "prompt"
     if tokens == 0 and new > 0:
         raise RequestError(f"{param}: there are no tokens to continue", param=param, code="invalid_value")
     if tokens + new > limits.positions:

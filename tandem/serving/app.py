@@ -25,7 +25,7 @@ from tandem.errors import EngineError, TandemError
 from tandem.serving.answer import Answer
 from tandem.serving.base import Answerer
 from tandem.serving.errors import RequestError, Stopping, body_of, status_of
-from tandem.serving.parameters import ChatParameters, CompletionParameters, parse
+from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters, parse
 
 _LONGEST_BODY = 16 * 2**20
 _LEFT = 499
@@ -74,11 +74,11 @@ class Endpoint:
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, parse(ChatParameters, await _body_of(request)))
 
-    async def _answer(self, request: Request, asked: CompletionParameters | ChatParameters) -> Response:
+    async def _answer(self, request: Request, params: AnyParameters) -> Response:
         if self.stopping:
             raise Stopping
-        answer = Answer(self._answerer, asked)
-        if asked.stream:
+        answer = Answer(self._answerer, params)
+        if params.stream:
             return EventStream(self._watched_chunks(answer))
         try:
             return JSONResponse(await while_connected(request.receive, self._watched_whole(answer)))
@@ -185,7 +185,7 @@ class TokenGuard:
             await self._app(scope, receive, send)
             return
         error = RequestError("give the endpoint's token as the API key", code="invalid_api_key", status=401)
-        await _told(error)(scope, receive, send)
+        await _error_response(error)(scope, receive, send)
 
 
 def make_app(answerer: Answerer, token: str) -> Starlette:
@@ -202,22 +202,22 @@ def make_app(answerer: Answerer, token: str) -> Starlette:
     return app
 
 
-def _told(error: TandemError) -> Response:
+def _error_response(error: TandemError) -> Response:
     return JSONResponse(body_of(error), status_code=status_of(error))
 
 
 async def _on_tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    return _told(error)
+    return _error_response(error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such route, or another method than it has."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return _told(RequestError(message, code="unknown_url", status=error.status_code))
+    return _error_response(RequestError(message, code="unknown_url", status=error.status_code))
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     """A mistake of ours: the server prints its traceback."""
-    return _told(EngineError(f"internal error: {type(error).__name__}"))
+    return _error_response(EngineError(f"internal error: {type(error).__name__}"))

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from tandem.generation.base import Limits
-from tandem.serving.parameters import ChatParameters, CompletionParameters
+from tandem.serving.parameters import AnyParameters
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
 
 
@@ -31,7 +31,7 @@ class Answerer(Protocol):
         """The policy version that answers now."""
         ...
 
-    def prompts(self, asked: ChatParameters | CompletionParameters) -> list[IntArray]:
+    def prompts(self, params: AnyParameters) -> list[IntArray]:
         """Token ids of each prompt; a chat is one. Raises UserError when they cannot be made."""
         ...
 

@@ -169,10 +169,11 @@ class ChatParameters(Parameters):
             )
 
 
-Asked = TypeVar("Asked", CompletionParameters, ChatParameters)
+AnyParameters = CompletionParameters | ChatParameters
+Kind = TypeVar("Kind", CompletionParameters, ChatParameters)
 
 
-def parse(kind: type[Asked], body: bytes) -> Asked:
+def parse(kind: type[Kind], body: bytes) -> Kind:
     """The parameters in a request's body. Raises RequestError."""
     given = {name: value for name, value in _read_object(body).items() if value is not None}
     neutral = NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS
@@ -180,11 +181,11 @@ def parse(kind: type[Asked], body: bytes) -> Asked:
         if not _is_one_of(given.pop(name), neutral[name]):
             raise _unsupported(name, _allowed(neutral[name]))
     try:
-        asked = kind.model_validate(given)
+        params = kind.model_validate(given)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=False)) from None
-    asked.check_combinations()
-    return asked
+    params.check_combinations()
+    return params
 
 
 def _read_object(body: bytes) -> Mapping[str, Any]:

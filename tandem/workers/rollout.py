@@ -16,7 +16,7 @@ from tandem.config.tree import GenerationConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, stop_token_ids
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine

@@ -12,7 +12,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,23 @@ Every test gives the shared engine the weights that it found.
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from letters import VOCABULARY, served_model
+from letters import VOCABULARY, letters, served_model
+from openai import BadRequestError, OpenAI
 from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.types import Completion
+from tandem.jobs.serve import EngineAnswerer
+from tandem.types import Completion, SamplingParams
+from tests.endpoint import TOKEN, served, wait_until
 
 BOUND = 2e-5
 
@@ -120,3 +124,43 @@ def test_tokens_that_vllm_names_no_version_for_get_none(vllm: None) -> None:
         del stale  # memory that an unfilled array would show
         number, completion = engine._read(SimpleNamespace(request_id="7:0", outputs=[made], finished=True))
         assert number == 7 and completion.versions.tolist() == versions
+
+
+def test_behind_the_endpoint_a_seeded_stream_is_the_answer_and_a_wrong_id_nobody_elses_fault(
+    engine: ReplicatedEngine,
+) -> None:
+    defaults = SamplingParams(max_tokens=30)
+    how: dict[str, Any] = {"model": "letters", "n": 2, "seed": 3, "max_tokens": 40, "logprobs": 0}
+    with (
+        served(EngineAnswerer(engine, letters(), "letters", defaults)) as (url,),
+        OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        free = client.completions.create(prompt="abc", **how)
+        for stop in (None, free.choices[0].text[8:11]):
+            sound = [pool.submit(client.completions.create, prompt=[[0, 1, 2], "abc"], stop=stop, **how) for _ in "ab"]
+            with pytest.raises(BadRequestError, match="token id 26 at position 1"):
+                client.completions.create(prompt=[0, VOCABULARY], **how)
+            whole = sound[0].result()
+            assert whole.choices == sound[1].result().choices
+            parts: dict[int, list[Any]] = {choice.index: [] for choice in whole.choices}
+            for chunk in client.completions.create(prompt=[[0, 1, 2], "abc"], stop=stop, stream=True, **how):
+                parts[chunk.choices[0].index].append(chunk.choices[0])
+            for choice in whole.choices:
+                own = parts[choice.index]
+                assert "".join(part.text for part in own) == choice.text and len(own) > len(choice.text) // 2
+                assert own[-1].finish_reason == choice.finish_reason
+        assert whole.choices[0].text == whole.choices[2].text == free.choices[0].text[:8]
+
+
+def test_what_a_client_that_left_asked_of_vllm_is_dropped(engine: ReplicatedEngine) -> None:
+    with (
+        served(EngineAnswerer(engine, letters(), "letters", SamplingParams())) as (url,),
+        OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="letters", prompt="abc", n=8, max_tokens=90, stream=True)
+        next(iter(stream))
+        stream.close()
+        wait_until(lambda: not engine._pending())
+        rest = client.completions.create(model="letters", prompt="abc", max_tokens=4)
+        assert rest.usage is not None and rest.usage.completion_tokens == 4

@@ -20,7 +20,7 @@ from tandem.controller.learning import token_shares
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 from tandem.types import Batch, Completion, Group, Prompt, Request, Score, Trajectory
 from tandem.weights.bridge import Bridge
 from tandem.workers.training import TrainSpec, TrainWorker

@@ -32,9 +32,9 @@ from transformers import PreTrainedModel
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
-from tandem.generation import served
 from tandem.generation.replica import Replica
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.start import start_engine
 from tandem.types import Completion, Request
 
 GARBAGE = ("bytes", "token", "version", "length")
@@ -137,7 +137,7 @@ def start_faulty_engine(
 ) -> ReplicatedEngine:
     """vLLM on two replicas, as runs have it, but with engines that take faults."""
     config = VllmGenerationConfig(type="vllm", replicas=2, health_timeout_s=timeout_s)
-    engine = served.start_engine(model, config, letters(), lambda: models[engine.version % MODELS].named_parameters())
+    engine = start_engine(model, config, letters(), lambda: models[engine.version % MODELS].named_parameters())
     for replica in engine._replicas:
         replica.kill()
     sound = engine._spec

@@ -24,7 +24,7 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.generation import served
+from tandem.generation import start
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion, Request, SamplingParams
 from tests.contract.test_training import Imitation
@@ -95,9 +95,9 @@ def published(trainer: Any, model: ModelConfig) -> dict[str, Any]:
             sent[name] = tensor.clone()
             yield name, tensor
 
-    sys.executable, served.installed = str(VLLM), lambda *_: "0.32.0"
+    sys.executable, start.installed = str(VLLM), lambda *_: "0.32.0"
     config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1, "skip_tokenizer_init": True})
-    engine = served.start_engine(model, config, None)
+    engine = start.start_engine(model, config, None)
     engine.load_weights(1, weights())
     asked = Request(np.array([3, 1, 4, 1, 5], np.int32), SamplingParams(max_tokens=24), tuple(range(8)))
     answered = asyncio.run(collect(engine, asked))

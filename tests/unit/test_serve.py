@@ -5,10 +5,8 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -23,40 +21,13 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from tandem.config.tree import ModelConfig, ServeConfig
 from tandem.errors import EngineError, UserError
-from tandem.jobs.serve import EngineAnswerer, make_answerer, make_server
+from tandem.jobs.serve import EngineAnswerer, make_answerer
 from tandem.serving import parameters
 from tandem.serving.server import Server, reserve
+from tests.endpoint import TOKEN, served, wait_until
 
-TOKEN = "a token"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
-
-
-@contextmanager
-def served(*answerers: EngineAnswerer) -> Iterator[list[str]]:
-    """Base URLs of servers in one other thread, which stop at the end."""
-    sockets = [reserve("127.0.0.1", 0) for _ in answerers]
-    servers = [make_server(answerer, own, TOKEN) for answerer, own in zip(answerers, sockets, strict=True)]
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def run() -> None:
-        loops.append(asyncio.get_running_loop())
-        await asyncio.gather(*(server.run_until_stopped() for server in servers))
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        wait_until(lambda: all(server.started for server in servers))
-        yield [f"http://127.0.0.1:{own.getsockname()[1]}/v1" for own in sockets]
-    finally:
-        for server in servers:
-            loops[0].call_soon_threadsafe(server.stop)
-        thread.join()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    while not true():
-        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm
-from tandem.generation.served import start_engine
+from tandem.generation.start import start_engine
 
 
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.1", "0.32.3+cpu"])
