@@ -92,6 +92,29 @@ class Request:
     sampling: SamplingParams
     seeds: tuple[int, ...]
     """One a sample. The same seed gives the same tokens whatever else is in the batch (on one device)."""
+    top_logprobs: int = 0
+    """How many of the most probable tokens at each position come with each sample."""
+    prompt_logprobs: bool = False
+    """The prompt's own log-probs come with each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The most probable tokens at each of some positions, in falling order."""
+
+    token_ids: IntArray
+    """`[T, top_logprobs of the request]`."""
+    logprobs: FloatArray
+    """`[T, top_logprobs]`: at the temperature of the log-probs that they stand beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probs of a prompt's tokens but the first, which nothing predicts."""
+
+    logprobs: FloatArray
+    """`[prompt - 1]`: log softmax(logits), at temperature 1."""
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +133,10 @@ class Completion:
     experts: IntArray | None = None
     """`[prompt and response, but for its last token, layers, top_k]`: those that a mixture of experts sent each token
     to, where the engine tells."""
+    top: TopLogprobs | None = None
+    """At each token, where the request wants them."""
+    prompt: PromptLogprobs | None = None
+    """Where the request wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +149,10 @@ class Delta:
     versions: IntArray
     status: Status | None = None
     """None: the sample goes on."""
+    top: TopLogprobs | None = None
+    """As in Completion, at these tokens."""
+    prompt: PromptLogprobs | None = None
+    """As in Completion, in the first delta."""
 
 
 @dataclass(frozen=True, slots=True)

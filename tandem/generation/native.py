@@ -16,7 +16,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
 from tandem.generation.base import Limits
-from tandem.generation.pending import PendingSample, Results
+from tandem.generation.native_sample import NativeSample
+from tandem.generation.pending import Results
 from tandem.generation.recorded import RecordedSteps
-from tandem.generation.sampling import CHOICE, Array, sample, streams
+from tandem.generation.sampling import CHOICE, Array, most_probable, sample, streams
+from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
 from tandem.models.kv_cache import Decode, KVCache, Prefill
 from tandem.models.loading import named_part
-from tandem.types import Completion, Delta, FloatArray, IntArray, Request, Status
+from tandem.types import Completion, Delta, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
@@ -41,38 +42,12 @@ _NO_TOKEN = -1
 _ALIKE = 3
 """Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
 which must cost less than reading those of every row."""
-_FIELDS = ("max_tokens", "watched", "streamed", "last", "position", "history")
+_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "last", "position", "history")
 _ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
 """A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), whether its caller
-gets each token at once (`streamed`), its last token, where in the KV cache that token will go, and a number for the
-tokens before it, the same in rows that share them."""
+gets each token at once (`streamed`), how many of the most probable tokens that caller wants, its last token, where in
+the KV cache that token will go, and a number for the tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
-
-
-@dataclass(eq=False, slots=True)
-class NativeSample(PendingSample):
-    """A sample that waits for a slot or decodes in one."""
-
-    sent: int = 0
-    """Tokens that the caller has had in deltas."""
-
-    def deliver(self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, status: Status | None) -> None:
-        """The arrays hold all tokens that the sample has so far; `status` None: it goes on."""
-        if self.streamed:
-            new = slice(self.sent, None)
-            self.results.put_nowait(
-                Delta(self.index, token_ids[new].copy(), logprobs[new].copy(), versions[new].copy(), status)
-            )
-            self.sent = len(token_ids)
-        elif status is not None:
-            self.results.put_nowait(Completion(self.index, token_ids, logprobs, versions, status))
-
-    def ends_in_stop_string(self, token_ids: IntArray, tokenizer: Any) -> bool:
-        strings = self.request.sampling.stop_strings
-        # A token is at least a byte of text; a few more give the decoder the context of the first one.
-        tail = max(len(string.encode()) for string in strings) + 8
-        text = tokenizer.decode(token_ids[-tail:].tolist(), skip_special_tokens=False)
-        return any(string in text for string in strings)
 
 
 class NativeEngine:
@@ -233,6 +208,7 @@ class NativeEngine:
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
         state["streamed"] = [entry.streamed for entry in started]
+        state["top_logprobs"] = [entry.request.top_logprobs for entry in started]
         self._made = _widened(self._made, int(state["max_tokens"].max()), np.zeros((), _MADE))
         self._stops = _widened(self._stops, max(len(e.request.sampling.stop_token_ids) for e in started), _NO_TOKEN)
         self._stops[first : len(self._rows)] = _NO_TOKEN
@@ -245,6 +221,11 @@ class NativeEngine:
         self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
         plan = Prefill(self._cache, offsets, first, prompt_B, self._weight.device)
         logits = self._forward(self._tensor(np.concatenate(prompts))[None], plan, self._tensor(offsets[1:] - 1))
+        for group in groups:
+            if group[0].request.prompt_logprobs:
+                scored = prompt_logprobs(self._model, group[0].request, self._limits.vocabulary)
+                for entry in group:
+                    entry.prompt = scored
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
 
     def _decode(self, state: Array) -> torch.Tensor:
@@ -272,6 +253,7 @@ class NativeEngine:
     def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""
         state = self._state[first : len(self._rows)]
+        self._note_top(first, logits_BV)
         token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state))
         version = self.version
         if not np.isfinite(logprob_B).all():
@@ -294,6 +276,17 @@ class NativeEngine:
         if len(ended):
             self._deliver(first + ended, [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
             self._release((first + ended).tolist())
+
+    def _note_top(self, first: int, logits_BV: torch.Tensor) -> None:
+        """Keep the most probable next tokens for the rows from slot `first` on that want them."""
+        state = self._state[first : len(self._rows)]
+        rows = np.flatnonzero(state["top_logprobs"])
+        if len(rows):
+            counts = state["top_logprobs"][rows]
+            found = most_probable(logits_BV[torch.from_numpy(rows)], state["temperature"][rows], int(counts.max()))
+            token_BK, logprob_BK = (values.cpu().numpy() for values in found)
+            for row, count, tokens, logprobs in zip(rows, counts, token_BK.astype(np.int32), logprob_BK, strict=True):
+                self._rows[first + row].top.append((tokens[:count], logprobs[:count]))
 
     def _deliver(self, slots: IntArray, statuses: list[Status]) -> None:
         """Give rows what they have made: views of arrays that those of one step share."""

@@ -18,7 +18,7 @@ from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError
 from tandem.generation.channel import Channel, ChannelClosed
 from tandem.generation.pending import PendingSample
-from tandem.types import Completion, Delta, Status
+from tandem.types import Completion, Delta, Status, TopLogprobs
 
 PINGS_PER_TIMEOUT = 4
 """A replica that is silent for this share of the health time-out is asked for a sign of life."""
@@ -66,11 +66,17 @@ class RoutedSample(PendingSample):
                 EngineError("generate: the engine of a stream was lost, and another one continues it differently")
             )
             return
-        new = slice(len(known), None)
-        self.sent += output.token_ids[new].tolist()
-        columns = (output.token_ids[new], output.logprobs[new], output.versions[new])
-        if len(columns[0]) or output.status is not None:
-            self.results.put_nowait(Delta(self.index, *columns, output.status))
+        self._deliver_new(output, len(known))
+
+    def _deliver_new(self, delta: Delta, known: int) -> None:
+        """The delta without its first tokens, which the caller has had."""
+        new = slice(known, None)
+        columns = (delta.token_ids[new], delta.logprobs[new], delta.versions[new])
+        top = delta.top and TopLogprobs(delta.top.token_ids[new], delta.top.logprobs[new])
+        prompt = None if self.sent else delta.prompt
+        if len(columns[0]) or delta.status is not None:
+            self.results.put_nowait(Delta(self.index, *columns, delta.status, top, prompt))
+        self.sent += columns[0].tolist()
 
     def _is_sound(self, output: Completion | Delta, vocabulary: int, published: Container[int]) -> bool:
         tokens, versions, status = output.token_ids, output.versions, output.status
@@ -88,7 +94,32 @@ class RoutedSample(PendingSample):
             and all(version in published for version in set(versions.tolist()))
             and (versions >= self.version).all()
             and (np.diff(versions) >= 0).all()
+            and self._has_logprobs(output, vocabulary)
         )
+
+    def _has_logprobs(self, output: Completion | Delta, vocabulary: int) -> bool:
+        """Those of other tokens and of the prompt are there if they are wanted, and have their shapes."""
+        count, prompt, request = len(output.token_ids), output.prompt, self.request
+        first = isinstance(output, Completion) or self.repeated == 0
+        if count == 0:  # aborted
+            return True
+        if (prompt is not None) != (request.prompt_logprobs and first):
+            return False
+        return _is_top(output.top, count, request.top_logprobs, vocabulary) and (
+            prompt is None
+            or (
+                len(prompt.logprobs) == len(request.token_ids) - 1
+                and _is_top(prompt.top, len(prompt.logprobs), request.top_logprobs, vocabulary)
+            )
+        )
+
+
+def _is_top(top: TopLogprobs | None, tokens: int, wanted: int, vocabulary: int) -> bool:
+    if top is None or wanted == 0:
+        return top is None and wanted == 0
+    shape = (tokens, min(wanted, vocabulary))
+    ids = top.token_ids
+    return bool(ids.shape == top.logprobs.shape == shape and ((ids >= 0) & (ids < vocabulary)).all())
 
 
 class ReplicaState(Enum):

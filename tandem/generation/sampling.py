@@ -62,6 +62,17 @@ def sample(logits_BV: torch.Tensor, choice_B: Array) -> tuple[torch.Tensor, torc
     return token_B, probs_BV.gather(1, token_B[:, None])[:, 0].log()
 
 
+def most_probable(logits_BV: torch.Tensor, temperature_B: Array, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 `[B, count]` tokens, the most probable first, and float32 `[B, count]` log softmax(logits / temperature).
+
+    The temperature of greedy rows, 0, stands for 1, as in `sample`.
+    """
+    divisor_B = np.where(temperature_B == 0, 1, temperature_B).astype(np.float32)
+    scaled_BV = logits_BV.float() / torch.from_numpy(divisor_B).to(logits_BV.device)[:, None]
+    logprob_BK, token_BK = scaled_BV.log_softmax(-1).topk(min(count, logits_BV.shape[1]))
+    return token_BK, logprob_BK
+
+
 def _draw(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     vocabulary = probs_BV.shape[1]
     if vocabulary <= 4 * _BLOCK:

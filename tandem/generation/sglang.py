@@ -20,7 +20,7 @@ from sglang.srt.managers import io_struct
 from tandem.config.generation import SglangGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError
-from tandem.types import Completion, Delta, FloatArray, IntArray, Request, Status
+from tandem.types import Completion, Delta, FloatArray, IntArray, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
@@ -123,8 +123,10 @@ class SglangEngine:
         self._put(number, _completion(sample, answer))
 
     async def _follow_stream(self, number: int, request: Request, sample: int) -> None:
+        first = True
         async for part in await self._engine.async_generate(**_arguments(number, request, sample), stream=True):
-            self._put(number, _delta(sample, part, self._version))
+            self._put(number, _delta(sample, part, self._version, first))
+            first = False
 
     def _put(self, number: int, output: Completion | Delta) -> None:
         self._outputs.append((number, output))
@@ -164,8 +166,14 @@ def _arguments(number: int, request: Request, sample: int) -> dict[str, Any]:
         "no_stop_trim": True,
         "sampling_seed": request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
     }
-    ids, name = request.token_ids.tolist(), _name(number, sample)
-    return {"input_ids": ids, "sampling_params": params, "return_logprob": True, "rid": name}
+    return {
+        "input_ids": request.token_ids.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+        "logprob_start_len": 0 if request.prompt_logprobs else -1,
+        "top_logprobs_num": request.top_logprobs,
+        "rid": _name(number, sample),
+    }
 
 
 def _name(number: int, sample: int) -> str:
@@ -175,10 +183,11 @@ def _name(number: int, sample: int) -> str:
 def _completion(sample: int, answer: dict[str, Any]) -> Completion:
     status = _status(answer)
     assert status is not None, "SGLang answers in parts only where it was asked to"
-    return Completion(sample, *_tokens(answer), _versions(answer), status)
+    (token_ids, logprobs), versions = _tokens(answer), _versions(answer)
+    return Completion(sample, token_ids, logprobs, versions, status, top=_top(answer), prompt=_prompt(answer))
 
 
-def _delta(sample: int, part: dict[str, Any], version: int) -> Delta:
+def _delta(sample: int, part: dict[str, Any], version: int, first: bool) -> Delta:
     """`version`: the one that is served; SGLang gives those of each token at the end alone."""
     token_ids, logprobs = _tokens(part)
     status = _status(part)
@@ -186,12 +195,26 @@ def _delta(sample: int, part: dict[str, Any], version: int) -> Delta:
     if status is not None:
         known = _versions(part)
         versions = known[len(known) - len(token_ids) :]
-    return Delta(sample, token_ids, logprobs, versions, status)
+    return Delta(sample, token_ids, logprobs, versions, status, top=_top(part), prompt=_prompt(part) if first else None)
 
 
 def _tokens(answer: dict[str, Any]) -> tuple[IntArray, FloatArray]:
     logprobs = [entry[0] for entry in answer["meta_info"].get("output_token_logprobs", ())]
     return np.array(answer["output_ids"], dtype=np.int32), np.array(logprobs, dtype=np.float32)
+
+
+def _top(answer: dict[str, Any], side: str = "output") -> TopLogprobs | None:
+    """Of the tokens of the response (`output`), or of those of the prompt that have any (`input`)."""
+    found = [entries for entries in answer["meta_info"].get(f"{side}_top_logprobs", ()) if entries]
+    if not found:
+        return None
+    ids, values = ([[entry[field] for entry in entries] for entries in found] for field in (1, 0))
+    return TopLogprobs(np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
+
+
+def _prompt(answer: dict[str, Any]) -> PromptLogprobs | None:
+    found = [entry[0] for entry in answer["meta_info"].get("input_token_logprobs", ())]
+    return PromptLogprobs(np.array(found[1:], dtype=np.float32), _top(answer, "input")) if found else None
 
 
 def _versions(answer: dict[str, Any]) -> IntArray:

@@ -26,7 +26,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
-from tandem.types import Completion, Delta, Request, Status
+from tandem.types import Completion, Delta, FloatArray, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Bucket, Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
@@ -126,17 +126,31 @@ class VllmEngine:
         if output.finished:
             del self._internal[number]
         token_ids = np.array(made.token_ids, dtype=np.int32)
-        logprobs = np.array(made.logprobs.logprobs[: len(token_ids)], dtype=np.float32)
+        logprobs, top = _logprobs(made.logprobs, len(token_ids))
+        prompt = PromptLogprobs(*_logprobs(output.prompt_logprobs)) if output.prompt_logprobs else None
         if number in self._streamed:
             versions = np.full(len(token_ids), self._version, dtype=np.int32)  # a step is by one version
             if output.finished:
                 self._streamed.remove(number)
-            return number, Delta(sample, token_ids, logprobs, versions, status)
+            return number, Delta(sample, token_ids, logprobs, versions, status, top, prompt)
         versions = np.full(len(token_ids), -1, dtype=np.int32)  # which no replica's answer may hold
         for span in made.weight_versions or ():
             versions[span.start : span.end] = int(span.version)
         assert status is not None, "vLLM gives an output before the end to streamed samples alone"
-        return number, Completion(sample, token_ids, logprobs, versions, status)
+        return number, Completion(sample, token_ids, logprobs, versions, status, None, top, prompt)
+
+
+def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogprobs | None]:
+    """Of the tokens at the first `count` positions that have any, and of the most probable ones there.
+
+    vLLM has them flat: at each position the token, then the most probable ones. A prompt's first token has none.
+    """
+    ends = [end for start, end in zip(flat.start_indices, flat.end_indices, strict=True) if end > start][:count]
+    values, ids = (np.array(column[: ends[-1] if ends else 0]) for column in (flat.logprobs, flat.token_ids))
+    values, ids = values.astype(np.float32).reshape(len(ends), -1), ids.astype(np.int32).reshape(len(ends), -1)
+    if values.shape[1] < 2:
+        return values.ravel(), None
+    return values[:, 0], TopLogprobs(ids[:, 1:], values[:, 1:])
 
 
 def _params(request: Request, sample: int, streamed: bool) -> Any:
@@ -153,7 +167,8 @@ def _params(request: Request, sample: int, streamed: bool) -> Any:
         skip_special_tokens=False,  # a stop string may be the text of one
         ignore_eos=True,
         seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
-        logprobs=0,
+        logprobs=request.top_logprobs,
+        prompt_logprobs=request.top_logprobs if request.prompt_logprobs else None,
         flat_logprobs=True,
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
     )

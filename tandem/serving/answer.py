@@ -1,7 +1,6 @@
 """One HTTP request -> requests to the engine -> one object, or the chunks of a stream.
 
-Choices i * n … i * n + n - 1 are those of prompt i. A prompt's samples have the seeds that they would have alone, and a
-stream draws what the whole answer draws.
+Choices i * n … i * n + n - 1 are those of prompt i. A stream draws what the whole answer draws.
 """
 
 import asyncio
@@ -9,53 +8,43 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
-from tandem.errors import UserError
 from tandem.serving.base import Answerer
 from tandem.serving.choice import Choice
-from tandem.serving.errors import RequestError, Stopping
+from tandem.serving.errors import Stopping
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
+from tandem.serving.requests import make_requests
 from tandem.serving.shapes import ChatShape, Object, Shape, TextShape
-from tandem.types import Completion, Delta, IntArray, Request, SamplingParams, Status
+from tandem.serving.text import Decode
+from tandem.types import Completion, Delta, Request, Status
 
 Item = TypeVar("Item")
-_LEAST_TOP_P = 1e-9
-"""Of the published 0, which keeps the most probable token alone: engines want more than 0."""
 
 
 class Answer:
     """The answer to one HTTP request. Making it raises UserError if any part of it cannot be answered."""
 
     def __init__(self, answerer: Answerer, params: AnyParameters) -> None:
-        if params.model != answerer.name:
-            raise RequestError(
-                f"model: {params.model!r} does not exist; this endpoint serves {answerer.name!r}",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
         self._answerer = answerer
         self._params = params
-        seed = random.getrandbits(63) if params.seed is None else params.seed
-        seeds = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF).generate_state(params.n, "u8").tolist()
-        self._requests = [
-            Request(prompt, _sampling(params, answerer, prompt), tuple(seeds)) for prompt in answerer.prompts(params)
-        ]
-        for request in self._requests:
-            _check(request, answerer, params)
+        self._requests = make_requests(params, answerer)
         self._shape = _shape(answerer, params)
-        self._choices = self._make_choices()
+        self._choices = [
+            Choice(place * params.n + sample, request, answerer.decode, self._echo(place))
+            for place, request in enumerate(self._requests)
+            for sample in range(params.n)
+        ]
         self._made = 0
         """Tokens so far, of all choices."""
 
     async def whole(self) -> Object:
         """The answer as one object."""
-        async with aclosing(self._outputs(self._answerer.generate)) as outputs:
-            async for choice, completion in outputs:
-                choice.push(completion)
+        async with aclosing(self._changed(self._answerer.generate)) as changed:
+            async for _ in changed:
+                pass
         choices = [self._shape.choice(choice.take()) for choice in self._choices]
         return {**self._identity(self._shape.whole), "choices": choices, "usage": self._usage()}
 
@@ -63,46 +52,56 @@ class Answer:
         """The answer as the chunks of a stream."""
         with_usage = self._params.stream_options.include_usage
         frame = self._identity(self._shape.chunk) | ({"usage": None} if with_usage else {})
-        for index, choice in enumerate(self._choices):
+        for index in range(len(self._choices)):
             if opening := self._shape.opening(index):
                 yield {**frame, "choices": [opening]}
-            if choice.has_news:  # the prompt's echo
+        async with aclosing(self._changed(self._answerer.stream)) as changed:
+            async for choice in changed:
                 yield {**frame, "choices": [self._shape.part(choice.take())]}
-        async with aclosing(self._outputs(self._answerer.stream)) as outputs:
-            async for choice, delta in outputs:
-                if not choice.ended:
-                    choice.push(delta)
-                    yield {**frame, "choices": [self._shape.part(choice.take())]}
         if with_usage:
             yield {**frame, "choices": [], "usage": self._usage()}
 
-    async def _outputs(
-        self, ask: Callable[[Request], AsyncIterator[Any]]
-    ) -> AsyncGenerator[tuple[Choice, Completion | Delta]]:
-        requests = [request for request in self._requests if request.sampling.max_tokens > 0]
-        async with aclosing(merged([ask(request) for request in requests])) as merged_outputs:
-            async for number, output in merged_outputs:
-                if output.status is Status.ABORTED:
-                    raise Stopping
-                self._made += len(output.token_ids)
-                yield self._choices[number * self._params.n + output.sample], output
+    async def _changed(self, ask: Callable[[Request], AsyncIterator[Any]]) -> AsyncGenerator[Choice]:
+        """Each choice whenever it has something new, until all have ended."""
+        if not self._asks_engine:
+            for choice in self._choices:
+                choice.end(Status.TRUNCATED)
+                yield choice
+            return
+        async with aclosing(merged([ask(_served(request)) for request in self._requests])) as outputs:
+            async for number, output in outputs:
+                choice = self._choices[number * self._params.n + output.sample]
+                if not choice.ended:
+                    self._push(choice, number, output)
+                    yield choice
 
-    def _make_choices(self) -> list[Choice]:
-        """Those that get no tokens have ended."""
-        choices: list[Choice] = []
-        for place, request in enumerate(self._requests):
-            for _ in request.seeds:
-                choice = Choice(len(choices), self._answerer, request, self._echo(place))
-                if request.sampling.max_tokens == 0:
-                    choice.end(Status.TRUNCATED)
-                choices.append(choice)
-        return choices
+    @property
+    def _asks_engine(self) -> bool:
+        return self._params.max_tokens != 0 or self._params.scores_prompts
+
+    def _push(self, choice: Choice, place: int, output: Completion | Delta) -> None:
+        if output.status is Status.ABORTED:
+            raise Stopping
+        request = self._requests[place]
+        if output.prompt is not None:
+            choice.push_prompt(request, output.prompt, self._decode_echo(place))
+        if request.sampling.max_tokens == 0:
+            choice.end(Status.TRUNCATED)
+            return
+        self._made += len(output.token_ids)
+        choice.push(output)
 
     def _echo(self, place: int) -> str:
+        """Text as it was given, token ids as their text."""
         if not isinstance(self._params, CompletionParameters) or not self._params.echo:
             return ""
         given = self._params.prompt[place]
-        return given if isinstance(given, str) else self._answerer.decode(given, special_tokens=True)
+        return given if isinstance(given, str) else self._decode_echo(place)(given)
+
+    def _decode_echo(self, place: int) -> Decode:
+        """What makes the echo of the prompt's tokens: special ones are seen where they were given as such."""
+        as_ids = isinstance(self._params, CompletionParameters) and not isinstance(self._params.prompt[place], str)
+        return partial(self._answerer.decode, special_tokens=as_ids)
 
     def _identity(self, kind: str) -> Object:
         return {
@@ -125,43 +124,9 @@ def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
     return TextShape(answerer, params.logprobs is not None)
 
 
-def _sampling(params: AnyParameters, answerer: Answerer, prompt: IntArray) -> SamplingParams:
-    defaults = answerer.defaults
-    max_tokens = params.max_tokens
-    if isinstance(params, ChatParameters):
-        room = int(min(defaults.max_tokens, answerer.limits.positions - len(prompt)))
-        max_tokens = params.max_completion_tokens or params.max_tokens or max(room, 1)
-    assert max_tokens is not None, "text completions have a default"
-    return SamplingParams(
-        temperature=defaults.temperature if params.temperature is None else params.temperature,
-        top_p=defaults.top_p if params.top_p is None else max(params.top_p, _LEAST_TOP_P),
-        top_k=defaults.top_k if params.top_k is None else params.top_k,
-        max_tokens=max_tokens,
-        stop_token_ids=defaults.stop_token_ids,
-        stop_strings=defaults.stop_strings if params.stop is None else tuple(params.stop),
-    )
-
-
-def _check(request: Request, answerer: Answerer, params: AnyParameters) -> None:
-    """Raises RequestError on what the engine would refuse."""
-    limits, tokens, new = answerer.limits, len(request.token_ids), request.sampling.max_tokens
-    param = "messages" if isinstance(params, ChatParameters) else "prompt"
-    if tokens == 0 and new > 0:
-        raise RequestError(f"{param}: there are no tokens to continue", param=param, code="invalid_value")
-    if tokens + new > limits.positions:
-        raise RequestError(
-            f"this model has {limits.positions} positions, but {tokens} tokens in the prompt and {new} in the answer "
-            "were asked for; shorten either",
-            param=param,
-            code="context_length_exceeded",
-        )
-    try:
-        if new:
-            limits.check(request)
-        else:
-            limits.check_ids(request.token_ids)
-    except UserError as error:
-        raise RequestError(str(error), param=param, code="invalid_value") from None
+def _served(request: Request) -> Request:
+    """With a token to draw, which engines want, where only the prompt is to be scored."""
+    return replace(request, sampling=replace(request.sampling, max_tokens=max(request.sampling.max_tokens, 1)))
 
 
 async def merged(streams: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[tuple[int, Item]]:

@@ -1,10 +1,22 @@
 """One choice of an answer: a sample's tokens become text, with the reason why it ended."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tandem.serving.base import Answerer
-from tandem.serving.text import Detokenizer, StopCutter
-from tandem.types import Completion, Delta, Request, Status
+from tandem.serving.text import Decode, Detokenizer, StopCutter
+from tandem.types import Completion, Delta, PromptLogprobs, Request, Status, TopLogprobs
+
+
+class Token(NamedTuple):
+    """A token with what the engine says of it."""
+
+    token_id: int
+    logprob: float | None
+    """None: nothing predicts a prompt's first token."""
+    offset: int
+    """Where in the choice's text it begins."""
+    top: list[tuple[int, float]]
+    """The most probable tokens in its place and their log-probs, where they were wanted."""
 
 
 @dataclass(slots=True)
@@ -13,10 +25,9 @@ class Piece:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    offsets: list[int] = field(default_factory=list[int])
-    """Where in the choice's text each token begins."""
+    prompt: list[Token] = field(default_factory=list[Token])
+    """The prompt's tokens, where they are echoed with log-probs."""
+    tokens: list[Token] = field(default_factory=list[Token])
     finish_reason: str | None = None
     """None: the choice goes on."""
 
@@ -24,10 +35,10 @@ class Piece:
 class Choice:
     """Takes a sample's tokens as they come. Pieces, joined, do not depend on how many tokens came at once."""
 
-    def __init__(self, index: int, answerer: Answerer, request: Request, echo: str = "") -> None:
+    def __init__(self, index: int, request: Request, decode: Decode, echo: str = "") -> None:
         """`echo`: text that the choice begins with."""
         self._index = index
-        self._letters = Detokenizer(answerer.decode, request.token_ids.tolist())
+        self._letters = Detokenizer(decode, request.token_ids.tolist())
         self._cutter = StopCutter(request.sampling.stop_strings)
         self._length = len(echo)
         """Characters so far, before stop strings are cut."""
@@ -35,21 +46,24 @@ class Choice:
         """What `take` has not returned yet."""
         self.ended = False
 
-    @property
-    def has_news(self) -> bool:
-        """There is text, or an end, that `take` has not returned."""
-        return bool(self._piece.text) or self._piece.finish_reason is not None
+    def push_prompt(self, request: Request, scores: PromptLogprobs, decode: Decode) -> None:
+        """The echoed prompt's tokens have these log-probs; `decode` makes the echo of them."""
+        letters, offset = Detokenizer(decode, []), 0
+        logprobs = [None, *scores.logprobs.tolist()]
+        tops = [[], *_pairs(scores.top, len(scores.logprobs))]
+        for token, logprob, top in zip(request.token_ids.tolist(), logprobs, tops, strict=True):
+            self._piece.prompt.append(Token(token, logprob, offset, top))
+            offset += len(letters.push(token))
 
     def push(self, output: Completion | Delta) -> None:
         """Add what the sample has gained."""
-        for token, logprob in zip(output.token_ids.tolist(), output.logprobs.tolist(), strict=True):
+        tops = _pairs(output.top, len(output.token_ids))
+        for token, logprob, top in zip(output.token_ids.tolist(), output.logprobs.tolist(), tops, strict=True):
             if self.ended:  # a stop string that only the text without special tokens shows
                 return
+            self._piece.tokens.append(Token(token, logprob, self._length, top))
             text = self._letters.push(token)
             self._piece.text += self._cutter.push(text)
-            self._piece.token_ids.append(token)
-            self._piece.logprobs.append(logprob)
-            self._piece.offsets.append(self._length)
             self._length += len(text)
             if self._cutter.stopped:
                 self.end(Status.COMPLETED)
@@ -67,3 +81,11 @@ class Choice:
         """What is new since the last call."""
         piece, self._piece = self._piece, Piece(self._index)
         return piece
+
+
+def _pairs(top: TopLogprobs | None, count: int) -> list[list[tuple[int, float]]]:
+    """At each of `count` positions, tokens and their log-probs."""
+    if top is None:
+        return [[] for _ in range(count)]
+    rows = zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
+    return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]

@@ -37,7 +37,6 @@ NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "tool_choice": ("none",),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -137,14 +136,15 @@ class CompletionParameters(Parameters):
     logprobs: int | None = Field(default=None, ge=0, le=5)
     best_of: int | None = None
 
+    @property
+    def scores_prompts(self) -> bool:
+        """The prompt's own log-probs are wanted."""
+        return self.echo and self.logprobs is not None
+
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.best_of not in (None, self.n):
             raise _unsupported("best_of", f"it may only be n, here {self.n}")
-        if self.logprobs:
-            raise _unsupported("logprobs", "the log-probs of the chosen tokens alone are given: 0")
-        if self.logprobs is not None and self.echo:
-            raise _unsupported("logprobs", "prompts have none: not with echo")
 
 
 class ChatParameters(Parameters):
@@ -154,13 +154,20 @@ class ChatParameters(Parameters):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     safety_identifier: str | None = None
     """As `user`."""
     prompt_cache_key: str | None = None
     """A hint for caches: no answer depends on it."""
 
+    @property
+    def scores_prompts(self) -> bool:
+        return False
+
     def check_combinations(self) -> None:
         super().check_combinations()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs: only with logprobs: true", param="top_logprobs", code="invalid_value")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError(
                 "max_tokens: the old name of max_completion_tokens; give one of them",

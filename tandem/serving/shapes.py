@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tandem.serving.base import Answerer
-from tandem.serving.choice import Piece
+from tandem.serving.choice import Piece, Token
 
 Object = dict[str, Any]
 
@@ -45,9 +45,9 @@ class TextShape:
         return {
             "index": piece.index,
             "text": piece.text,
-            "logprobs": self._logprobs(piece) if self._with_logprobs else None,
+            "logprobs": self._logprobs([*piece.prompt, *piece.tokens]) if self._with_logprobs else None,
             "finish_reason": piece.finish_reason,
-            "token_ids": piece.token_ids,
+            "token_ids": [token.token_id for token in piece.tokens],
         }
 
     def opening(self, index: int) -> Object | None:
@@ -56,13 +56,23 @@ class TextShape:
     def part(self, piece: Piece) -> Object:
         return self.choice(piece)
 
-    def _logprobs(self, piece: Piece) -> Object:
+    def _logprobs(self, tokens: Sequence[Token]) -> Object:
         return {
-            "tokens": names_of(piece.token_ids, self._answerer),
-            "token_logprobs": piece.logprobs,
-            "top_logprobs": None,
-            "text_offset": piece.offsets,
+            "tokens": [_name_of(token.token_id, self._answerer) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens],
+            "text_offset": [token.offset for token in tokens],
         }
+
+    def _top(self, token: Token) -> Object | None:
+        """The most probable tokens, and the token itself if it is none of them."""
+        if token.logprob is None:
+            return None
+        pairs = [*token.top, (token.token_id, token.logprob)]
+        named: Object = {}
+        for token_id, logprob in pairs:
+            named.setdefault(_name_of(token_id, self._answerer), logprob)
+        return named
 
 
 class ChatShape:
@@ -86,23 +96,29 @@ class ChatShape:
 
     def _rest(self, piece: Piece) -> Object:
         return {
-            "logprobs": self._logprobs(piece) if self._with_logprobs else None,
+            "logprobs": self._logprobs(piece.tokens) if self._with_logprobs else None,
             "finish_reason": piece.finish_reason,
-            "token_ids": piece.token_ids,
+            "token_ids": [token.token_id for token in piece.tokens],
         }
 
-    def _logprobs(self, piece: Piece) -> Object:
-        names = names_of(piece.token_ids, self._answerer)
+    def _logprobs(self, tokens: Sequence[Token]) -> Object:
         content = [
-            {"token": name, "logprob": logprob, "bytes": _bytes_of(name), "top_logprobs": []}
-            for name, logprob in zip(names, piece.logprobs, strict=True)
+            {
+                **self._scored(token.token_id, token.logprob),
+                "top_logprobs": [self._scored(token_id, logprob) for token_id, logprob in token.top],
+            }
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
 
+    def _scored(self, token_id: int, logprob: float | None) -> Object:
+        name = _name_of(token_id, self._answerer)
+        return {"token": name, "logprob": logprob, "bytes": _bytes_of(name)}
 
-def names_of(token_ids: Sequence[int], answerer: Answerer) -> list[str]:
-    """The text of each token by itself, special tokens too."""
-    return [answerer.decode([token], special_tokens=True) for token in token_ids]
+
+def _name_of(token_id: int, answerer: Answerer) -> str:
+    """The text of a token by itself, also of a special one."""
+    return answerer.decode([token_id], special_tokens=True)
 
 
 def _bytes_of(name: str) -> list[int] | None:

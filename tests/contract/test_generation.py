@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
 from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION
-from tandem.types import Completion, Delta, Request, SamplingParams, Status
+from tandem.types import Completion, Delta, Request, SamplingParams, Status, TopLogprobs
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 1}),
@@ -125,7 +126,14 @@ def joined(deltas: Sequence[Delta]) -> Completion:
     status = deltas[-1].status
     assert status is not None
     columns = ([getattr(delta, name) for delta in deltas] for name in ("token_ids", "logprobs", "versions"))
-    return Completion(deltas[0].sample, *(np.concatenate(column) for column in columns), status)
+    tops = [delta.top for delta in deltas if delta.top is not None]
+    top = (tops and TopLogprobs(*(np.concatenate([getattr(one, name) for one in tops]) for name in TOP))) or None
+    assert all(delta.prompt is None for delta in deltas[1:])
+    whole = (np.concatenate(column) for column in columns)
+    return Completion(deltas[0].sample, *whole, status, top=top, prompt=deltas[0].prompt)  # type: ignore[arg-type]
+
+
+TOP = ("token_ids", "logprobs")
 
 
 def tokens(completions: Sequence[Completion]) -> list[list[int]]:
@@ -232,6 +240,47 @@ def test_a_stream_is_the_completion_in_parts(make: Make) -> None:
             assert parts.versions.tolist() == completion.versions.tolist()
             np.testing.assert_allclose(parts.logprobs, completion.logprobs, atol=2e-5, rtol=0)
             assert len(own) > len(completion.token_ids) // 2, "tokens come as they are made"
+
+
+def test_the_most_probable_tokens_come_where_they_are_wanted(make: Make) -> None:
+    engine = make()
+    plain = request(1, 2, seeds=(1, 2), temperature=0.7, top_k=4)
+    wanted, greedy = replace(plain, top_logprobs=3), replace(request(3, temperature=0.0), top_logprobs=1)
+    without, completions, (best,) = ask(engine, plain, wanted, greedy)
+    streamed = [joined(own) for own in run(collect_stream(engine, wanted))]
+    assert all(completion.top is None for completion in without)
+    for before, completion, stream in zip(without, completions, streamed, strict=True):
+        assert completion.token_ids.tolist() == before.token_ids.tolist() == stream.token_ids.tolist()
+        top = completion.top
+        assert top is not None and top.token_ids.shape == top.logprobs.shape == (12, 3)
+        assert top.token_ids.dtype == np.int32 and top.logprobs.dtype == np.float32
+        assert (np.diff(top.logprobs) <= 0).all() and (np.exp(top.logprobs).sum(axis=1) < 1 + 1e-5).all()
+        same = top.token_ids == completion.token_ids[:, None]
+        np.testing.assert_allclose(top.logprobs[same], completion.logprobs[same.any(axis=1)], atol=1e-5, rtol=0)
+        assert (completion.logprobs <= top.logprobs[:, 0] + 1e-5).all() and same.any()
+        assert stream.top is not None and stream.top.token_ids.tolist() == top.token_ids.tolist()
+        np.testing.assert_allclose(stream.top.logprobs, top.logprobs, atol=2e-5, rtol=0)
+    assert best.top is not None and best.top.token_ids[:, 0].tolist() == best.token_ids.tolist()
+    np.testing.assert_allclose(best.top.logprobs[:, 0], best.logprobs, atol=1e-5, rtol=0)
+
+
+def test_a_prompts_log_probs_are_those_that_it_would_have_as_an_answer(make: Make) -> None:
+    """Greedy answers have log-probs of temperature 1, as prompts have; asked among others, streamed or not."""
+    engine = make()
+    ((answer,),) = ask(engine, replace(request(4, 2, temperature=0.0, max_tokens=30), top_logprobs=2))
+    ids = [4, 2, *answer.token_ids.tolist()]
+    scored = replace(request(*ids, seeds=(1, 2), temperature=0.5, max_tokens=1), prompt_logprobs=True, top_logprobs=2)
+    plain, found, (alone,) = ask(engine, MIXED[0], scored, replace(request(4), prompt_logprobs=True))
+    found += [joined(own) for own in run(collect_stream(engine, scored))]
+    assert all(completion.prompt is None for completion in plain)
+    assert alone.prompt is not None and alone.prompt.top is None and alone.prompt.logprobs.shape == (0,)
+    for completion in found:
+        prompt, top = completion.prompt, completion.prompt and completion.prompt.top
+        assert prompt is not None and top is not None and answer.top is not None
+        assert prompt.logprobs.dtype == np.float32 and len(prompt.logprobs) == len(top.token_ids) == 31
+        np.testing.assert_allclose(prompt.logprobs[1:], answer.logprobs, atol=2e-5, rtol=0)
+        np.testing.assert_allclose(top.logprobs[1:], answer.top.logprobs, atol=2e-5, rtol=0)
+        assert top.token_ids[1:, 0].tolist() == answer.token_ids.tolist()
 
 
 def test_a_stream_ends_with_abort_and_tells_nothing_twice(make: Make) -> None:
@@ -434,6 +483,22 @@ def test_rows_that_say_the_same_are_computed_once_until_they_part(family: str) -
             expected = reference_logprobs(reference, one, completion)
             bound = 2e-5 / (one.sampling.temperature or 1)  # of the logits, which a low temperature makes larger
             np.testing.assert_allclose(completion.logprobs, expected, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_prompt_is_scored_as_a_plain_forward_pass_does_in_any_number_of_passes(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, prompt = model(family, attention="sdpa"), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    with torch.no_grad():
+        logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = logprobs[:-1].gather(1, torch.tensor(prompt)[1:, None])[:, 0]
+    for most_logits in (10, 5 * VOCABULARY, 2**20):
+        monkeypatch.setattr("tandem.generation.scoring._MOST_LOGITS", most_logits)
+        ((completion,),) = ask(native(family=family), replace(request(*prompt), prompt_logprobs=True, top_logprobs=3))
+        assert completion.prompt is not None and completion.prompt.top is not None
+        np.testing.assert_allclose(completion.prompt.logprobs, expected, atol=2e-5, rtol=0)
+        np.testing.assert_allclose(completion.prompt.top.logprobs, logprobs[:-1].topk(3).values, atol=2e-5, rtol=0)
 
 
 def test_rows_that_enter_late_and_need_a_larger_cache_disturb_nobody() -> None:

@@ -109,20 +109,19 @@ def test_what_vllm_refuses_is_an_error_of_that_request_alone(engine: ReplicatedE
 @pytest.mark.filterwarnings("ignore")  # what vLLM's import says
 def test_tokens_that_vllm_names_no_version_for_get_none(vllm: None) -> None:
     """A replica's answer with version -1 is refused (test_replicas.py)."""
+    from vllm.logprobs import FlatLogprobs
+
     from tandem.generation.vllm import VllmEngine
 
+    logprobs = FlatLogprobs([0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4], [-1.0] * 4, [1] * 4, [None] * 4)
     engine: Any = VllmEngine.__new__(VllmEngine)
     for spans, versions in ((None, [-1] * 4), ([SimpleNamespace(version="3", start=1, end=3)], [-1, 3, 3, -1])):
         engine._internal, engine._streamed = {7: "its name"}, set()
-        made = SimpleNamespace(
-            token_ids=[1, 2, 3, 4],
-            logprobs=SimpleNamespace(logprobs=[-1.0] * 4),
-            weight_versions=spans,
-            finish_reason="length",
-        )
+        made = SimpleNamespace(token_ids=[1, 2, 3, 4], logprobs=logprobs, weight_versions=spans, finish_reason="length")
         stale = [np.full(4, 9, dtype=np.int32) for _ in range(100)]
         del stale  # memory that an unfilled array would show
-        number, completion = engine._read(SimpleNamespace(request_id="7:0", outputs=[made], finished=True))
+        output = SimpleNamespace(request_id="7:0", outputs=[made], finished=True, prompt_logprobs=None)
+        number, completion = engine._read(output)
         assert number == 7 and completion.versions.tolist() == versions
 
 

@@ -135,15 +135,10 @@ def test_max_tokens_0_with_echo_gives_the_prompt_back(client: OpenAI) -> None:
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
     assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 0)
     assert complete(client, max_tokens=0).choices[0].text == ""
-    ids = answer.usage and [17, 21, 15, 14]
-    assert complete(client, ids, max_tokens=0, echo=True).choices[0].text == client_text(client, ids)
+    ids = complete_ids(client, "7x1=")
+    assert complete(client, ids, max_tokens=0, echo=True).choices[0].text == "7x1="
     pieces = complete(client, "7=", max_tokens=0, echo=True, stream=True)
     assert [(p.choices[0].text, p.choices[0].finish_reason) for p in pieces] == [("7=", "length")]
-
-
-def client_text(client: OpenAI, ids: Any) -> str:
-    """The text of tokens, which are a letter each."""
-    return "".join(complete(client, [token], max_tokens=0, echo=True).choices[0].text for token in ids)
 
 
 def test_without_max_tokens_text_gets_16_and_a_chat_what_the_configuration_says_or_has_room(
@@ -171,6 +166,8 @@ HOW = [
     {"prompt": "4821=", "n": 3, "seed": 7, "max_tokens": 40},
     {"prompt": ["4821=", "7="], "n": 2, "seed": 7, "max_tokens": 40, "logprobs": 0, "echo": False},
     {"prompt": [[5, 6], [7]], "seed": 7, "max_tokens": 300, "temperature": 0.7, "top_p": 0.9, "echo": True},
+    {"prompt": ["4821=", "7="], "n": 2, "seed": 7, "max_tokens": 20, "logprobs": 2, "echo": True},
+    {"prompt": [[5, 6], [7]], "max_tokens": 0, "logprobs": 1, "echo": True},
     {"prompt": "4821=", "seed": 8, "max_tokens": 200, "stop": ["1", "23", "ab"]},
 ]
 
@@ -190,13 +187,62 @@ def test_a_seeded_stream_of_text_is_the_seeded_answer(client: OpenAI, how: dict[
         assert ids == choice.model_extra["token_ids"]  # type: ignore[index]
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [choice.finish_reason]
         if how.get("logprobs") is not None:
-            for name in ("tokens", "token_logprobs", "text_offset"):
-                together = [value for part in parts for value in getattr(part.logprobs, name)]
-                assert together == pytest.approx(getattr(choice.logprobs, name), abs=2e-5)
+            for name in ("tokens", "text_offset"):
+                assert [x for part in parts for x in getattr(part.logprobs, name)] == getattr(choice.logprobs, name)
+            for name in ("token_logprobs", "top_logprobs"):
+                together = [x for part in parts for x in getattr(part.logprobs, name)]
+                for one, other in zip(together, getattr(choice.logprobs, name), strict=True):
+                    assert one == (None if other is None else pytest.approx(other, abs=2e-5))
+
+
+def test_the_most_probable_tokens_are_told(client: OpenAI) -> None:
+    (text,) = complete(client, seed=4, logprobs=3).choices
+    answer = chat(client, seed=4, max_tokens=24, logprobs=True, top_logprobs=3)
+    assert text.logprobs and text.logprobs.top_logprobs and text.logprobs.tokens and text.logprobs.token_logprobs
+    content = answer.choices[0].logprobs.content
+    assert len(content) == len(text.logprobs.tokens) == 24
+    for place, token in enumerate(content):
+        named = text.logprobs.top_logprobs[place]
+        assert [top.token for top in token.top_logprobs] == list(named)[:3] and len(named) in (3, 4)
+        assert named[text.logprobs.tokens[place]] == pytest.approx(text.logprobs.token_logprobs[place], abs=1e-5)
+        assert sorted(named.values(), reverse=True)[:3] == [top.logprob for top in token.top_logprobs]
+        assert all(bytes(top.bytes).decode() == top.token for top in token.top_logprobs)
+
+
+@pytest.mark.parametrize("new", [0, 1, 5])
+def test_an_echo_with_log_probs_scores_the_prompt(client: OpenAI, endless: OpenAI, new: int) -> None:
+    """As evaluations ask that compare answers by their likelihood; a greedy answer has the same scores itself."""
+    answer = complete(endless, temperature=0, max_tokens=12, logprobs=0).choices[0]
+    ids = [*complete_ids(client, "4821="), *answer.model_extra["token_ids"]]  # type: ignore[index]
+    asked = complete(endless, [ids, ids[:3]], max_tokens=new, echo=True, logprobs=1, temperature=0)
+    scored = asked.choices[0].logprobs
+    assert scored and scored.token_logprobs and scored.top_logprobs and scored.tokens and scored.text_offset
+    assert len(scored.tokens) == 17 + new and (scored.token_logprobs[0], scored.top_logprobs[0]) == (None, None)
+    assert answer.logprobs and answer.logprobs.token_logprobs
+    assert scored.token_logprobs[5:17] == pytest.approx(answer.logprobs.token_logprobs, abs=2e-5)
+    for token, top in zip(scored.tokens[5:17], scored.top_logprobs[5:17], strict=True):
+        assert token == max(top, key=lambda name: top[name])
+    assert [asked.choices[0].text[offset] for offset in scored.text_offset[:5]] == list("4821=")
+    assert len(asked.choices[1].logprobs.tokens) == 3 + new  # type: ignore[union-attr, arg-type]
+    assert asked.usage and asked.usage.completion_tokens == 2 * new
+    as_text = complete(client, "4821=", max_tokens=new, echo=True, logprobs=0).choices[0].logprobs
+    assert (
+        as_text
+        and as_text.token_logprobs
+        and as_text.token_logprobs[1:5] == pytest.approx(scored.token_logprobs[1:5], abs=2e-5)
+    )
+
+
+def complete_ids(client: OpenAI, text: str) -> list[int]:
+    """The tokens of a text, which are its letters."""
+    listed = [complete(client, [[token] for token in range(99)], max_tokens=0, echo=True).choices]
+    letters = {choice.text: choice.index for choices in listed for choice in choices}
+    return [letters[letter] for letter in text]
 
 
 def test_a_seeded_stream_of_a_chat_is_the_seeded_answer(client: OpenAI) -> None:
-    how: dict[str, Any] = {"n": 2, "seed": 9, "max_completion_tokens": 40, "logprobs": True, "stop": ["7"]}
+    how: dict[str, Any] = {"n": 2, "seed": 9, "max_completion_tokens": 40, "stop": ["7"]}
+    how |= {"logprobs": True, "top_logprobs": 2}
     whole = chat(client, **how)
     chunks = list(chat(client, **how, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
@@ -268,7 +314,6 @@ SAMPLES: dict[str, Any] = {
     "suffix": "x",
     "tool_choice": "auto",
     "tools": [{"type": "function", "function": {"name": "f"}}],
-    "top_logprobs": 2,
     "verbosity": "low",
     "web_search_options": {},
 }
@@ -325,7 +370,6 @@ def test_unknown_and_unsound_parameters_are_refused_by_name(client: OpenAI) -> N
         ("stop", ["a", "b", "c", "d", "e"], "invalid_value"),
         ("stop", [""], "invalid_value"),
         ("seed", 2**63, "invalid_value"),
-        ("logprobs", 3, "unsupported_parameter"),
         ("logprobs", 6, "invalid_value"),
         ("stream_options", {"include_usage": True}, "invalid_value"),
         ("prompt", [], "invalid_value"),
@@ -338,8 +382,8 @@ def test_unknown_and_unsound_parameters_are_refused_by_name(client: OpenAI) -> N
         error = refusal(lambda name=name, value=value: complete(client, extra_body={name: value}))
         assert (error.status_code, error.type, error.code) == (400, "invalid_request_error", code), error
         assert error.param in (name, f"{name}[0]") and name in error.message, error
-    error = refusal(lambda: complete(client, echo=True, logprobs=0))
-    assert (error.param, error.code) == ("logprobs", "unsupported_parameter")
+    for how in ({"top_logprobs": 2}, {"top_logprobs": 21, "logprobs": True}):
+        assert refusal(lambda how=how: chat(client, **how)).param == "top_logprobs"
     error = refusal(lambda: complete(client, temperature=-1, n=0))
     assert error.message.count("greater than") == 2
 
