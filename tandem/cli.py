@@ -179,7 +179,7 @@ def serve(
         _silence_transformers()
         from tandem.jobs.serve import run
 
-        stopped_by = run(config, reserved, token, name)
+        stopped_by = run(config, reserved, token, name or model.absolute().name)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)  # as shells have it
 

@@ -78,8 +78,8 @@ class EngineAnswerer:
         return encode(self.tokenizer, text, special_tokens=False)
 
 
-def make_answerer(config: ServeConfig, name: str | None = None) -> EngineAnswerer:
-    """On a new engine that serves the directory's weights as version 0. `name`: default the directory's."""
+def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
+    """On a new engine that serves the directory's weights as version 0. `name`: what requests call the model."""
     model, generation = config.model, config.generation
     tokenizer = load_tokenizer(model)
     if generation.type == "native":
@@ -104,10 +104,10 @@ def make_answerer(config: ServeConfig, name: str | None = None) -> EngineAnswere
         stop_token_ids=stop_token_ids(model, tokenizer),
         stop_strings=tuple(generation.stop_strings),
     )
-    return EngineAnswerer(engine, tokenizer, name or model.path.name, defaults)
+    return EngineAnswerer(engine, tokenizer, name, defaults)
 
 
-def run(config: ServeConfig, reserved: socket.socket, token: str, name: str | None) -> signal.Signals | None:
+def run(config: ServeConfig, reserved: socket.socket, token: str, name: str) -> signal.Signals | None:
     """Serve until Ctrl-C or SIGTERM. Returns the signal where one came before there was anything to serve."""
     try:
         with _stop_signals_raise():

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,13 @@ def test_what_the_engine_refuses_is_the_mistake_of_that_request_alone(make: Make
     with pytest.raises(UserError, match="the engine refuses the request: top_k 13 is bad luck"):
         ask(engine, request(1, top_k=13))
     check(request(1), ask(engine, request(1))[0])
+
+
+@pytest.mark.parametrize("wanted", [{"top_logprobs": 2}, {"prompt_logprobs": True}], ids=str)
+def test_an_answer_without_the_log_probs_that_are_wanted_is_no_sound_one(make: Make, wanted: dict[str, Any]) -> None:
+    engine = make(replicas=1, max_restarts=0)  # its engines give none
+    with pytest.raises(EngineError, match="no sound answer"):
+        ask(engine, replace(request(1, 2), **wanted))
 
 
 def test_two_hundred_publishes_under_load_lose_no_request_and_mistake_no_version(make: Make) -> None:

@@ -34,8 +34,10 @@ def engine(sglang_engine: ReplicatedEngine) -> Iterator[ReplicatedEngine]:
         contract.test_every_sample_comes_once_and_whole,
         partial(contract.test_an_iterator_closed_early_leaves_the_engine_idle, streamed=False),
         partial(contract.test_an_iterator_closed_early_leaves_the_engine_idle, streamed=True),
+        contract.test_a_prompts_log_probs_are_those_that_it_would_have_as_an_answer,
+        contract.test_a_token_id_outside_the_vocabulary_is_the_fault_of_its_request_alone,
     ],
-    ids=["whole", "closed early", "stream closed early"],
+    ids=["whole", "closed early", "stream closed early", "prompt scored", "ids"],
 )
 def test_promises_of_every_engine(promise, engine: ReplicatedEngine) -> None:  # type: ignore[no-untyped-def]
     promise(lambda: engine)

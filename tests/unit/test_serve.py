@@ -32,7 +32,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 @pytest.fixture(scope="module")
 def answerer(sort4: Path) -> Iterator[EngineAnswerer]:
-    made = make_answerer(ServeConfig(model=ModelConfig(path=sort4 / "model")))
+    made = make_answerer(ServeConfig(model=ModelConfig(path=sort4 / "model")), "model")
     made.tokenizer.chat_template = TEMPLATE
     yield made
     made.engine.close()

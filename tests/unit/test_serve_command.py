@@ -1,6 +1,7 @@
 """`tandem serve` as a command: its options, its mistakes, its end by signals."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,8 +100,14 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=lambda by: by.name)
-def test_a_signal_ends_the_server_with_0_and_without_a_traceback(sort4: Path, by: signal.Signals) -> None:
-    with command(str(sort4 / "model"), "--port", "0", "--name", "mine") as process:
+def test_a_signal_ends_the_server_with_0_and_without_a_traceback(
+    sort4: Path, tmp_path: Path, by: signal.Signals
+) -> None:
+    """The server of a run's newest model, which is called as the run is."""
+    run = tmp_path / "mine"
+    shutil.copytree(sort4 / "model", run / "checkpoints" / "step_000001" / "model")
+    (run / "checkpoints" / "latest").write_text("step_000001\n")
+    with command(str(run), "--port", "0") as process:
         assert process.stdout is not None
         token = process.stdout.readline().removeprefix("token: ").strip()
         url, _, name = process.stdout.readline().partition("  model ")
