@@ -10,31 +10,27 @@ from pathlib import Path
 import yaml
 
 TIMEOUT_S = 10
-LOSS = """
+ALGORITHM = """
 import time
 import torch.distributed as dist
 from tandem.algorithms.builtin.opo import OPO
+from tandem.algorithms.builtin.reinforce import ReinforceLoss
 
-class Sleepy:
-    token_local = True
-
-    def __init__(self, loss):
-        self.loss = loss
-
-    def __call__(self, outputs, columns):
+class SleepyLoss(ReinforceLoss):
+    def surrogate(self, tokens):
         while dist.get_rank() == 1:
             time.sleep(1)
-        return self.loss(outputs, columns)
+        return super().surrogate(tokens)
 
 class SleepyOPO(OPO):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.loss = Sleepy(self.loss)
+        self.loss = SleepyLoss(self.loss.config, self.config)
 """
 
 
 def test_a_hanging_rank_ends_the_run_with_every_stack(grpo_config: Path, tmp_path: Path) -> None:
-    (tmp_path / "sleepy.py").write_text(LOSS)
+    (tmp_path / "sleepy.py").write_text(ALGORITHM)
     (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
     tree = yaml.safe_load(grpo_config.read_text())
     tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"]}
@@ -49,7 +45,7 @@ def test_a_hanging_rank_ends_the_run_with_every_stack(grpo_config: Path, tmp_pat
         timeout=300,
     )
     assert done.returncode == 1 and f"{TIMEOUT_S}" in done.stderr, done.stderr
-    assert "sleepy.py" in done.stderr and "in __call__" in done.stderr  # where the sleeper is
+    assert "sleepy.py" in done.stderr and "in surrogate" in done.stderr  # where the sleeper is
     assert "main rank 0:" in done.stderr and "main rank 1:" in done.stderr
     assert "in backward" in done.stderr  # where the others wait for it
     assert "leaked" not in done.stderr
