@@ -61,12 +61,16 @@ def _locked(path: Path) -> Iterator[None]:
 def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     """What `open_run_dir` would return; nothing is written.
 
-    Raises UserError when the directory holds something else, another run (unless that failed before its first step), or
-    the same run with other values of keys that a resumed run must keep; or `trainer.branch_from` is no checkpoint.
+    Raises UserError when there can be no such directory, when it holds something else, another run (unless that failed
+    before its first step), or the same run with other values of keys that a resumed run must keep, and when
+    `trainer.branch_from` is no checkpoint.
     """
     path, stored = config.trainer.run_dir, config.trainer.run_dir / _CONFIG
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; give trainer.run_dir a directory")
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{path}: {nearest} is a file; give another trainer.run_dir")
+    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+        raise UserError(f"{path}: {nearest} may not be written by this user; give another trainer.run_dir")
     ours = (temporary_name(stored).name, _LOCK)
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in ours) if path.exists() else []
     if found and not stored.exists():

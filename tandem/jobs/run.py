@@ -64,7 +64,7 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
     """
     with open_run_dir(config) as changed:
         for change in changed:
-            print(f"changed since the run was started: {change}", flush=True)
+            print(f"changed since the last start: {change}", flush=True)
         write_environment(config.trainer.run_dir, config.trainer.seed)
         yield
 

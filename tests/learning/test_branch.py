@@ -140,7 +140,7 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(recipe: Path, capsys: py
     train(recipe, "cosine", *cosine, "trainer.steps=6", "trainer.resume=true")
     rates = [learning_rate(OptimizerConfig(lr=1e-2, schedule="cosine"), 6, total) for total in (6, 12)]
     told = capsys.readouterr().out
-    assert "changed since the run was started: trainer.steps: 3 -> 6" in told
+    assert "changed since the last start: trainer.steps: 3 -> 6" in told
     assert (
         f"training.optimizer.schedule: cosine ends at step 6, not 3: the next learning rate is {rates[1]:.3g}, "
         f"not {rates[0]:.3g}" in told

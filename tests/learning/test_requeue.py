@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 STEPS = 12
 
@@ -95,8 +98,11 @@ def assert_same_run(run: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_a_requeued_job_goes_on_elsewhere(cluster: str, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """SIGTERM to all processes of two ranks, twice; resumed on one rank, with another time-out, from another place."""
+def test_a_requeued_job_goes_on_elsewhere(
+    cluster: str, recipe: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    """SIGTERM to all processes of two ranks, twice; resumed on one rank, with another time-out and address, from
+    another working directory."""
     here, elsewhere = recipe.parent, tmp_path_factory.mktemp("elsewhere")
     status, output = ended(start(here, recipe.name, "trainer.run_dir=undisturbed"))
     assert status == 0, output
@@ -116,11 +122,15 @@ def test_a_requeued_job_goes_on_elsewhere(cluster: str, recipe: Path, tmp_path_f
     assert (here / "run/checkpoints/latest").read_text().strip() == f"step_{done:06d}"
     assert (here / "run/report.html").exists()
 
-    requeued = start(elsewhere, "--resume", str(here / "run"), "cluster={type: local, ranks: 1, timeout_s: 600}")
-    status, output = ended(requeued)
+    changed = ["cluster.ranks=1", "cluster.timeout_s=600"]
+    if cluster == "ray":
+        nodes: Cluster = request.getfixturevalue("ray_nodes")
+        changed.append(f"cluster.address={nodes.address}")
+    status, output = ended(start(elsewhere, "--resume", str(here / "run"), *changed))
     assert status == 0, output
     assert f"resuming after step {done}" in output
-    assert "cluster.ranks: 2 -> 1" in output or "cluster.type: ray -> local" in output
+    assert "last start: cluster.ranks: 2 -> 1" in output and "last start: cluster.timeout_s: 1800.0 -> 600" in output
+    assert ("last start: cluster.address: null ->" in output) == (cluster == "ray")
     assert_same_run(here / "run", here / "undisturbed")
 
 
