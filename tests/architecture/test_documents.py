@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import existing
 import pytest
 from documents import Document, read_markdown, read_plain
 from named import check_command, check_inline, check_python, check_yaml
@@ -121,10 +120,3 @@ SOUND = """# A page, with `code`
 
 def test_what_exists_or_is_not_ours_is_left_alone() -> None:
     assert problems(read_markdown(ROOT / "page.md", SOUND)) == []
-
-
-def test_the_stages_that_are_timed_are_those_on_the_page() -> None:
-    dataflow = ast.parse((ROOT / "tandem/controller/dataflow.py").read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(dataflow) if isinstance(node, ast.Call) and ast.unparse(node.func) == "clock"]
-    stages = {ast.literal_eval(call.args[0]) for call in calls} | {"step"}
-    assert {name for name in existing.metrics() if name.startswith("time/")} == {f"time/{name}_s" for name in stages}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tandem.config.load import load_config
-from tandem.config.tree import EvalConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.jobs.preflight import find_mistakes
 from tandem.tracking.names import EVERY_NAME
 from tests.conftest import ROOT
@@ -72,6 +72,9 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every: 1 needs data.val_files"]),
     ("sft", "data.train_files=[{0}/questions.jsonl]", ["column `prompt` is missing; the row has question"]),
     ("dpo", "data.train_files=[{0}/prompts.jsonl]", ["column `chosen` is missing"]),
+    ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo' or 'simpo', not 'dpx'"]),
+    ("dpo", "preference={{loss: ipo, label_smoothing: 0.1}}", ["preference: label_smoothing", "not of ipo"]),
+    ("dpo", "data.prompts_per_step=8", ["data.prompts_per_step: unknown key; did you mean data.rows_per_step?"]),
     # model
     ("train", "model.path={0}/nowhere", ["model.path: {0}/nowhere is not a local Hugging Face model directory"]),
     ("train", "model.path={0}/weightless", ["model.path: {0}/weightless lacks its weights (model.safetensors)"]),
@@ -172,8 +175,10 @@ def place(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_config(place / "train.yaml", rl, place)
     supervised: dict[str, Any] = yaml.safe_load((ROOT / "recipes/sort4_sft.yaml").read_text())
     supervised["data"] |= {"train_files": [f"{sort4}/sft.jsonl"]}
-    for command in ("sft", "dpo"):
-        _write_config(place / f"{command}.yaml", supervised, place)
+    _write_config(place / "sft.yaml", supervised, place)
+    (place / "pairs.jsonl").write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
+    supervised["data"] |= {"train_files": [f"{place}/pairs.jsonl"]}
+    _write_config(place / "dpo.yaml", supervised, place)
     return place
 
 
@@ -300,6 +305,7 @@ def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", with_everything), claims_run_dir=True) == []
     assert find_mistakes(load_config(EvalConfig, place / "train.yaml")) == []
     assert find_mistakes(load_config(SftConfig, place / "sft.yaml"), claims_run_dir=True) == []
+    assert find_mistakes(load_config(DpoConfig, place / "dpo.yaml"), claims_run_dir=True) == []
 
 
 def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
