@@ -67,10 +67,11 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     """
     path, stored = config.trainer.run_dir, config.trainer.run_dir / _CONFIG
     nearest = next(place for place in (path, *path.parents) if place.exists())
+    where = f"{path}:" if nearest == path else f"{path}: {nearest}"
     if not nearest.is_dir():
-        raise UserError(f"{path}: {nearest} is a file; give another trainer.run_dir")
+        raise UserError(f"{where} is a file; give another trainer.run_dir")
     if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-        raise UserError(f"{path}: {nearest} may not be written by this user; give another trainer.run_dir")
+        raise UserError(f"{where} may not be written by this user; give another trainer.run_dir")
     ours = (temporary_name(stored).name, _LOCK)
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in ours) if path.exists() else []
     if found and not stored.exists():

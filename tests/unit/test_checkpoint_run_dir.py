@@ -80,9 +80,9 @@ def test_a_directory_that_is_not_a_run_is_refused(tmp_path, resume):
     with pytest.raises(UserError, match=r"not a run \(no config.yaml, but thesis.tex\)"):
         claim(config(tmp_path, resume))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    for below in ("", "run"):
-        with pytest.raises(UserError, match=r"thesis.tex is a file; give another trainer.run_dir"):
-            claim(config(tmp_path / "thesis.tex" / below, resume))
+    for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run"):
+        with pytest.raises(UserError, match=r"thesis.tex:? is a file; give another trainer.run_dir"):
+            claim(config(path, resume))
 
 
 def test_resume_without_a_run_starts_one(tmp_path):
