@@ -101,6 +101,13 @@ def test_a_run_that_moves_ends_as_the_undisturbed_one(
 
 
 @pytest.mark.skipif(not find_spec("megatron"), reason="Megatron-Core is not installed")
+def test_one_process_trains_by_megatron_twice(every_role: dict[str, Any], tmp_path: Path) -> None:
+    """Megatron-Core keeps its groups in globals, which outlive the process group of the first run."""
+    first, second = (train(every_role, tmp_path / name, ONE, steps=1) for name in ("first", "second"))
+    assert numbers(first, 1) == numbers(second, 1)
+
+
+@pytest.mark.skipif(not find_spec("megatron"), reason="Megatron-Core is not installed")
 def test_from_fsdp_to_megatron_by_the_weights_alone(
     every_role: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

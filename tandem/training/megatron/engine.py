@@ -258,7 +258,9 @@ def join(training: MegatronTrainingConfig) -> None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if parallel_state.is_initialized():
-        return
+        if _is_alive(parallel_state.get_model_parallel_group()):
+            return
+        parallel_state.destroy_model_parallel()  # an earlier run of this process has left torch.distributed since
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=training.tensor_parallel,
         pipeline_model_parallel_size=training.pipeline_parallel,
@@ -268,6 +270,13 @@ def join(training: MegatronTrainingConfig) -> None:
         expert_tensor_parallel_size=training.expert_ranks,
     )
     model_parallel_cuda_manual_seed(0)
+
+
+def _is_alive(group: dist.ProcessGroup) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except KeyError:
+        return False
 
 
 def _spread(stage: Stage) -> DistributedDataParallel:
