@@ -50,11 +50,11 @@ class Rollouts:
     squared_probs_T: Tensor | None = None
     """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""
     greedy_rewards_B: Tensor | None = None
-    """Of the greedy answer to the row's prompt, NaN where it has none."""
+    """`[B]`, the reward of the greedy answer to the row's prompt, NaN where it has none."""
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """`[B]` each, NaN where a row's reward lacks the part."""
     seed: int = 0
-    """Of this step, for what an algorithm draws."""
+    """This step's seed, for what an algorithm draws."""
 
     @property
     def trained_tokens_B(self) -> Tensor:
@@ -99,7 +99,7 @@ class Algorithm(Protocol):
         ...
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
-        """Of one step's trajectories; may move the algorithm's own state (the adaptive KL coefficient)."""
+        """One step's advantages; may move the algorithm's own state, such as the adaptive KL coefficient."""
         ...
 
     def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:

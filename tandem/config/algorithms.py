@@ -35,7 +35,7 @@ class PreferenceConfig(Section):
     loss: Literal["dpo", "ipo", "simpo"] = "dpo"
     """dpo: arXiv:2305.18290; ipo: arXiv:2310.12036; simpo, which needs no reference policy: arXiv:2405.14734."""
     beta: PositiveFloat = 0.1
-    """Of the distance to the reference policy; simpo: of the margin, 2 to 2.5 are usual."""
+    """Coefficient of the distance to the reference policy; simpo: of the margin, where 2 to 2.5 are usual."""
     length_normalized: bool = False
     """dpo: log-probs are averaged over an answer's tokens, not summed; ipo and simpo always do so."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
@@ -108,7 +108,7 @@ class RolloutCorrectionConfig(Section):
     upper: PositiveFloat = 2.0
     """Larger ratios are cut to it (truncate) or leave the loss (mask)."""
     lower: NonNegativeFloat = 0.0
-    """Of `mask`: smaller ratios leave the loss."""
+    """With `mask`, tokens with smaller ratios leave the loss too."""
     skip_old_logprobs: bool = False
     """Take the engine's log-probs for those of the old policy, which saves a pass; the loss's own ratio corrects."""
 
@@ -207,7 +207,7 @@ class CriticConfig(PolicyGradientConfig):
     """What algorithms share that may have a critic."""
 
     critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-    """Of the critic, if the algorithm needs values."""
+    """The critic's optimizer, where the algorithm needs values."""
 
 
 class OwnAlgorithmConfig(CriticConfig):

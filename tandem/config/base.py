@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 
 def by_type(default: str) -> Discriminator:
-    """Of a union of sections that differ in `type`, which a file may leave out where it is `default`."""
+    """Tells the sections of a union apart by their `type`, which a file may leave out where it is `default`."""
 
     def tag(section: object) -> str:
         if isinstance(section, dict):

@@ -26,8 +26,8 @@ class Change(NamedTuple):
 def changes(before: Section, after: Section) -> list[Change]:
     """Every key in which two configurations of one kind differ, in the order of the tree.
 
-    Of two alternatives, such as `cluster.type: local` and `cluster.type: ray`, only the type is told: what else they
-    have has no counterpart.
+    Of two alternatives, such as `cluster.type: local` and `cluster.type: ray`, only the type is reported: what else
+    they have has no counterpart.
     """
     return list(_changes(before, after, "", allowed=False))
 

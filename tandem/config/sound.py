@@ -1,4 +1,4 @@
-"""What is sound of a configuration that is not: so that its other mistakes can be found, and told together."""
+"""The valid part of an invalid configuration: with it, its other mistakes are found and reported together."""
 
 from collections.abc import Mapping
 from copy import copy

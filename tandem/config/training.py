@@ -13,7 +13,7 @@ class TrainingSection(Section):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     tokens_per_micro_batch: MayChange[PositiveInt] = 16_384
-    """Of one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
+    """Tokens in one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
     activation_checkpointing: MayChange[bool] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     skip_zero_advantage: bool = True

@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
     Its tokenizer must be that of `path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
+    """Type of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
     trust_remote_code: MayChange[bool] = False
     """Run Python code that the model directory brings. Only for directories you trust."""
     lora: LoraConfig | None = None
@@ -99,7 +99,7 @@ class RewardConfig(Section):
     functions: list[RewardFunctionForm] = []
     """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
     model_weight: float = 1.0
-    """Of the score of `model.reward_model_path`."""
+    """Factor of the score of `model.reward_model_path`."""
     timeout_s: MayChange[PositiveFloat] = 30.0
     """For one call."""
     workers: MayChange[PositiveInt] = 2
@@ -168,7 +168,7 @@ class RayClusterConfig(Section):
     ranks: PositiveInt | None = None
     """Processes of the one pool that all roles share, default 1; not together with `placement.pools`."""
     address: str | None = None
-    """Of a running cluster, as `ray.init` takes it; default: that of the environment, else a new local cluster."""
+    """Where a cluster runs, as `ray.init` takes it; default: that of the environment, else a new local cluster."""
     timeout_s: PositiveFloat = 1800.0
     """A call that takes a worker longer ends the run, with the stacks of all ranks."""
 
@@ -304,7 +304,7 @@ class EvalConfig(RolloutConfig):
 
     NOT_READ: ClassVar[tuple[str, ...]] = ("algorithm", "trainer", "tracking")
     seed: NonNegativeInt = 0
-    """Of the answers, where `generation.eval.temperature` is not 0."""
+    """Draws the answers, where `generation.eval.temperature` is not 0."""
 
 
 class TrainConfig(RolloutConfig, RunConfig):

@@ -1,10 +1,10 @@
-"""Keys of verl's PPO configuration, and what to write in their place: told to those who bring a file of verl's."""
+"""Keys of verl's PPO configuration, and what to write in their place: for those who bring a file of verl's."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 SECTIONS = ("actor_rollout_ref", "critic", "reward_model", "custom_reward_function", "ray_kwargs", "global_profiler")
-"""Of a configuration of verl, those that ours has not."""
+"""Sections of a configuration of verl that ours does not have."""
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 
 COUNTERPARTS: Mapping[str, str] = {

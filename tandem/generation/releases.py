@@ -1,4 +1,4 @@
-"""The releases of vLLM and SGLang that are spoken to, and what all others are told; without importing any of them."""
+"""The releases of vLLM and SGLang that are spoken to, and the message for others; imports none of them."""
 
 import re
 from importlib.metadata import PackageNotFoundError, version

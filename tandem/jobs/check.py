@@ -39,7 +39,8 @@ from tandem.workers.training import TrainWorker
 _PROMPTS = 8
 _STEPS_AT_REST = 3
 _SHOWING_LR, _SHOWING_LR_OF_ADAPTERS = 1e-4, 1e-3
-"""Of the step that shows: Adam moves each weight by about so much, which is little for it and much for log-probs."""
+"""Learning rates of the step whose effect is looked for: Adam moves each weight by about so much, which is little for a
+weight and much for log-probs."""
 _SHOWS, _FOLLOWS = 8, 4
 """The step shows when it moves log-probs by this many times what engine and trainer were apart. The engine has followed
 when afterwards they are apart by less than this part of the movement."""
@@ -179,7 +180,7 @@ def _agrees(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[boo
 
 
 def _check_movement(apart: float, moved: float) -> Verdict:
-    """Else a publish that does nothing could not be told from one that works."""
+    """The step must move log-probs: else a publish that does nothing would look like one that works."""
     found = f"log-probs moved by {moved:.1e} on average"
     cause = f"what the optimizer does hardly reaches the weights; {_SHOWS * apart:.0e} would show"
     return Verdict("one step that shows", moved > 0 and moved >= _SHOWS * apart, found, cause)

@@ -19,7 +19,7 @@ _WORST = 5
 
 
 def difference(batch: Batch, trainer: FloatArray) -> tuple[float, float]:
-    """Of the engine's log-probs to those of the trainer: the largest, and the mean."""
+    """The largest and the mean distance between the engine's log-probs and the trainer's."""
     assert batch.tokens.rollout_logprobs is not None
     apart = np.abs(trainer - batch.tokens.rollout_logprobs)[batch.loss_mask]
     return float(apart.max()), float(apart.mean())

@@ -1,4 +1,4 @@
-"""What a run may do as it is, but is seldom meant to do: said before it starts."""
+"""Notes that are printed before a run starts: on what is allowed, but seldom meant."""
 
 import os
 from collections.abc import Iterator

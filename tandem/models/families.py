@@ -67,7 +67,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], str, dict[str, Any]]] = {
 }
 """Key of a configuration -> values that change nothing, what the others do, and the defaults of model types."""
 _LAYERS = ("full_attention", "sliding_attention")
-"""Of the kinds that `layer_types` may name, those that attend to tokens of the row alone."""
+"""Kinds of layers, as `layer_types` names them, that attend to tokens of the row alone."""
 _ROPES = ("dynamic", "longrope", "su")
 """RoPE whose angles depend on how long the longest row of a pass is."""
 

@@ -99,15 +99,15 @@ def _shrunk(values: Values) -> dict[str, Any]:
 
 
 def _kept_layers(values: Values, count: int) -> list[int]:
-    """One layer of each kind, by all that is said layer by layer; at least two layers."""
+    """One layer of each kind, told apart by every setting that layers have of their own; at least two layers."""
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
     own = values.get("per_layer_config") or {}
     bounds = [values[name] for name in _FIRST_LAYERS if isinstance(values.get(name), int)]
     bounds += [count - values[name] for name in _LAST_LAYERS if isinstance(values.get(name), int)]
     kinds: dict[str, int] = {}
     for layer in range(count):
-        said = [*(value[layer] for value in lists), own.get(layer), own.get(str(layer)), *(layer < b for b in bounds)]
-        kinds.setdefault(repr(said), layer)
+        listed, bounded = [value[layer] for value in lists], [layer < bound for bound in bounds]
+        kinds.setdefault(repr((listed, bounded, own.get(layer), own.get(str(layer)))), layer)
     kept = [*kinds.values()][:_MAX_LAYERS]
     return sorted(kept if len(kept) > 1 or count < 2 else [*kept, next(i for i in range(count) if i not in kept)])
 

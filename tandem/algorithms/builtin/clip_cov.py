@@ -19,7 +19,7 @@ class ClipCovLossConfig(ClipRangeConfig):
 
     type: Literal["clip_cov"] = "clip_cov"
     share: Share = 0.0002
-    """Of the step's tokens, drawn from those within the bounds; at least one."""
+    """Share of the step's tokens that is detached, drawn from those within the bounds; at least one token."""
     covariance_low: float = 1.0
     covariance_high: float = 5.0
 

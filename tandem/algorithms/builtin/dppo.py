@@ -20,7 +20,7 @@ class DPPOLossConfig(LossConfig):
 
     type: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = "tv"
-    """Of sampling and trained policy, over two outcomes: the token, and any other."""
+    """Divergence of the trained from the sampling policy, over two outcomes: the token, and any other."""
     max_divergence: PositiveFloat = 0.15
     """0.15 with tv, 0.05 with kl are usual."""
     max_ratio: float = Field(default=20.0, gt=1)

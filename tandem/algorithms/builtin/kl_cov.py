@@ -19,7 +19,7 @@ class KLCovLossConfig(LossConfig):
 
     type: Literal["kl_cov"] = "kl_cov"
     share: Share = 0.002
-    """Of the step's tokens; at least one."""
+    """Share of the step's tokens that gets the KL penalty; at least one token."""
     coefficient: NonNegativeFloat = 1.0
 
     def check(self, algorithm: PolicyGradientConfig) -> None:

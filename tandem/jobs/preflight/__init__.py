@@ -56,7 +56,7 @@ def _run(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
     except AttributeError as error:
         if whole or not isinstance(error.obj, Section):
             raise
-    except LookupError:  # values that contradict each other, of which their section has told
+    except LookupError:  # values that contradict each other, which their section's own validation reports
         if whole:
             raise
     except OSError as error:  # a file that may not be read, a name that is too long

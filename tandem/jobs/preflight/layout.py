@@ -30,19 +30,19 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
         yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
     if training.type == "megatron" and training.router_replay:
         yield (
-            "training.router_replay: no generation.type tells which experts it chose for a token; leave it out "
+            "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
             "(an engine of your own that fills Completion.experts can be replayed from Python)"
         )
     paths = {"critic": model.critic_path, "reward_model": model.reward_model_path}
-    told: set[str] = set()
+    reported: set[str] = set()
     for role in training_roles(config):
         path, ranks = paths.get(role) or model.path, sum(config.nodes_of(role))
         if isinstance(training, FsdpTrainingConfig):
             problems = list(_find_fsdp_mistakes(training, text_config(path), ranks))
         else:
             problems = _find_megatron_mistakes(training, path, ranks)
-        yield from (problem for problem in problems if problem not in told)
-        told.update(problems)
+        yield from (problem for problem in problems if problem not in reported)
+        reported.update(problems)
 
 
 def find_generation_mistakes(config: Any) -> Iterator[str]:

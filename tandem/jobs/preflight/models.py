@@ -28,9 +28,9 @@ def find_directory_mistakes(config: Any) -> Iterator[str]:
 
 def find_family_mistakes(config: Any) -> Iterator[str]:
     """Families whose log-probs or values would be wrong, on the engines of which `models/families.py` speaks."""
-    told = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
-            if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
-    yield from dict.fromkeys(told)
+    problems = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
+                if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
+    yield from dict.fromkeys(problems)
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
@@ -65,7 +65,7 @@ def find_lora_mistakes(config: Any) -> Iterator[str]:
         return
     try:
         shapes = _read_shapes(model.path)
-    except ValueError:  # told of the directory
+    except ValueError:  # find_directory_mistakes reports it
         return
     layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
     ends = sorted({layer.rpartition(".")[2] for layer in layers} - {*_OUTPUT_LAYERS})

@@ -3,7 +3,7 @@
     micro-batches --lay_out--> Rows --schedule, stage after stage--> hidden states, on the last stage
       --> log-probs, entropy or values --summed over context-parallel ranks--> loss --schedule, backwards--> gradients
 
-Gradients stay with each rank until the optimizer step, which sums them. Loss and outputs are told to every rank.
+Gradients stay with each rank until the optimizer step, which sums them. Every rank is sent the loss and the outputs.
 """
 
 # pyright: reportMissingImports=false
@@ -236,7 +236,7 @@ class MegatronEngine:
         return reduce_from_tensor_model_parallel_region(whole_S, group=parallel_state.get_context_parallel_group())
 
     def _everywhere(self, results: Sequence[LossResult], micro_batches: Sequence[MicroBatch]) -> list[Outputs[Tensor]]:
-        """What the last stage knows of this rank's micro-batches, to be told to its other stages."""
+        """The outputs of this rank's micro-batches, which its last stage has, sent to its other stages."""
         sizes = [len(part.targets) for part in micro_batches]
         if not sizes:
             return []
