@@ -1,7 +1,7 @@
 """Model directories -> tokenizers, policies, critics."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
+
+_DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")
+"""Ends of their names in configurations."""
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -62,25 +65,40 @@ def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
             attn_implementation=ATTENTION,
             trust_remote_code=config.trust_remote_code,
         )
+    if not value_head and (config.path / "generation_config.json").is_file():  # it is saved with the model again
+        model.generation_config = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
     make_lean(model)
     return model
 
 
 @torch.no_grad()
 def fill(model: PreTrainedModel, config: ModelConfig) -> None:
-    """Read this rank's part of every parameter from the model directory, and compute the buffers."""
-    path = config.path
+    """Read this rank's part of every parameter from the model directory, compute the buffers, read those saved."""
     parameters = dict(model.named_parameters())
-    try:
-        theirs = {name.replace(".base_layer.", "."): tensor for name, tensor in parameters.items()}
-        lacking = read_safetensors(theirs, path, model.base_model_prefix)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _cannot_load(path, error) from None
+    lacking = _read(model, config.path, {name.replace(".base_layer.", "."): p for name, p in parameters.items()})
     reset_adapters(model)
-    _zero_value_head(model, path, (name for name in lacking if not is_adapter(name)))
+    _zero_value_head(model, config.path, (name for name in lacking if not is_adapter(name)))
     for parameter in parameters.values():
         parameter._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
     model.initialize_weights()
+    _refuse_lacking(config.path, _read(model, config.path, saved_buffers(model)))
+
+
+def saved_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a model directory holds besides parameters: nobody trains it, and without it the model is another one.
+
+    Such as the biases by which DeepSeek-V3's routers choose experts, and the factors of Gemma 4's layers.
+    """
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def _read(model: PreTrainedModel, path: Path, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Fill this rank's part of the tensors; the names that the directory lacks."""
+    try:
+        return read_safetensors(tensors, path, model.base_model_prefix)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _cannot_load(path, error) from None
 
 
 def _class_and_shape(value_head: bool) -> tuple[Any, dict[str, Any]]:
@@ -118,18 +136,32 @@ def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) 
         model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(path, error) from None
-    dropouts = [name for name in vars(model_config) if name.endswith(("dropout", "pdrop"))]
-    model_config.update(dict.fromkeys(dropouts, 0.0))
+    drop_nothing(model_config)
     check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
     return model_config
 
 
+def drop_nothing(config: transformers.PreTrainedConfig) -> None:
+    """Set every dropout to 0, those of configurations in it (`text_config`) too."""
+    for name, value in vars(config).items():
+        if isinstance(value, transformers.PreTrainedConfig):
+            drop_nothing(value)
+        elif name.endswith(_DROPOUTS) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
 def _zero_value_head(model: PreTrainedModel, path: Path, lacking: Iterable[str]) -> None:
     """A critic starts at 0; UserError when the directory lacks any other weight."""
-    for name in lacking:
-        if not name.startswith(("score.", "classifier.")):
-            raise UserError(f"model: {path} lacks the weight {name}; give a complete model directory")
+    names = set(lacking)
+    of_head = {name for name in names if name.startswith(("score.", "classifier."))}
+    _refuse_lacking(path, names - of_head)
+    for name in of_head:
         torch.nn.init.zeros_(model.get_parameter(name))
+
+
+def _refuse_lacking(path: Path, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        raise UserError(f"model: {path} lacks the weight {name}; give a complete model directory")
 
 
 def _cannot_load(path: Path, error: Exception) -> UserError:

@@ -49,7 +49,7 @@ class ContextParallel:
         self._group = None
         if ranks == 1:
             return
-        heads = model.num_attention_heads
+        heads = model.get_text_config().num_attention_heads
         world = dist.get_world_size() if dist.is_initialized() else 1
         if world % ranks or heads % ranks:
             raise UserError(

@@ -1,6 +1,8 @@
 """The PyTorch engine: plain torch on one rank, FSDP2 on several; the model families of docs/models.md."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
+from tandem.errors import UserError
 from tandem.models.attention import PackedRows, ScatteredRows
-from tandem.models.loading import fill, load_empty, load_model
+from tandem.models.loading import fill, load_empty, load_model, saved_buffers
 from tandem.models.lora import add_adapters, is_adapter, merged_weights, write_adapters
 from tandem.training.base import LossResult, TrainEngine, sum_parts
 from tandem.training.context import ContextParallel, LocalMicroBatch
@@ -61,9 +65,7 @@ class FsdpEngine:
         self._layout = layout or Whole(model)
         self._context = ContextParallel(config.context_parallel, model.config)
         self._optimizer = MasterAdamW(model, optimizer, total_steps, config.cpu_offload) if optimizer else None
-        self._checkpointing = config.activation_checkpointing
-        if self._checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._checkpointed = _checkpointed_layers(model) if config.activation_checkpointing else []
         layer: Any = model.get_output_embeddings()
         if layer is None:
             self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
@@ -80,16 +82,12 @@ class FsdpEngine:
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
-        if self._checkpointing:
-            self.model.train()  # the mode in which transformers checkpoints; every dropout is 0
         results: list[LossResult] = []
-        with self._layout.gathered():
+        with self._layout.gathered(), _checkpointing(self._checkpointed):
             passes = self._passes(micro_batches)
             for number, part in enumerate(passes, start=1):
                 self._layout.starts(last=number == len(passes))
                 results.append(self._context.backward(self._head, part, *self._inputs(part), loss))
-        if self._checkpointing:
-            self.model.eval()
         own = sum_parts([(result.loss, result.metrics) for result in results])
         outputs = [output for result in results for output in result.outputs]
         return LossResult(*sum_parts(self._layout.total(own)), outputs[: len(micro_batches)])
@@ -107,7 +105,8 @@ class FsdpEngine:
         self._move(self._layout.home)
 
     def save(self, directory: Path) -> None:
-        self._layout.save(merged_weights(self.model, self._layout.full), directory / "model")
+        weights = chain(merged_weights(self.model, self._layout.full), saved_buffers(self.model).items())
+        self._layout.save(weights, directory / "model")
         if any(is_adapter(name) for name, _ in self.model.named_parameters()):
             write_adapters(self.model, self._layout.full, directory / "adapter", self._layout.first)
         self._trained.save(directory / "state")
@@ -155,6 +154,30 @@ def make_engine(
         layout = Sharded(loaded, training)
         fill(loaded, model)
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
+
+
+def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The layers that recompute their activations. UserError for a family without them."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not (model.supports_gradient_checkpointing and layers):
+        raise UserError(
+            f"training.activation_checkpointing: transformers cannot checkpoint {type(model).__name__}; leave it out"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return layers
+
+
+@contextmanager
+def _checkpointing(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """transformers checkpoints a layer in training mode.
+
+    The modules in it stay in eval mode: there routers (phimoe's) draw no noise, in no pass other than in the others.
+    """
+    for layer in layers:
+        layer.training = True
+    yield
+    for layer in layers:
+        layer.training = False
 
 
 def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> torch.Tensor:

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    ApertusConfig,
+    GenerationConfig,
+    GPT2Config,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
@@ -46,6 +54,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64),
     "few key heads": Qwen2Config(**{**COMMON, "num_key_value_heads": 1}),
     "sliding window": MistralConfig(**COMMON, sliding_window=4),
+    "buffers": ApertusConfig(**COMMON),
 }
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
@@ -56,10 +65,13 @@ CASES: dict[str, dict[str, Any]] = {
     "critic": {},
     "cpu offload": {"cpu_offload": True},
     "lora": {},
+    "buffers": {},
 }
 """By model; `cpu offload`, `lora` and those of HYBRID train the tied one."""
 HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
-SAVED = ("tied", "critic", "lora")
+SAVED = ("tied", "critic", "lora", "buffers")
+STOPS = [1, 5]
+"""The tokens that end an answer of the tied model, says its generation config."""
 CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
     ("tied", True): {"context_parallel": 4},
     ("tied", False): {"activation_checkpointing": True},
@@ -129,7 +141,12 @@ def write_models(directory: Path) -> None:
 
     for name, config in MODELS.items():
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(directory / name)
+        model = AutoModelForCausalLM.from_config(config)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name in model.state_dict():
+                buffer += 0.25  # as the directory says, not as it is made
+        model.save_pretrained(directory / name)
+    GenerationConfig(eos_token_id=STOPS, do_sample=True, top_p=0.8).save_pretrained(directory / "tied")
     torch.manual_seed(1)
     critic = AutoModelForTokenClassification.from_config(Qwen2Config(**COMMON, num_labels=1))
     torch.nn.init.normal_(critic.score.weight, std=0.1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file as load_file_of
 from transformers import AutoModelForCausalLM
 
 from tandem.config.training import FsdpTrainingConfig
@@ -23,6 +24,8 @@ SCRIPT = Path(__file__).with_name("sharded_training.py")
 sharded = load_file(SCRIPT)
 TRAINED = [(2, case) for case in sharded.CASES] + [(3, "untied")]
 TRAINED += [(4, case) for case in ("tied", "critic", *sharded.HYBRID)]
+
+ONE_RANK = ("tied", "untied", "gpt2", "critic", "lora", "buffers")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def worlds(directory: Path) -> dict[int, Findings]:
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> dict[str, Findings]:
     """One rank's findings, by case; sharding options change nothing there."""
-    return {case: sharded.trained(directory, case, 0, 1) for case in ("tied", "untied", "gpt2", "critic", "lora")}
+    return {case: sharded.trained(directory, case, 0, 1) for case in ONE_RANK}
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +117,23 @@ def test_the_model_directory_of_several_ranks_loads_with_transformers(
     model = AutoModelForCausalLM.from_pretrained(directory / "saved at 2" / "tied" / "model")
     assert type(model).__name__ == "Qwen2ForCausalLM" and model.dtype == torch.float32
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.generation_config.eos_token_id == sharded.STOPS and model.generation_config.top_p == 0.8
     resumed = sharded.engine(directory, "tied")
     resumed.load(directory / "saved at 2" / "tied")
     assert_weights(dict(model.named_parameters()), sharded.weights(resumed), atol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_directory_has_the_buffers_of_the_one_it_came_from(
+    ranks: int, directory: Path, worlds: dict[int, Findings]
+) -> None:
+    first, saved = (
+        load_file_of(path / "model.safetensors")
+        for path in (directory / "buffers", directory / f"saved at {ranks}" / "buffers" / "model")
+    )
+    assert saved.keys() == first.keys()
+    buffers = [name for name in first if name.endswith(".beta")]
+    assert buffers and all(torch.equal(saved[name], first[name]) for name in buffers)
 
 
 @pytest.mark.parametrize("case", sharded.CONTEXT)

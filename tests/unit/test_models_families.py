@@ -32,6 +32,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from tandem.algorithms.supervised import NextTokenLoss
+from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
@@ -40,7 +42,7 @@ from tandem.models.attention import ATTENTION, HARMLESS, _attend
 from tandem.models.families import EQUAL, REFUSED, VALUE_HEADS, refusal
 from tandem.models.family_check import TOLERANCE, Agreement, _models, check_family, compare
 from tandem.models.lean import make_lean
-from tandem.models.loading import load_empty, load_policy
+from tandem.models.loading import drop_nothing, load_empty, load_policy
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Completion, IntArray, MicroBatch, Request, SamplingParams, TokenColumns
@@ -220,6 +222,29 @@ def test_the_engine_generates_with_the_log_probs_of_eager_attention(family: str)
             logprobs = eager(row[None], use_cache=False).logits[0].log_softmax(-1)
             wanted = logprobs[len(prompt) - 1 : -1].gather(1, row[len(prompt) :, None])[:, 0]
             np.testing.assert_allclose(sample.logprobs, wanted.numpy(), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", RUNS)
+def test_checkpointed_layers_compute_what_the_others_do(family: str) -> None:
+    """No dropout, no noise of routers: log-probs are the same whether activations are kept or computed anew."""
+    config = tiny(config_of(family))
+    drop_nothing(config)
+    with torch.no_grad():
+        ours = _models(config, trust_remote_code=False)[1]
+    try:
+        engine = FsdpEngine(ours, FsdpTrainingConfig(activation_checkpointing=True), OptimizerConfig())
+    except UserError as error:
+        assert family in ("ctrl", "jetmoe") and "activation_checkpointing: transformers cannot" in str(error)
+        return
+    ids, share = np.arange(3, 29, dtype=np.int32), np.full(7, 1 / 7, dtype=np.float32)
+    scored = np.array([3, 4, 5, 11, 13, 20, 24])
+    columns = TokenColumns(weights=share, shares=share)
+    batch = MicroBatch(
+        ids, np.array([0, 4, 13, 26]), np.array([-1, 0, -1]), scored, ids[scored + 1], columns, np.arange(7)
+    )
+    wanted = engine.forward([batch])[0].logprobs_S
+    for output in engine.forward_backward([batch] * 4, NextTokenLoss()).outputs:
+        torch.testing.assert_close(output.logprobs_S, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_the_families_with_a_value_head_are_those_of_transformers() -> None:

@@ -20,6 +20,7 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
+from tandem.training.context import ContextParallel
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 
@@ -294,3 +295,8 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     tensors.write_bytes(tensors.read_bytes()[:100])
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
+
+
+def test_context_parallelism_finds_the_heads_of_a_model_that_also_sees_images() -> None:
+    with pytest.raises(UserError, match=r"groups of 3 cannot share 1 ranks or 8 attention heads"):
+        ContextParallel(3, transformers.Gemma3Config(text_config={"num_attention_heads": 8}))
