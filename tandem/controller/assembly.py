@@ -65,7 +65,8 @@ def make_roles(
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
     actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, optimizer_steps), model=policy))
-    rollout = make_rollout(config, tokenizer, placement)
+    # The engine loads what the actor does: with adapters, only what these change is published.
+    rollout = make_rollout(config.model_copy(update={"model": policy}), tokenizer, placement)
     delta = config.generation.type != "native" and config.generation.sync.delta
     publish = connect(actor, rollout, placement, delta)
     models: dict[Role, Model] = {Role.Actor: actor}

@@ -155,3 +155,11 @@ def test_a_best_value_counts_for_its_own_metric_only(recipe: Path) -> None:
     best = run / "checkpoints/best"
     train(recipe, "best", "trainer.steps=3", "trainer.best_metric=reward/mean", "trainer.resume=true")
     assert best.read_text().strip() == "step_000003", "a length is larger than every reward"
+
+
+def test_adapters_on_weights_of_another_run_generate_with_all_of_them(recipe: Path, parent: Path) -> None:
+    """Engines of their own load what the actor starts from: only what adapters change is published."""
+    settings = ["cluster.ranks=2", "model.lora={rank: 4}", "trainer.steps=1", "trainer.eval_every=0"]
+    branch = train(recipe, "adapters on two ranks", f"trainer.branch_from={parent}", *settings)
+    record = read_metrics(branch / "metrics.jsonl")[-1]
+    assert record["rollout/mismatch_max"] < 1e-4
