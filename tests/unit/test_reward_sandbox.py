@@ -5,6 +5,9 @@ import os
 import platform
 import socket
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from tandem.reward.sandbox import tests as sandbox_tests
 from tandem.reward.sandbox.base import Limits
 from tandem.reward.sandbox.local import LocalSandbox
 from tandem.reward.sandbox.tests import make_sandbox, run_tests
+from tests.endpoint import wait_until
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -69,6 +73,45 @@ class TestRuns:
             "import os, time\nfor _ in range(4):\n    if os.fork() == 0: x = bytearray(60 << 20); break\ntime.sleep(9)"
         )
         assert sandbox.run(hungry).stopped == "used more than 128 MiB of memory"
+
+    def test_a_program_that_waits_is_killed_with_all_that_it_started(self) -> None:
+        waiting = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: os.setsid(); break\ntime.sleep(3600)"
+        assert LocalSandbox(LIMITS).run(waiting, timeout_s=0.3).stopped == "took longer than 0.3 s"
+        assert processes_of_sandboxes() == []
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes change their user")
+    def test_a_program_dies_with_the_process_that_runs_it(self) -> None:
+        runner = (
+            "from tandem.reward.sandbox.local import LocalSandbox, Limits\n"
+            f"LocalSandbox(Limits(memory_mib={LIMITS.memory_mib})).run('import time; print(1, flush=True); time.sleep(3600)')"
+        )
+        process = subprocess.Popen([sys.executable, "-c", runner])
+        wait_until(lambda: any("/python/bin" in line and "bwrap" not in line for line in processes_of_sandboxes()))
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 10
+        wait_until(lambda: processes_of_sandboxes() == [] or time.monotonic() > deadline)
+        assert processes_of_sandboxes() == []
+
+    def test_all_of_the_output_is_read(self) -> None:
+        run = LocalSandbox(LIMITS).run("print('x' * 3_000_000)")
+        assert run.stdout == "x" * 3_000_000 + "\n"
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "print(6)\nexit()",
+            "print(6)\nquit(0)",
+            "print(sum(map(int, open('/dev/stdin').read().split())))",
+            "open('/dev/stdout', 'w').write('6')",
+            "import pickle\nclass P: x = 6\nprint(pickle.loads(pickle.dumps(P())).x)",
+            "import typing\nclass A: x: 'A'\nassert typing.get_type_hints(A)['x'] is A\nprint(6)",
+            "import __main__\nx = 6\nprint(__main__.x)",
+        ],
+    )
+    def test_programs_find_what_scripts_find(self, program: str) -> None:
+        run = LocalSandbox(LIMITS).run(program, "1 2\n3")
+        assert (run.stdout.strip(), run.stderr, run.exit_code) == ("6", "", 0)
 
     def test_every_test_has_a_fresh_process_with_the_solution_in_it(self) -> None:
         solution = "seen = []\ndef f(x): seen.append(x); return len(seen)"

@@ -28,8 +28,6 @@ from tandem.reward.sandbox.seccomp import denying_filter
 
 LOOK_S = 0.02
 """Between looks at the memory of all processes."""
-READ_BYTES = 1 << 20
-"""What is read of each output stream."""
 MAX_FILES = 256
 _FIRST_USER = 1 << 30
 """From here to twice that nobody has a user id."""
@@ -41,7 +39,7 @@ _REFUSAL = """model-written code runs in a sandbox, and bubblewrap (`bwrap`) is 
 name a SandboxFusion server (sandbox_fusion_url), or accept the risk on a machine that has nothing to lose: \
 run_untrusted_code_without_sandbox: true"""
 _BOOT = """
-import os, resource, sys
+import builtins, os, resource, sys
 packages, *numbers = sys.argv[1:]
 descriptor, user, *limits = map(int, numbers)
 with open(descriptor, encoding="utf-8") as file:
@@ -53,9 +51,14 @@ if user:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: bubblewrap set it, and the change of user has cleared it
+builtins.exit = builtins.quit = sys.exit  # which `site` would define
 sys.argv = ["program.py"]
 sys.path += [place for place in packages.split(":") if place]
-exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+main = sys.modules["__main__"] = type(sys)("__main__")
+main.__file__ = "program.py"
+exec(compile(program, "program.py", "exec"), main.__dict__)
 """
 
 
@@ -81,6 +84,8 @@ class LocalSandbox:
         contents = (program.encode(), stdin.encode(), denying_filter() if self._contained else b"", b"", b"", b"")
         with ExitStack() as opened:
             source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
+            for file in (given, out, err):  # the program, another user, may open /dev/stdin and its kin
+                os.fchmod(file.fileno(), 0o666)
             start = time.monotonic()
             process = subprocess.Popen(
                 [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT, *self._arguments(source)],
@@ -137,15 +142,31 @@ class LocalSandbox:
 
     def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
         """Kill what is left, and wait for the program: as the first process of its container it dies last."""
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with suppress(ProcessLookupError), ExitStack() as opened:
-            if started := _content(facts):
-                first = os.pidfd_open(json.loads(started)["child-pid"])
+        with ExitStack() as opened:
+            first = _first_process(facts)
+            if first is not None:
                 opened.callback(os.close, first)
-                if not select.select([first], [], [], 10)[0]:
-                    raise TandemError("a sandbox did not end within 10 s of being killed")
+            # Else bubblewrap has waited for the first process, whose number may be another process's by now.
+            is_running = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if first is None:
+                return
+            if is_running:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(first, signal.SIGKILL)
+            if not select.select([first], [], [], 10)[0]:
+                raise TandemError("a sandbox did not end within 10 s of being killed")
+
+
+def _first_process(facts: IO[bytes]) -> int | None:
+    """A descriptor of the first process of a container, as bubblewrap tells of it; None if there is none."""
+    started = _content(facts)
+    try:
+        return os.pidfd_open(json.loads(started)["child-pid"]) if started else None
+    except ProcessLookupError:
+        return None
 
 
 def _file(content: bytes) -> IO[bytes]:
@@ -157,7 +178,7 @@ def _file(content: bytes) -> IO[bytes]:
 
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read(READ_BYTES).decode(errors="replace")
+    return file.read().decode(errors="replace")
 
 
 def _resident_bytes(pid: int) -> int:
