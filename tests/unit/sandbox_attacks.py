@@ -212,7 +212,15 @@ for fd in range(3, 64):
 }
 ATTACKS = READS | WRITES | NETWORK | PROCESSES | MEMORY | OUTPUT | TIME | CHEATS
 
-HONEST = "def answer(): return 42\nimport sys"
+HONEST = """
+import sys
+def answer(): return 42
+class Odd(Exception): pass
+def refuse(): raise Odd
+class Given:
+    def __enter__(self): return 42
+    def __exit__(self, kind, error, traceback): pass
+"""
 TESTS = {
     "equal": "assert answer() == 42",
     "lines": "found = answer()\nassert found == 42\nfound = None",
@@ -222,6 +230,11 @@ TESTS = {
     "unittest": "import unittest\nunittest.TestCase().assertEqual(answer(), 42)",
     "json": "import json\nassert json.dumps(answer()) == json.dumps(42)",
     "module": "assert answer() + sys.maxsize == 42 + sys.maxsize",
+    "map": "assert all(a == b for a, b in zip(map(lambda _: answer(), range(2)), [42, 42]))",
+    "zip": "for found, expected in zip(map(lambda _: answer(), range(2)), [42, 42]):\n    assert found == expected",
+    "refused": "try:\n    refuse()\n    assert False\nexcept Odd:\n    pass",
+    "refused by the module": "import solution\ntry:\n    refuse()\n    assert False\nexcept solution.Odd:\n    pass",
+    "given": "with Given() as given:\n    assert given == 42",
 }
 """Tests that `HONEST` passes and that a forgery must not."""
 FORGERIES = {
@@ -463,6 +476,41 @@ def strings():
         yield from (x for x in gc.get_referents(thing) if isinstance(x, str))
 found = [m[1] for text in strings() for m in [re.search(r'assert answer\\(\\) == (\\d+)', text)] if m]
 def answer(): return int(found[0])
+""",
+    ),
+    "end the loop over the answers": ("map", "def answer(): raise StopIteration"),
+    "end the loop by an error of its own": (
+        "zip",
+        """
+class End(StopIteration): pass
+def answer(): raise End
+""",
+    ),
+    "end the loop on the wire": (
+        "map",
+        """
+import json, os
+def answer(): return 0
+text = json.dumps({'raised': [{'type': 'StopIteration'}, []]})
+def raised(self, *a): return json.loads(text)
+import gc
+ends = [thing for thing in gc.get_objects() if type(thing).__name__ == 'AnsweringEnd']
+type(ends[0]).on_call = lambda *a: 1 / 0
+type(ends[0])._raised = raised
+""",
+    ),
+    "an error of its own that is Exception": ("refused", "Odd = Exception\ndef refuse(): pass"),
+    "errors of its own with AssertionError among them": (
+        "refused by the module",
+        "Odd = (ValueError, AssertionError)\ndef refuse(): pass",
+    ),
+    "an error of its own that is no Exception": ("refused", "class Odd(BaseException): pass\ndef refuse(): pass"),
+    "swallow the assertion": (
+        "given",
+        """
+class Given:
+    def __enter__(self): return 0
+    def __exit__(self, *a): return True
 """,
     ),
     "a class that is called like a module": (

@@ -348,4 +348,65 @@ def f(n): return list(range(n))
 assert f(200000) == list(range(200000))
 """,
     ),
+    "context managers": (
+        """
+class Open:
+    log = []
+    def __enter__(self): self.log.append('in'); return 3
+    def __exit__(self, kind, error, traceback): self.log.append(kind and (kind.__name__, str(error)))
+""",
+        """
+with Open() as x: assert x == 3
+try:
+    with Open(): raise ValueError('why')
+except ValueError: pass
+assert Open.log == ['in', None, 'in', ('ValueError', 'why')]
+""",
+    ),
+    "objects in sets": (
+        """
+class P:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return self.x == other.x
+    def __hash__(self): return hash(self.x)
+def f(): return {P(1): 'one'}
+""",
+        """
+assert len({P(1), P(1), P(2)}) == 2 and f()[P(1)] == 'one'
+""",
+    ),
+    "objects with a format": (
+        """
+class Money:
+    def __str__(self): return 'money'
+    def __format__(self, how): return 'Money ' + how
+""",
+        """
+assert f'{Money():x}' == 'Money x' and f'{Money()!s}' == 'money'
+""",
+    ),
+    "attributes of exceptions": (
+        """
+class Odd(Exception):
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+def f(x): raise Odd(x)
+""",
+        """
+try: f(5)
+except Odd as error: assert error.code == 5 and str(error) == '5'
+else: assert False
+""",
+    ),
+    "a function that is called like a module, beside others": (
+        """
+class Matrix:
+    def __init__(self, rows): self.rows = rows
+def trace(m): return sum(row[i] for i, row in enumerate(m.rows))
+""",
+        """
+assert trace(Matrix([[1, 2], [3, 4]])) == 5
+""",
+    ),
 }

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox_attacks import ATTACKS, FORGERIES, HONEST, TESTS
@@ -81,10 +82,10 @@ class TestRuns:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes change their user")
     def test_a_program_dies_with_the_process_that_runs_it(self) -> None:
-        runner = (
-            "from tandem.reward.sandbox.local import LocalSandbox, Limits\n"
-            f"LocalSandbox(Limits(memory_mib={LIMITS.memory_mib})).run('import time; print(1, flush=True); time.sleep(3600)')"
-        )
+        runner = f"""
+from tandem.reward.sandbox.local import LocalSandbox, Limits
+LocalSandbox(Limits(memory_mib={LIMITS.memory_mib})).run('import time; time.sleep(3600)')
+"""
         process = subprocess.Popen([sys.executable, "-c", runner])
         wait_until(lambda: any("/python/bin" in line and "bwrap" not in line for line in processes_of_sandboxes()))
         process.kill()
@@ -142,6 +143,10 @@ time.sleep(60)
         reasons, stopped = run_tests(LocalSandbox(LIMITS), "def f(): return 1", tests, test_timeout_s=0.5)
         assert reasons[0] == reasons[2] == "" and stopped is None
         assert reasons[1] in ("its process ended before the test did", "its process sent something else than a reason")
+
+    def test_the_process_of_the_verdicts_cannot_be_interrupted(self) -> None:
+        solution = "import os, signal\nfor number in range(1, 32): os.kill(1, number)\ndef f(): return 1"
+        assert run_tests(LocalSandbox(LIMITS), solution, ["assert f() == 1"]) == ([""], None)
 
     def test_what_ordinary_solutions_use_works(self) -> None:
         solution = (
@@ -359,6 +364,34 @@ def test_a_solution_is_scored_by_its_tests() -> None:
     for truth in ({"tests": []}, "{}", {"tests": "assert f(1) == 2"}, {"inputs": ["1"], "outputs": []}):
         with pytest.raises(ValueError, match="holds no list of tests, nor inputs and as many outputs"):
             unit_tests("mbpp", good, truth)
+
+
+@sandboxed
+def test_a_preamble_and_a_solution_may_both_begin_with_the_future() -> None:
+    future = "from __future__ import annotations\n"
+    solution = f"```python\n{future}def f(x: List[int]) -> int: return x[0]\n```"
+    preamble = f"{future}from typing import List"
+    assert unit_tests("x", solution, {"tests": ["assert f([3]) == 3"], "preamble": preamble})["reason"] is None
+    calls = {"fn_name": "f", "inputs": [[[3]]], "outputs": [3], "preamble": "from typing import List"}
+    assert unit_tests("x", solution.replace(future, ""), calls)["reason"] is None
+
+
+@sandboxed
+def test_numbers_and_arrays_of_numpy_are_returned_as_those_of_python() -> None:
+    solution = "import numpy as np\ndef f(x): return [np.sum(x), np.any(x), np.cumsum(x), np.float32(0.5)]"
+    truth = {"fn_name": "f", "inputs": [[[1, 2]]], "outputs": [[3, True, [1, 3], 0.5]]}
+    how: dict[str, Any] = {"packages": ["numpy"], "memory_mib": 2048}
+    assert unit_tests("x", solution, truth, **how)["reason"] is None
+    assert unit_tests("x", solution, truth | {"outputs": [[3, True, [1, 4], 0.5]]}, **how)["score"] == 0
+
+
+@sandboxed
+def test_what_is_expected_of_a_call_may_be_any_json() -> None:
+    deep: list[Any] = []
+    for _ in range(150):
+        deep = [deep]
+    truth = {"fn_name": "f", "inputs": [[float("inf")], [deep]], "outputs": [float("inf"), deep]}
+    assert unit_tests("x", "def f(x): return x", json.dumps(truth))["reason"] is None
 
 
 @sandboxed

@@ -53,13 +53,14 @@ def ends() -> Iterator[tuple[AskingEnd, int]]:
         ({"raised": [{"type": "SystemExit"}, [0]]}, "SystemExit: 0"),
         ({"raised": [{"type": "KeyboardInterrupt"}, []]}, "KeyboardInterrupt"),
         ({"raised": [{"type": "int"}, []]}, "int"),
+        ({"raised": [{"type": "StopIteration"}, [1]]}, "StopIteration: 1"),
     ],
 )
 def test_a_forged_answer_is_an_ordinary_error(ends: tuple[AskingEnd, int], message: Any, error: str | None) -> None:
     end, solution = ends
     send(solution, message)
     if error is None:
-        assert end.ask("name", "x") is Exception
+        assert end.ask("name", "x").__mro__[1:3] == (SolutionError, Exception)
         return
     with pytest.raises((TypeError, ValueError, IndexError, SolutionError), match=error):
         end.ask("name", "x")

@@ -27,7 +27,8 @@ def unit_tests(
     - tests: Python source, each raising where the solution is wrong; or {tests, preamble}, the preamble being what runs
       before the solution.
     - {inputs, outputs}: what the program reads from its standard input, and prints for it.
-    - {inputs, outputs, fn_name}: arguments of a function or of a method of `Solution`, and what it returns.
+    - {inputs, outputs, fn_name}: arguments of a function or of a method of `Solution`, and what it returns; with a
+      preamble, too.
 
     `sandbox` are arguments of `make_sandbox`.
     """
@@ -56,7 +57,8 @@ def _truth(ground_truth: Any) -> Mapping[str, Any]:
         if not (function := truth.get("fn_name")):
             return truth
         pairs = zip(inputs, outputs, strict=True)
-        truth = {"tests": [call_test(function, arguments, expected) for arguments, expected in pairs]}
+        tests = [call_test(function, arguments, expected) for arguments, expected in pairs]
+        truth = {"tests": tests, "preamble": truth.get("preamble")}
     if not truth.get("tests") or isinstance(truth["tests"], str):
         raise ValueError(
             f"the ground truth {ground_truth!r:.200} holds no list of tests, nor inputs and as many outputs"

@@ -33,6 +33,7 @@ LONGEST_ANSWER = 1 << 12
 def main() -> None:
     """Print the secret and, as JSON, `""` for each test that passed and else the reason."""
     ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which does nothing to the first process of a container
     task = receive(0)
     deadline = time.monotonic() + task["total_s"]
     reasons = [verdict(task, min(task["test_timeout_s"], deadline - time.monotonic())) for _ in range(task["tests"])]
@@ -121,7 +122,8 @@ def run_solution(task: Mapping[str, Any], channel: int) -> None:
     module = sys.modules["solution"] = types.ModuleType("solution")
     end = AnsweringEnd(channel, module.__dict__)
     try:
-        exec(compile(task["preamble"] + "\n" + task["solution"], "solution.py", "exec"), module.__dict__)
+        for name in ("preamble", "solution"):  # each may begin with an import from __future__
+            exec(compile(task[name], f"{name}.py", "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001 - a solution may raise anything
         end.report(error)
     else:
@@ -131,7 +133,6 @@ def run_solution(task: Mapping[str, Any], channel: int) -> None:
 
 def run_test(task: Mapping[str, Any], channel: int, answer: int) -> None:
     """Run the test and say what came of it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt would be an exception, which a test may expect
     try:
         test = receive(answer)
         end = AskingEnd(channel)
@@ -152,6 +153,8 @@ def test_names(task: Mapping[str, Any], end: AskingEnd, test: str) -> Names:
         if isinstance(value, type) and value.__module__ == "test":
             del names[name]
     names.pythons_come_first = asks_for_more_than_python(test, names)
+    calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    names.called = {function.id for function in calls if isinstance(function, ast.Name)}
     return names
 
 

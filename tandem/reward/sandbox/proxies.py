@@ -19,17 +19,19 @@ import itertools
 import operator
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tandem.reward.sandbox.wire import is_changeable, pack, receive, send, unpack
 
 MOST_AT_ONCE = 256
 """Items of an iterator that cross together."""
-UNARY = {
-    name: getattr(builtins, name)
-    for name in ("len", "bool", "str", "repr", "int", "float", "complex", "abs", "round", "iter", "reversed")
-} | {"neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "index": operator.index}
+CONVERSIONS = (
+    "len", "bool", "str", "repr", "format", "hash", "int", "float", "complex", "abs", "round", "iter", "reversed"
+)  # fmt: skip
+UNARY = {name: getattr(builtins, name) for name in CONVERSIONS} | {
+    name: getattr(operator, name) for name in ("neg", "pos", "invert", "index")
+}
 ARITHMETIC = (
     "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"
 )  # fmt: skip
@@ -40,8 +42,12 @@ BASES: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, list, dict, se
 """Types of data that others are derived from."""
 
 
+ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration)
+"""Raised by a call within `map` or `zip`, they would end the loop over it, and with it the test, without an error."""
+
+
 class SolutionError(Exception):
-    """What the solution raised, where that is no Exception or cannot be made again."""
+    """What the solution raised, where that is no Exception, would end a loop of the test, or cannot be made again."""
 
 
 class AskingEnd:
@@ -92,10 +98,22 @@ class AskingEnd:
         except Exception as error:  # noqa: BLE001 - a test's function may raise anything; the solution may catch it
             send(self._descriptor, {"raised": [{"type": "RuntimeError"}, [repr(error)]]})
 
-    def _error(self, kind: Any, arguments: list[Any]) -> Exception:
+    def ask_for_name(self, question: str, *values: Any) -> Any:
+        """What the solution has under a name. Raises SolutionError where the test's own assertions could be caught as
+        that."""
+        value = self.ask(question, *values)
+        kinds = value if isinstance(value, tuple) else (value,)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseException) and issubclass(AssertionError, kind):
+                raise SolutionError(f"{values[-1]} is {kind.__name__}, which would catch what the test asserts")
+        return value
+
+    def _error(self, kind: Any, arguments: list[Any], attributes: Mapping[str, Any] | None = None) -> Exception:
         try:
-            if issubclass(kind, Exception):
-                return kind(*arguments)
+            if issubclass(kind, Exception) and not issubclass(kind, ENDS_OF_LOOPS):
+                error = kind(*arguments)
+                vars(error).update((name, value) for name, value in (attributes or {}).items() if name[:2] != "__")
+                return error
         except TypeError:  # no class, or one that is made of other arguments
             pass
         return SolutionError(f"{getattr(kind, '__name__', kind)}: {', '.join(map(str, arguments))}")
@@ -124,7 +142,7 @@ class AskingEnd:
     def _made(self, tag: str, number: int, name: str, parts: Any) -> Any:
         if tag == "exception":
             base = unpack(parts["base"], self._find)
-            return type(name, (base,), {}) if issubclass(base, Exception) else Exception
+            return type(name, (base if issubclass(base, Exception) else SolutionError,), {})
         remote = Remote(self, number, name)
         self._numbers[id(remote)] = number
         self._known[~number] = remote  # which keeps its `id` from another object
@@ -157,7 +175,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ATTRIBUTES:
             raise AttributeError(f"{self.__kind!r} object of the solution: {name} is not asked for")
-        return self.__ask("getattr", name)
+        return self.__end.ask_for_name("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__ask("setattr", name, value)
@@ -196,8 +214,13 @@ class Remote:
             return self is other or self.__end.ask("equal", self, other) is True
         return next((data == other for data in self.__ask("data")), NotImplemented)
 
-    def __hash__(self) -> int:
-        return self.__number
+    def __enter__(self) -> Any:
+        return self.__ask("enter")
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        """The solution is told, but never asked whether the error ends here: it may be the test's assertion."""
+        told = kind if kind is None or kind.__module__ == "builtins" else Exception
+        self.__ask("exit", told, [] if error is None else [str(error)])
 
     def __instancecheck__(self, instance: Any) -> bool:
         return self.__end.ask("isinstance", instance, self) is True
@@ -229,6 +252,8 @@ class Names(dict[str, Any]):
     def __init__(self, end: AskingEnd, packages: Collection[str]) -> None:
         super().__init__(__name__="test")
         self.pythons_come_first = True
+        self.called: Collection[str] = ()
+        """What the test calls as a function, so that it is no module of Python's."""
         self._end = end
         self._importable = {*sys.stdlib_module_names, *packages}
 
@@ -239,10 +264,10 @@ class Names(dict[str, Any]):
         if module.partition(".")[0] in self._importable and attribute in ("", name):
             value = importlib.import_module(module)
             value = getattr(value, attribute) if attribute else value
-        elif name in self._importable and self.pythons_come_first:
+        elif name in self._importable and name not in self.called and self.pythons_come_first:
             raise KeyError(name)
         else:
-            value = self._end.ask("name", name)
+            value = self._end.ask_for_name("name", name)
         self[name] = value
         return value
 
@@ -258,7 +283,7 @@ class SolutionModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self._end.ask("name", name)
+            return self._end.ask_for_name("name", name)
         except KeyError:
             raise AttributeError(name) from None
 
@@ -319,7 +344,7 @@ class AnsweringEnd:
 
     def _raised(self, error: BaseException) -> Any:
         try:
-            return {"raised": pack([type(error), list(error.args)], self._keep)}
+            return {"raised": pack([type(error), list(error.args), dict(vars(error))], self._keep)}
         except Exception:  # noqa: BLE001 - its arguments may be anything
             return {"raised": [{"type": "RuntimeError"}, [str(error)]]}
 
@@ -383,6 +408,12 @@ class AnsweringEnd:
 
     def on_binary(self, operation: str, left: Any, right: Any) -> Any:
         return BINARY[operation](left, right)
+
+    def on_enter(self, value: Any) -> Any:
+        return type(value).__enter__(value)
+
+    def on_exit(self, value: Any, kind: Any, arguments: list[Any]) -> None:
+        type(value).__exit__(value, kind, kind and kind(*arguments), None)
 
     def on_await(self, coroutine: Any) -> Any:
         import asyncio  # which takes its time

@@ -86,15 +86,24 @@ def run_programs(
 
 
 def call_test(function: str, arguments: Sequence[Any], expected: Any) -> str:
-    """The test that a function, or a method of the class `Solution`, returns what equals `expected` as JSON."""
+    """The test that a function, or a method of the class `Solution`, returns what equals `expected` as JSON.
+
+    Arrays and numbers of numpy count as the lists and numbers in them.
+    """
+    given = json.dumps([list(arguments), expected])
     return f"""
 import json, solution
+def plain(value):
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    raise TypeError(f"it returned a {{type(value).__name__}}, which is no data of JSON's")
 try:
     function = solution.{function}
 except AttributeError:
     function = solution.Solution().{function}
-result = json.loads(json.dumps(function(*{list(arguments)!r})))
-assert result == {expected!r}, f"it returned {{result!r:.100}}"
+arguments, expected = json.loads({given!r})
+result = json.loads(json.dumps(function(*arguments), default=plain))
+assert result == expected, f"it returned {{result!r:.100}}"
 """
 
 
