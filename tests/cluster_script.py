@@ -1,7 +1,10 @@
 """A controller of two local processes, as a script of its own: its worker class lives in `__main__`."""
 
+import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import WorkerGroup
@@ -18,8 +21,20 @@ class Script(Probe):
         return mine
 
 
+def start_late_and_alone(claim: Path) -> None:
+    """In a rank that is starting: wait until the controller has gone, before it has started the other rank."""
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        os._exit(0)
+    print("starting", os.getpid(), flush=True)
+    while Path(f"/proc/{os.environ['CONTROLLER']}").exists():
+        time.sleep(0.01)
+
+
 def main(timeout_s: float, breaks: bool) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs that ignore it
+    os.environ["CONTROLLER"] = str(os.getpid())
     cluster = LocalCluster(timeout_s)
     group = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "script", Script)
     print("processes", *group.process().get(), flush=True)
@@ -36,5 +51,7 @@ def main(timeout_s: float, breaks: bool) -> None:
     raise ValueError("the controller fails with a call under way")
 
 
+if __name__ == "__mp_main__" and sys.argv[2] == "starts late":
+    start_late_and_alone(Path(sys.argv[3]))
 if __name__ == "__main__":
     main(float(sys.argv[1]), breaks=sys.argv[2] == "breaks")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -119,6 +119,8 @@ def _prepare(setup: ProcessSetup) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], 0):  # closed already, of which no signal tells: the other ranks may never come
+        os.kill(os.getpid(), signal.SIGKILL)
     for number in (1, 2):
         os.dup2(setup.output.fileno(), number)
     setup.output.close()

@@ -175,6 +175,15 @@ def test_a_killed_controller_takes_all_its_processes_along() -> None:
         assert gone(pids)
 
 
+def test_a_rank_whose_controller_is_killed_while_it_starts_ends(tmp_path: Path) -> None:
+    with start("60", "starts late", str(tmp_path / "claim")) as script:
+        pids = [int(until(script, "starting")[1])]
+        script.kill()
+        pids += session(script.pid)
+        script.wait()
+        assert gone(pids)
+
+
 def test_workers_do_not_hear_of_ctrl_c_and_end_with_the_controller() -> None:
     with start("60", "hangs") as script:
         pids = [int(pid) for pid in until(script, "processes")[1:]]
