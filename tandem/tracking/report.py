@@ -6,43 +6,65 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from tandem.errors import UserError
+from tandem.errors import TandemError, UserError
 from tandem.files import write_text
 from tandem.tracking.jsonl import read_metrics
-from tandem.tracking.trajectories import read_trajectories
+from tandem.tracking.trajectories import files_by_step, read_trajectories
 
 Curve = list[tuple[int, float]]  # (step, finite value), ascending
 _SECTIONS = ("reward", "val", "length", "sft", "actor", "critic", "rollout", "speed")
 """Sections in the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
 _MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
 _MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 1_000, 6_000, 600, 4
+_LAST_VALUES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")
 _COLUMNS = ("step", "prompt_index", "sample", "prompt", "response", "reward", "advantage", "advantages", "status")
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from what the run directory holds; raises UserError when that is not a run."""
+    """Write `report.html` from what the run directory holds.
+
+    Raises UserError when that is not a run, TandemError when the report cannot be written.
+    """
     names = ("config.yaml", "environment.json", "summary.json")
     files = {name: (run_dir / name).read_text(encoding="utf-8") for name in names if (run_dir / name).is_file()}
     if "config.yaml" not in files:
         raise UserError(f"{run_dir}: not a run directory (no config.yaml)")
-    config = yaml.safe_load(files["config.yaml"])
+    try:
+        config = yaml.safe_load(files["config.yaml"])
+        model = config["model"]["path"]
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        raise UserError(f"{run_dir}/config.yaml: not the configuration of a run ({error})") from None
     curves = _curves(run_dir / "metrics.jsonl")
     shown = {
-        "title": f"{config.get('algorithm', {}).get('type', 'sft').upper()} · {run_dir.resolve().name}",
-        "model": config["model"]["path"],
+        "title": f"{_kind(config, curves).upper()} · {run_dir.resolve().name}",
+        "model": model,
         "summary": json.loads(files.pop("summary.json", "{}")),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": _samples(sorted((run_dir / "trajectories").glob("step_*.parquet"))),
+        "samples": _samples([*files_by_step(run_dir / "trajectories").values()]),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    write_text(run_dir / "report.html", template.replace("{RUN}", embedded))
-    return run_dir / "report.html"
+    report = run_dir / "report.html"
+    try:
+        write_text(report, template.replace("{RUN}", embedded))
+    except OSError as error:
+        raise TandemError(f"{report}: the report cannot be written ({error}); the run itself is whole") from None
+    return report
+
+
+def _kind(config: dict[str, Any], curves: dict[str, Curve]) -> str:
+    """What was trained: the algorithm, the loss on pairs, or what the metrics say."""
+    if "algorithm" in config:
+        return config["algorithm"]["type"]
+    if "preference" in config:
+        return config["preference"]["loss"]
+    return "reward model" if "reward_model/loss" in curves else "sft"
 
 
 def _curves(metrics: Path) -> dict[str, Curve]:
@@ -55,7 +77,7 @@ def _curves(metrics: Path) -> dict[str, Curve]:
 
 
 def _facts(curves: dict[str, Curve]) -> dict[str, float]:
-    facts = {name: curves[name][-1][1] for name in ("reward/mean", "sft/loss") if name in curves}
+    facts = {name: curves[name][-1][1] for name in _LAST_VALUES if name in curves}
     facts |= {f"best {name}": max(value for _, value in curves[name]) for name in curves if "/acc/mean@" in name}
     return {"last step": max(curve[-1][0] for curve in curves.values()), **facts} if curves else {}
 
@@ -74,10 +96,17 @@ def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Curve]]
 
 
 def _samples(files: list[Path]) -> list[dict[str, Any]]:
-    """Trajectories of the first, the middle and the last step: the best, the worst and some between."""
+    """Trajectories of the first, the middle and the last step: the best, the worst and some between.
+
+    A file that a crash of the machine has emptied is left out, and named.
+    """
     samples: list[dict[str, Any]] = []
     for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
-        table = read_trajectories(path, _COLUMNS)
+        try:
+            table = read_trajectories(path, _COLUMNS)
+        except (OSError, pa.ArrowException) as error:
+            print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
+            continue
         scored = table.filter(pc.field("reward").is_valid())
         rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
         places = np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES_PER_STEP)).round().astype(int)

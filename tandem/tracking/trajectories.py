@@ -4,6 +4,7 @@
 <run>/validation/step_000010.parquet        the validation answers; the same columns, those of training are null
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tandem.errors import UserError
 from tandem.files import temporary_name
 from tandem.types import Batch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
 
+_NAME = re.compile(r"step_(\d+)\.parquet")
 _TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
 
 
@@ -39,18 +41,15 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch,
     pq.write_table(table, temporary, compression="lz4", use_dictionary=False, write_statistics=False)
     temporary.replace(path)
     if keep:
-        _delete_older(path, keep)
+        upto = [written for number, written in files_by_step(path.parent).items() if number <= step]
+        for old in upto[:-keep]:
+            old.unlink()
 
 
-def _delete_older(path: Path, keep: int) -> None:
-    """Delete the files before the last `keep` that end with `path`."""
-    upto = sorted((p for p in path.parent.glob("step_*.parquet") if _step_of(p) <= _step_of(path)), key=_step_of)
-    for old in upto[:-keep]:
-        old.unlink()
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step_"))
+def files_by_step(folder: Path) -> dict[int, Path]:
+    """The files of the steps, ascending. Whatever else lies there, such as a copy of one, is the user's."""
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step_*.parquet"))
+    return dict(sorted((int(name[1]), path) for name, path in named if name))
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

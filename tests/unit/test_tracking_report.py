@@ -140,6 +140,33 @@ def test_not_a_run_is_the_users_mistake(tmp_path):
         write_report(tmp_path)
 
 
+def test_a_crash_of_the_machine_costs_the_report_what_it_emptied(tmp_path, capsys):
+    """Trajectories are not flushed to the disk."""
+    run = make_run(tmp_path / "run", [{"step": 1, "reward/mean": 1.0}], ["answer"])
+    emptied = trajectories_path(run, 1)
+    emptied.write_bytes(b"")
+    (run / "trajectories/step_1 (copy).parquet").write_bytes(b"")
+    shown = embedded(write_report(run))
+    assert [sample["step"] for sample in shown["samples"]] == [3, 5] and shown["facts"]["reward/mean"] == 1
+    assert capsys.readouterr().out.startswith(f"{emptied}: left out of the report, for it cannot be read (")
+    for damaged in ("", "model: {path: "):
+        (run / "config.yaml").write_text(damaged)
+        with pytest.raises(UserError, match="not the configuration of a run"):
+            write_report(run)
+
+
+def test_the_title_says_what_was_trained(tmp_path):
+    for metric, configured, title in (
+        ("sft/loss", "", "SFT"),
+        ("dpo/loss", "preference: {loss: ipo}\n", "IPO"),
+        ("reward_model/loss", "", "REWARD MODEL"),
+    ):
+        run = make_run(tmp_path / title, [{"step": 1, metric: 0.5}], [])
+        (run / "config.yaml").write_text("model: {path: m}\n" + configured)
+        shown = embedded(write_report(run))
+        assert shown["title"] == f"{title} · {title}" and shown["facts"] == {"last step": 1, metric: 0.5}
+
+
 class Elements(HTMLParser):
     """Tags with their attributes and texts, as a browser has built them."""
 

@@ -112,3 +112,12 @@ def test_rows_must_match_the_batch(tmp_path, step):
     with pytest.raises(AssertionError):
         write_trajectories(tmp_path / "t.parquet", 1, groups[:1], batch)
     assert not (tmp_path / "t.parquet").exists()
+
+
+def test_the_newest_files_stay_and_those_of_other_names(tmp_path, step):
+    own = trajectories_path(tmp_path, 1).with_name("step_1 (copy).parquet")
+    own.parent.mkdir()
+    own.touch()
+    for number in (1, 2, 3):
+        write_trajectories(trajectories_path(tmp_path, number), number, *step, keep=2)
+    assert {path.name for path in own.parent.iterdir()} == {own.name, "step_000002.parquet", "step_000003.parquet"}
