@@ -54,7 +54,7 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Shape the rewards as configured, estimate advantages, let the loss select tokens."""
-        rollouts = replace(rollouts, rewards_B=self._shape_rewards(rollouts))
+        rollouts = self._shape_rewards(rollouts)
         rewards_T = reward_at_last_token(rollouts.rewards_B, rollouts.mask_T, rollouts.rows_T)
         if self.config.kl.place == "reward":
             result = self._estimate_with_kl(rollouts, rewards_T)
@@ -63,20 +63,29 @@ class PolicyGradient(ABC, Generic[Config]):
         result.selected_T = self.loss.select(rollouts, result.advantages_T)
         return result
 
-    def _shape_rewards(self, rollouts: Rollouts) -> Tensor:
-        """The rewards normalised, clipped, then lowered for length, each only where configured; float32 `[B]`."""
-        rewards_B = rollouts.rewards_B.double()
-        if self.config.normalize_rewards and rollouts.scored_B.any():
+    def _shape_rewards(self, rollouts: Rollouts) -> Rollouts:
+        """The rewards normalised, clipped, then lowered for length, each only where configured; float32 `[B]`.
+
+        Rewards of greedy answers are normalised and clipped with the others, which they are compared with.
+        """
+        rewards_B, greedy_B = rollouts.rewards_B.double(), rollouts.greedy_rewards_B
+        if self.config.normalize_rewards:
             self._reward_moments.update(rewards_B[rollouts.scored_B])
-            rewards_B = self._reward_moments.normalize(rewards_B)
-        if self.config.clip_rewards is not None:
-            rewards_B = rewards_B.clamp(-self.config.clip_rewards, self.config.clip_rewards)
-        rewards_B = (rewards_B * rollouts.scored_B).float()
+            if greedy_B is not None:
+                self._reward_moments.update(greedy_B[~greedy_B.isnan()].double())
+        shaped_B = self._normalize_and_clip(rewards_B)
         if self.config.overlong_buffer > 0:
             buffer_tokens = self.config.overlong_buffer * self._max_response_tokens
-            lengths_B = rollouts.rows_T.bincount(minlength=len(rewards_B))
-            rewards_B = rewards_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
-        return rewards_B
+            lengths_B = rollouts.rows_T.bincount(minlength=len(shaped_B))
+            shaped_B = shaped_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
+        shaped_greedy_B = None if greedy_B is None else self._normalize_and_clip(greedy_B.double()).float()
+        return replace(rollouts, rewards_B=(shaped_B * rollouts.scored_B).float(), greedy_rewards_B=shaped_greedy_B)
+
+    def _normalize_and_clip(self, rewards_B: Tensor) -> Tensor:
+        if self.config.normalize_rewards:
+            rewards_B = self._reward_moments.normalize(rewards_B)
+        limit = self.config.clip_rewards
+        return rewards_B if limit is None else rewards_B.clamp(-limit, limit)
 
     def _estimate_with_kl(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         """Take the KL to the reference off the rewards, estimate, then let the KL coefficient follow its target."""

@@ -19,7 +19,9 @@ class RunningMoments:
     """Sum of the squared distances of the rewards from their mean."""
 
     def update(self, rewards: Tensor) -> None:
-        """Take in the rewards of one step, at least one of them."""
+        """Take in rewards of one step, if there are any."""
+        if len(rewards) == 0:
+            return
         count = self.count + len(rewards)
         shift = rewards.mean().item() - self.mean
         within = (rewards - rewards.mean()).square().sum().item()

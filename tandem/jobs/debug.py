@@ -6,6 +6,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from tandem.algorithms import make_algorithm
+from tandem.algorithms.base import Signal
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
@@ -67,6 +69,11 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
     files = sorted(saved.glob("*.parquet")) if saved.is_dir() else [saved]
     if not files or not files[0].is_file():
         raise UserError(f"--debug-train {saved}: holds no trajectories; give RUN/trajectories or a file of it")
+    if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
+        raise UserError(
+            f"--debug-train: algorithm.type: {config.algorithm.type} needs the rewards of greedy answers, which files "
+            "of trajectories do not hold; train without it"
+        )
     unevaluated = config.trainer.model_copy(update={"eval_every": 0})
     config = config.model_copy(update={"trainer": unevaluated})
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:

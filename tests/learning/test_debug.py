@@ -59,3 +59,14 @@ def test_no_trajectories_is_the_users_mistake(grpo_config: Path, tmp_path: Path)
     assert main([*arguments, str(tmp_path / "nowhere")]) == 2
     (tmp_path / "broken.parquet").write_text("no parquet")
     assert main([*arguments, str(tmp_path / "broken.parquet")]) == 2
+
+
+def test_files_of_trajectories_hold_no_greedy_answers(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
+) -> None:
+    """Without these all advantages of ReMax would be 0."""
+    remax = ["train", str(grpo_config), "algorithm.type=remax", "trainer.steps=1"]
+    assert main([*remax, f"trainer.run_dir={tmp_path / 'whole'}"]) == 0
+    replay = ["--debug-train", f"{tmp_path}/whole/trajectories"]
+    assert main([*remax, f"trainer.run_dir={tmp_path / 'replay'}", *replay]) == 2
+    assert "algorithm.type: remax needs the rewards of greedy answers" in capsys.readouterr().err

@@ -6,13 +6,15 @@ import json
 import math
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.builtin.grpo import GRPO, GRPOConfig
 from tandem.config.algorithms import AlgorithmConfig
 from tandem.errors import UserError
 
@@ -186,6 +188,46 @@ def test_remax_by_hand():
     assert algorithm.needs == {Signal.GREEDY_REWARDS}
     given = rollouts(greedy_rewards_B=greedy)
     assert by_row(algorithm.advantages(given), given) == [0.5, -0.5, 2.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_remax_shapes_the_rewards_of_greedy_answers_as_the_others():
+    """Rewards 10 and 12, greedy 11 twice: mean 11, deviation sqrt(2 / 3)."""
+    given = Rollouts(
+        rewards_B=torch.tensor([10.0, 12.0]),
+        scored_B=torch.tensor([True, True]),
+        groups_B=torch.tensor([0, 1]),
+        rows_T=torch.tensor([0, 1]),
+        mask_T=torch.tensor([True, True]),
+        greedy_rewards_B=torch.tensor([11.0, 11.0]),
+    )
+
+    def shaped(**settings: Any) -> list[float]:
+        algorithm = make_algorithm(CONFIG.validate_python({"type": "remax", **settings}), 8)
+        return algorithm.advantages(given).advantages_T.tolist()
+
+    assert shaped(normalize_rewards=True) == pytest.approx([-(1.5**0.5), 1.5**0.5])
+    assert shaped(clip_rewards=11.0) == [-1.0, 0.0]
+    with pytest.raises(ValidationError, match="overlong_buffer: remax compares with the greedy answer"):
+        shaped(overlong_buffer=0.5)
+
+
+def test_rows_without_a_reward_have_none_after_shaping_either():
+    """What an algorithm of one's own may rely on: 0 there, whatever the length."""
+    seen: list[torch.Tensor] = []
+
+    class Watching(GRPO):
+        def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:
+            seen.append(rollouts.rewards_B)
+            return super().estimate(rollouts, rewards_T)
+
+    Watching(GRPOConfig(overlong_buffer=1.0), max_response_tokens=4).advantages(rollouts())
+    assert (seen[0][torch.tensor(SCORED)] < torch.tensor(REWARDS)[torch.tensor(SCORED)]).any()
+    assert (seen[0][~torch.tensor(SCORED)] == 0).all()
+
+
+def test_gdpo_of_a_step_that_lost_every_reward_has_no_advantages():
+    lost = rollouts(scored_B=torch.zeros(7, dtype=torch.bool), mask_T=torch.zeros_like(rollouts().mask_T), parts={})
+    assert not advantages("gdpo", lost, rewards={"a": 1}).advantages_T.any()
 
 
 def test_gdpo_by_hand():

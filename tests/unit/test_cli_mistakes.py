@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from tandem.cli import main
 
@@ -127,8 +127,13 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_confi
 def test_a_reward_model_that_cannot_judge_the_policy(
     capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
 ) -> None:
-    """None there; one without a head that scores; one that knows a token more."""
-    judge = tmp_path / "judge"
+    """None there; two without a head that scores; one with two labels; one that knows a token more."""
+    judge, language, labels = (tmp_path / name for name in ("judge", "language", "labels"))
+    sizes = {"vocab_size": 99, "n_embd": 8, "n_layer": 1, "n_head": 1, "bos_token_id": 1, "eos_token_id": 1}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(language)  # its class is named unlike the others
+    AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=2).save_pretrained(labels)
+    for directory in (language, labels):
+        AutoTokenizer.from_pretrained(sort4 / "model").save_pretrained(directory)
     AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=1).save_pretrained(judge)
     tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
     tokenizer.add_tokens(["<extra>"])
@@ -136,6 +141,8 @@ def test_a_reward_model_that_cannot_judge_the_policy(
     for path, said in (
         (tmp_path / "none", f"model.reward_model_path: {tmp_path}/none is not a local Hugging Face model directory"),
         (sort4 / "model", "is a language model, without a head that scores"),
+        (language, "is a language model, without a head that scores"),
+        (labels, f"the head of {labels} gives 2 numbers, not one score"),
         (judge, f"the tokenizer of {judge} (100 tokens) is not that of {sort4 / 'model'} (99 tokens)"),
     ):
         assert said in refused(capsys, "train", str(grpo_config), f"model.reward_model_path={path}")

@@ -90,6 +90,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.reward_model_path={0}/whole", ["model.reward_model_path: {0}/whole is a language model"]),
     ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
     ("train", "model.lora.target_modules=[q_prj]", ["model.lora.target_modules: ", "'q_prj'; did you mean 'q_proj'?"]),
+    ("train", "model.lora.target_modules=[embed_tokens]", ["model.lora.target_modules: 'embed_tokens'", "embeddings"]),
     ("train", "model.lora.target_modules=[lm_head]", ["model.lora.target_modules: 'lm_head'", "output layer"]),
     # rewards
     ("train", "reward.functions=[{0}/no.py:f]", ["reward.functions: ", "there is no file {0}/no.py"]),

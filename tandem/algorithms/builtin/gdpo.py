@@ -51,6 +51,8 @@ class GDPO(GroupRelative[GDPOConfig]):
 def _part(rollouts: Rollouts, name: str) -> Tensor:
     """The part of each scored row's reward, 0 elsewhere."""
     part_B = rollouts.parts.get(name)
+    if not rollouts.scored_B.any():
+        return rollouts.rewards_B.new_zeros(len(rollouts.rewards_B)).double()
     if part_B is None or part_B[rollouts.scored_B].isnan().any():
         raise UserError(
             f"algorithm.rewards: {name!r} is not a part of every trajectory's reward; parts are "

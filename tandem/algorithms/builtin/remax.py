@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
@@ -20,6 +22,12 @@ class ReMaxConfig(PolicyGradientConfig):
     type: Literal["remax"] = "remax"
     group_size: PositiveInt = 1
     loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
+
+    @model_validator(mode="after")
+    def _punishes_no_length(self) -> Self:
+        if self.overlong_buffer:
+            raise ValueError("overlong_buffer: remax compares with the greedy answer, which is not punished for length")
+        return self
 
 
 class ReMax(PolicyGradient[ReMaxConfig]):

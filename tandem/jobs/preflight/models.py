@@ -15,6 +15,9 @@ from tandem.models.families import refusal
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
+_EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
+_SCORES = ("score.weight", "classifier.weight")
+"""What a head that scores is called, by family."""
 
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
@@ -72,6 +75,8 @@ def find_lora_mistakes(config: Any) -> Iterator[str]:
     for target in model.lora.target_modules:
         if target in _OUTPUT_LAYERS:
             yield f"model.lora.target_modules: {target!r}: the output layer takes no adapter; leave it out"
+        elif target.rpartition(".")[2] in _EMBEDDINGS:
+            yield f"model.lora.target_modules: {target!r}: embeddings take no adapter; leave it out"
         elif not any(f".{layer}".endswith(f".{target}") for layer in layers):
             close = get_close_matches(target, ends, 1)
             mend = f"did you mean {close[0]!r}?" if close else f"give some of {', '.join(ends)}, or all-linear"
@@ -79,13 +84,22 @@ def find_lora_mistakes(config: Any) -> Iterator[str]:
 
 
 def find_reward_model_mistakes(config: Any) -> Iterator[str]:
-    """A model without a head that scores would score all the same."""
+    """A model without a head that scores would give every answer 0."""
     path = config.model.reward_model_path
-    if path is not None and any("CausalLM" in name for name in _read_config(path).get("architectures") or []):
+    if path is None:
+        return
+    try:
+        shapes = _read_shapes(path)
+    except ValueError:  # told of the directory
+        return
+    heads = [shapes[name] for name in _SCORES if name in shapes]
+    if not heads:
         yield (
             f"model.reward_model_path: {path} is a language model, without a head that scores; give the model "
             "directory of a run of `tandem reward-model`"
         )
+    elif heads[0][0] != 1:
+        yield f"model.reward_model_path: the head of {path} gives {heads[0][0]} numbers, not one score; give another"
 
 
 def has_critic(config: Any) -> bool:
