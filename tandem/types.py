@@ -72,13 +72,26 @@ class Preference:
     """By how much it is better, in units of a reward model's score."""
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM draws at this one where it is asked for a lower one, and at far lower ones divided logits are infinite."""
+
+
+def check_temperature(temperature: float) -> float:
+    """The temperature itself. ValueError where engines would not draw at it."""
+    if temperature < 0 or 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"give 0, which is greedy, or at least {LEAST_TEMPERATURE}, not {temperature}")
+    return temperature
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn: temperature, then top-k, then top-p; temperature 0 is greedy."""
+    """How the next token is drawn: temperature, then top-k, then top-p."""
 
     temperature: float = 1.0
+    """0 is greedy, else at least LEAST_TEMPERATURE."""
     top_p: float = 1.0
-    top_k: int = 0  # the whole vocabulary
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()

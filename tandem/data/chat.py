@@ -24,7 +24,7 @@ def messages_of(row: Row, column: str) -> Messages:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False) -> str:
-    """The text of `messages`. Raises UserError when there is no template, BadRow when it refuses these messages."""
+    """The text of `messages`. Raises UserError when there is no template, BadRow when it fails on these messages."""
     if tokenizer.chat_template is None:
         mend = "add chat_template.jinja to the model directory, or use string prompts"
         raise UserError(f"the rows hold messages, and the tokenizer has no chat template; {mend}")
@@ -32,6 +32,8 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_pr
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
     except TemplateError as error:
         raise BadRow(f"the messages are refused by the chat template: {error}") from error
+    except Exception as error:  # a template is a program, which may divide by zero
+        raise BadRow(f"the chat template failed on the messages: {type(error).__name__}: {error}") from error
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool) -> list[int]:

@@ -8,7 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from tandem.errors import UserError
-from tandem.types import Completion, Delta, IntArray, Request
+from tandem.types import Completion, Delta, IntArray, Request, check_temperature
+
+_INT32 = 2**31
 
 
 class GenerationEngine(Protocol):
@@ -80,6 +82,15 @@ class Limits:
                 "lower generation.max_response_tokens or data.max_prompt_tokens"
             )
         self.check_ids(request.token_ids)
+        try:
+            check_temperature(sampling.temperature)
+        except ValueError as error:
+            raise UserError(f"generate: temperature: {error}") from None
+        if not 0 <= sampling.top_k < _INT32 or not 0 < sampling.top_p <= 1:
+            raise UserError(
+                f"generate: top_k {sampling.top_k} and top_p {sampling.top_p}: top_k is 0, which keeps the whole "
+                f"vocabulary, or at most {_INT32 - 1}, and top_p above 0 and at most 1"
+            )
         if sampling.stop_strings and not self.stop_strings:
             raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
 

@@ -75,15 +75,12 @@ class Endpoint:
         return await self._answer(request, parse(ChatParameters, await _body_of(request)))
 
     async def _answer(self, request: Request, params: AnyParameters) -> Response:
+        answer = await asyncio.to_thread(Answer, self._answerer, params)  # a long text takes the tokenizer seconds
         if self.stopping:
             raise Stopping
-        answer = Answer(self._answerer, params)
         if params.stream:
             return EventStream(self._watched_chunks(answer))
-        try:
-            return JSONResponse(await while_connected(request.receive, self._watched_whole(answer)))
-        except ClientDisconnect:
-            return Response(status_code=_LEFT)
+        return JSONResponse(await while_connected(request.receive, self._watched_whole(answer)))
 
     async def _watched_whole(self, answer: Answer) -> dict[str, Any]:
         try:
@@ -177,11 +174,12 @@ class TokenGuard:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if hmac.compare_digest(given, self._expected):
+        scheme, _, token = given.partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.lstrip(b" "), self._token):
             await self._app(scope, receive, send)
             return
         error = RequestError("give the endpoint's token as the API key", code="invalid_api_key", status=401)
@@ -196,7 +194,12 @@ def make_app(answerer: Answerer, token: str) -> Starlette:
             Route("/health", endpoint.health, methods=["GET"]),
             Mount("/v1", routes=endpoint.routes(), middleware=[Middleware(TokenGuard, token=token)]),
         ],
-        exception_handlers={TandemError: _on_tandem_error, HTTPException: _on_http_error, Exception: _on_fault},
+        exception_handlers={
+            TandemError: _on_tandem_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_client_that_left,
+            Exception: _on_fault,
+        },
     )
     app.state.endpoint = endpoint
     return app
@@ -216,6 +219,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     return _error_response(RequestError(message, code="unknown_url", status=error.status_code))
+
+
+async def _on_client_that_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_LEFT)
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

@@ -9,7 +9,8 @@ from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
 
 
 class Answerer(Protocol):
-    """Continues prompts for the endpoint. All calls come from the event loop that the endpoint runs in."""
+    """Continues prompts for the endpoint. `generate` and `stream` are called from the event loop that the endpoint runs
+    in, the rest also from other threads."""
 
     @property
     def name(self) -> str:

@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tandem.serving.errors import RequestError
+from tandem.types import check_temperature
 
 _MOST_SAMPLES = 128
 _MOST_STOPS = 4
@@ -46,7 +47,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class StreamOptions(_Strict):
+class _Nested(_Strict):
+    """An object within a request: what is null in it is as if it were left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in cast(dict[str, Any], given).items() if value is not None}
+
+
+class StreamOptions(_Nested):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
@@ -64,18 +76,12 @@ def _text_of(content: Any) -> Any:
     return "".join(texts)
 
 
-class Message(_Strict):
+class Message(_Nested):
+    """A turn; it may be an answer's message, which has further fields that are null."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_text_of)]
     name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, message: Any) -> Any:
-        """A client that returns an answer's message as a turn sends its empty fields, too."""
-        if not isinstance(message, dict):
-            return message
-        return {key: value for key, value in cast(dict[str, Any], message).items() if value is not None}
 
 
 def _stops(value: Any) -> Any:
@@ -107,9 +113,9 @@ class Parameters(_Strict):
     """What both endpoints take."""
 
     model: str
-    temperature: float | None = Field(default=None, ge=0, le=2)
+    temperature: Annotated[float, AfterValidator(check_temperature)] | None = Field(default=None, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0, lt=_INT32)
     """No parameter of OpenAI's: only the most probable tokens are drawn from, 0: all."""
     n: int = Field(default=1, ge=1, le=_MOST_SAMPLES)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
@@ -198,8 +204,14 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
 def _read_object(body: bytes) -> Mapping[str, Any]:
     try:
         given = json.loads(body)
+        if b"\\u" in body:
+            json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RequestError("the body has half a surrogate pair, which is no letter", code="invalid_json") from None
     except ValueError as error:  # also of bytes that are no UTF-8
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body has lists or objects nested too deeply", code="invalid_json") from None
     if not isinstance(given, dict):
         raise RequestError("the body is not a JSON object", code="invalid_json")
     return cast(dict[str, Any], given)
