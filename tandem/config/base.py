@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 
 __all__ = [
     "MAY_CHANGE",
@@ -24,10 +24,20 @@ MayChange = Annotated[T, MAY_CHANGE]
 Every other key is fixed for the length of a run, because it decides what the run learns. See `tandem/config/resume.py`.
 """
 
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+
+def _refuse_switch(value: T) -> T:
+    """`save_every: true` would be 1."""
+    if isinstance(value, bool):
+        raise ValueError("input should be a number")
+    return value
+
+
+_NO_SWITCH = BeforeValidator(_refuse_switch)
+PositiveInt = Annotated[int, Field(gt=0), _NO_SWITCH]
+PositiveFloat = Annotated[float, Field(gt=0), _NO_SWITCH]
+NonNegativeInt = Annotated[int, Field(ge=0), _NO_SWITCH]
+NonNegativeFloat = Annotated[float, Field(ge=0), _NO_SWITCH]
+Share = Annotated[float, Field(ge=0, le=1), _NO_SWITCH]
 
 
 class Section(BaseModel):

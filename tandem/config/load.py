@@ -96,19 +96,32 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     """Set each `a.b=value` in `tree`; yields what is wrong with them."""
     for override in overrides:
-        dotted, equals, text = override.partition("=")
-        *parents, last = dotted.lstrip("+").split(".")
-        if dotted.startswith("+"):
+        if override.startswith("+"):
             yield f"override {override!r}: keys take no + here"
         try:
-            if not equals or not all((*parents, last)) or dotted.startswith("~"):
-                raise TypeError
-            section: Any = tree
-            for name in parents:
-                section = section.setdefault(name, {})
-            section[last] = yaml12.read(text)
-        except (AttributeError, TypeError, yaml12.YAMLError):  # the first two: a parent is a value
-            yield f"override {override!r}: write it as section.key=YAML value"
+            _apply(tree, override.lstrip("+"))
+        except ValueError as error:
+            yield f"override {override!r}: {error}"
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Set `a.b=value`, in sections that are made where they are not there, or empty. Raises ValueError."""
+    dotted, equals, text = override.partition("=")
+    names = dotted.split(".")
+    if not equals or not all(names) or dotted.startswith("~"):
+        raise ValueError("write it as section.key=YAML value")
+    section = tree
+    for depth, name in enumerate(names[:-1], start=1):
+        if section.get(name) is None:
+            section[name] = {}
+        section = section[name]
+        if not isinstance(section, dict):
+            key, kind = ".".join(names[:depth]), "a list" if isinstance(section, list) else repr(section)
+            raise ValueError(f"{key} is {kind}, whose parts have no keys; give all of it, as {key}=…")
+    try:
+        section[names[-1]] = yaml12.read(text)
+    except yaml12.YAMLError as error:
+        raise ValueError(f"what follows = is not valid YAML: {getattr(error, 'problem', None) or error}") from None
 
 
 def _has(tree: Any, dotted: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from tandem.config import verl_keys
 from tandem.config.base import Section
 from tandem.config.found import sections_at
 
@@ -19,7 +20,7 @@ def sound_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
     Reading any other raises AttributeError: what was refused, and beside an unknown key every default, for that key may
     be the misspelt name of any of them. What a section asks of its values together is not asked here.
     """
-    unknown_keys = tree.keys() - kind.model_fields.keys()
+    unknown_keys = tree.keys() - kind.model_fields.keys() - set(verl_keys.SECTIONS)
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if name not in tree and unknown_keys:

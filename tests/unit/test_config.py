@@ -25,6 +25,8 @@ trainer: {run_dir: r, steps: 3}
 """
 ENGINE_ARGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
 GROUP_OF_ONE = "input should be greater than or equal to 2, not 1"
+WHOLE = "whose parts have no keys; give all of it, as "
+NO_YAML = "what follows = is not valid YAML: "
 
 
 @pytest.fixture
@@ -154,13 +156,24 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
         ("trainer={steps: 1}", "trainer.run_dir: field required"),
         ("trainer.steps", "override 'trainer.steps': write it as section.key=YAML value"),
         ("=1", "override '=1': write it as section.key=YAML value"),
-        ("trainer.run_dir.x=1", "override 'trainer.run_dir.x=1': write it as section.key=YAML value"),
-        ("data.train_files.0=x", "override 'data.train_files.0=x': write it as section.key=YAML value"),
-        ("trainer.run_dir={", "override 'trainer.run_dir={': write it as section.key=YAML value"),
+        ("trainer.run_dir.x=1", f"override 'trainer.run_dir.x=1': trainer.run_dir is 'r', {WHOLE}trainer.run_dir=…"),
+        ("data.train_files.0=x", f"override 'data.train_files.0=x': data.train_files is a list, {WHOLE}data.train_files=…"),
+        ("trainer.run_dir={", f"override 'trainer.run_dir={{': {NO_YAML}expected the node content, but found '<stream end>'"),
+        ("trainer={steps: 1, steps: 2}", f"override 'trainer={{steps: 1, steps: 2}}': {NO_YAML}the key 'steps' is there twice"),
+        ("trainer.save_every=true", "trainer.save_every: input should be a number, not True"),
+        ("training.optimizer.lr=true", "training.optimizer.lr: input should be a number, not True"),
     ],
 )  # fmt: skip
 def test_one_mistake_gets_one_message(sound: Path, override: str, said: str) -> None:
     assert problems(sound, override) == [said]
+
+
+def test_an_override_fills_an_empty_section(sound: Path, tmp_path: Path) -> None:
+    """Whose keys are all commented out, say."""
+    path = tmp_path / "empty_sections.yaml"
+    path.write_text(sound.read_text() + "tracking:\n")
+    config = load_config(TrainConfig, path, ["tracking.tensorboard=true", "model.lora=null", "model.lora.rank=4"])
+    assert config.tracking.tensorboard is True and config.model.lora is not None and config.model.lora.rank == 4
 
 
 def test_every_mistake_is_listed_at_once(sound: Path) -> None:
@@ -252,6 +265,10 @@ class TestSoundPart:
         with pytest.raises(AttributeError, match="samples"):
             _ = config.generation.eval.samples
         assert config.generation.max_response_tokens == 1024
+
+    def test_a_section_of_verl_is_the_misspelt_name_of_none(self, sound: Path) -> None:
+        config = self.read(sound, "actor_rollout_ref.rollout.n=8")
+        assert config.placement.pools == {} and config.cluster.ranks is None
 
     def test_a_section_that_cannot_be_told_is_not_there(self, sound: Path) -> None:
         config = self.read(sound, "generation.type=vlm", "training={type: megatron, tensor_parallel: 0}")
