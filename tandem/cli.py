@@ -165,7 +165,7 @@ def serve(
     ] = None,
 ) -> None:
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
-    given = [f"model.path={json.dumps(str(model))}", f"model.dtype={dtype}", f"generation.type={engine}"]
+    given = [_naming("model.path", model), f"model.dtype={dtype}", f"generation.type={engine}"]
     config = config_of(ServeConfig, [*given, *(overrides or [])])
     try:
         from tandem.serving.server import reserve
@@ -253,16 +253,23 @@ def _configure(
     from tandem.jobs.preflight import find_mistakes
 
     given = list(arguments or [])
-    path = Path(given.pop(0)) if given and "=" not in given[0] else None
+    path = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_file()) else None
     if resume is not None:
         path = path or resume / "config.yaml"
-        given += [f"trainer.run_dir={resume}", "trainer.resume=true"]
+        if any(override.startswith("trainer.run_dir=") for override in given):
+            raise UserError(f"--resume {resume} says which run it is; leave trainer.run_dir=… out")
+        given += [_naming("trainer.run_dir", resume), "trainer.resume=true"]
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
     read = read_config(kind, path, given)
     found = find_mistakes(read.config, whole=not read.problems, claims_run_dir=writes_run)
     refuse(path, read.problems + found)
     return read.config
+
+
+def _naming(key: str, path: Path) -> str:
+    """The override that sets a key to a path, whatever YAML takes its name for: 17, say, is a number."""
+    return f"{key}={json.dumps(str(path), ensure_ascii=False)}"
 
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:

@@ -85,9 +85,13 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     changed = [change for change in changes(load_config(kind, stored), config) if change.key != _COMMAND]
     if fixed := [change for change in changed if not change.allowed]:
         listed = "".join(f"\n  - {change}" for change in fixed)
+        mend = "give another trainer.run_dir, for it has no checkpoint yet to start a new run from"
+        if (path / "checkpoints" / "latest").exists():
+            mend = (
+                f"start a new run from its last checkpoint with trainer.branch_from={path} and another trainer.run_dir"
+            )
         raise UserError(
             f"{path}: cannot be resumed with other values of these keys, which decide what a run learns; give the old "
-            f"values, or start a new run from its last checkpoint with trainer.branch_from={path} and another "
-            f"trainer.run_dir{listed}"
+            f"values, as --resume does without a configuration, or {mend}{listed}"
         )
     return changed

@@ -114,10 +114,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     for depth, name in enumerate(names[:-1], start=1):
         if section.get(name) is None:
             section[name] = {}
-        section = section[name]
-        if not isinstance(section, dict):
-            key, kind = ".".join(names[:depth]), "a list" if isinstance(section, list) else repr(section)
+        inner: object = section[name]
+        if not isinstance(inner, dict):
+            key, kind = ".".join(names[:depth]), "a list" if isinstance(inner, list) else str(inner)
             raise ValueError(f"{key} is {kind}, whose parts have no keys; give all of it, as {key}=…")
+        section = cast(dict[str, Any], inner)
     try:
         section[names[-1]] = yaml12.read(text)
     except yaml12.YAMLError as error:

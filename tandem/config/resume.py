@@ -5,6 +5,7 @@ the tree. What is learned, and from what (data, algorithm, model, seed), stays.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tandem.config.base import MAY_CHANGE, Section
@@ -26,6 +27,7 @@ class Change(NamedTuple):
 def changes(before: Section, after: Section) -> list[Change]:
     """Every key in which two configurations of one kind differ, in the order of the tree.
 
+    Two names of one file, by a symbolic link or by `..`, are no difference.
     Of two alternatives, such as `cluster.type: local` and `cluster.type: ray`, only the type is reported: what else
     they have has no counterpart.
     """
@@ -38,12 +40,26 @@ def _changes(before: Section, after: Section, prefix: str, allowed: bool) -> Ite
         may_change = allowed or MAY_CHANGE in field.metadata
         if isinstance(old, Section) and type(old) is type(new):
             yield from _changes(old, new, f"{prefix}{name}.", may_change)
-        elif old != new:
+        elif not _same(old, new):
             types = getattr(old, "type", None), getattr(new, "type", None)
             if None not in types:
                 yield Change(f"{prefix}{name}.type", *types, may_change)
             else:
                 yield Change(f"{prefix}{name}", old, new, may_change)
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, Section) and type(old) is type(new):
+        return all(_same(getattr(old, name), getattr(new, name)) for name in type(old).model_fields)
+    if isinstance(old, list) and isinstance(new, list):
+        olds, news = cast(list[Any], old), cast(list[Any], new)
+        return len(olds) == len(news) and all(map(_same, olds, news))
+    if isinstance(old, Path) and isinstance(new, Path):
+        return old.resolve() == new.resolve()
+    if isinstance(old, str) and isinstance(new, str) and ".py:" in old:  # a reference to a file of the user's
+        (old_file, _, old_name), (new_file, _, new_name) = old.rpartition(":"), new.rpartition(":")
+        return old_name == new_name and Path(old_file).resolve() == Path(new_file).resolve()
+    return old == new
 
 
 def _shown(value: Any) -> str:

@@ -51,3 +51,17 @@ def test_a_run_is_evaluated_and_trained_on_by_its_name(here: Path) -> None:
     assert main(["train", "config.yaml", "model.path=run", "trainer.run_dir=next"]) == 0
     resolved = yaml.safe_load((here / "next/config.yaml").read_text())["model"]["path"]
     assert resolved == f"{here}/run/checkpoints/step_000001/model", "not what `run` stands for at another time"
+
+
+def test_a_run_and_a_configuration_may_have_any_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """YAML takes 17 for a number and # for a comment; = is in overrides."""
+    shutil.copy(here / "config.yaml", here / "lr=1e-3.yaml")
+    for name in ("17", "null", "a: b #é"):
+        assert main(["train", "lr=1e-3.yaml", "--resume", name, "--dry-run"]) == 0
+    assert main(["train", "lr=1e-3.yaml", "--resume", "17"]) == 0
+    assert main(["train", "--resume", "17", "trainer.steps=2"]) == 0
+    assert [record["step"] for record in read_metrics(here / "17/metrics.jsonl")] == [1, 2]
+    assert main(["train", "--resume", "17", "trainer.run_dir=18"]) == 2
+    assert "--resume 17 says which run it is; leave trainer.run_dir=… out" in capsys.readouterr().err

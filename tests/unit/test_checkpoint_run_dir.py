@@ -144,7 +144,7 @@ def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
     with pytest.raises(UserError) as raised:
         claim(other)
     first, *listed = str(raised.value).splitlines()
-    assert "give the old values" in first and "another trainer.run_dir" in first
+    assert "give the old values" in first and "another trainer.run_dir, for it has no checkpoint yet" in first
     assert listed == [
         "  - model.dtype: float32 -> bfloat16",
         "  - model.lora: null -> {'rank': 4, 'alpha': 32, 'target_modules': 'all-linear'}",

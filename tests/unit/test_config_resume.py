@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from tandem.config.base import MAY_CHANGE, Section
 from tandem.config.found import sections_at
+from tandem.config.resume import changes
 from tandem.config.tree import DpoConfig, TrainConfig
 
 
@@ -59,3 +63,34 @@ def test_what_decides_what_is_learned_may_not() -> None:
 def test_sections_of_one_name_mean_the_same_in_every_command() -> None:
     train, others = dict(rules(TrainConfig)), dict(rules(DpoConfig))
     assert {key for key in train.keys() & others.keys() if train[key] != others[key]} == set()
+
+
+def test_two_names_of_one_file_are_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `cd`, or where a home directory is a symbolic link on one of two machines."""
+    (tmp_path / "real/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    def read(up: str, file: str = "rewards.py") -> TrainConfig:
+        return TrainConfig.model_validate(
+            {
+                "model": {"path": f"{up}m"},
+                "data": {"train_files": [f"{up}a.parquet"]},
+                "reward": {"functions": [f"{up}{file}:f", {"function": f"{up}{file}:g"}]},
+                "algorithm": {"type": f"{up}own.py:Mine"},
+                "trainer": {"run_dir": f"{up}run", "steps": 1},
+            }
+        )
+
+    monkeypatch.chdir(tmp_path / "real")
+    before = read("")
+    assert changes(before, read(f"{tmp_path}/link/")) == []
+    monkeypatch.chdir(tmp_path / "real/below")
+    assert changes(before, read("../")) == []
+    assert [change.key for change in changes(before, read("../", "others.py"))] == ["reward.functions"]
+    assert [change.key for change in changes(before, read(""))] == [
+        "model.path",
+        "trainer.run_dir",
+        "data.train_files",
+        "reward.functions",
+        "algorithm.type",
+    ]
