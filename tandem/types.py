@@ -79,7 +79,7 @@ LEAST_TEMPERATURE = 0.01
 def check_temperature(temperature: float) -> float:
     """The temperature itself. ValueError where engines would not draw at it."""
     if temperature < 0 or 0 < temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"give 0, which is greedy, or at least {LEAST_TEMPERATURE}, not {temperature}")
+        raise ValueError(f"give 0, which is greedy, or at least {LEAST_TEMPERATURE}")
     return temperature
 
 

@@ -85,7 +85,7 @@ class Limits:
         try:
             check_temperature(sampling.temperature)
         except ValueError as error:
-            raise UserError(f"generate: temperature: {error}") from None
+            raise UserError(f"generate: temperature {sampling.temperature}: {error}") from None
         if not 0 <= sampling.top_k < _INT32 or not 0 < sampling.top_p <= 1:
             raise UserError(
                 f"generate: top_k {sampling.top_k} and top_p {sampling.top_p}: top_k is 0, which keeps the whole "

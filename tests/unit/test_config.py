@@ -135,7 +135,10 @@ def test_no_algorithm_is_grpo(tmp_path: Path) -> None:
             "generation.temperature=0.001",
             "generation.temperature: input should be greater than or equal to 0.01, not 0.001",
         ),
-        ("generation.eval.temperature=0.001", "give 0, which is greedy, or at least 0.01, not 0.001"),
+        (
+            "generation.eval.temperature=0.001",
+            "generation.eval.temperature: give 0, which is greedy, or at least 0.01, not 0.001",
+        ),
         ("trainer.xyzzy=1", "trainer.xyzzy: unknown key"),
         ("algorithm.gamma=1", "algorithm.gamma: unknown key"),
     ],
