@@ -4,16 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
 
-from tandem.config.base import MayChange, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
 from tandem.types import LEAST_TEMPERATURE, check_temperature
 
 
 class EvalSamplingConfig(Section):
     """How validation answers are drawn."""
 
-    temperature: Annotated[float, AfterValidator(check_temperature)] = 0.0
+    temperature: Annotated[NonNegativeFloat, AfterValidator(check_temperature)] = 0.0
     """0 is greedy; else at least 0.01."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: PositiveFloat = Field(default=1.0, le=1)
     samples: PositiveInt = 1
     """Answers a prompt: the N of mean@N, best@N, maj@N. Greedy ones are all the same."""
 
@@ -21,8 +21,8 @@ class EvalSamplingConfig(Section):
 class SamplingConfig(Section):
     """What every engine has."""
 
-    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: PositiveFloat = Field(default=1.0, ge=LEAST_TEMPERATURE)
+    top_p: PositiveFloat = Field(default=1.0, le=1)
     top_k: NonNegativeInt = 0
     """0 keeps the whole vocabulary."""
     max_response_tokens: PositiveInt = 1024
