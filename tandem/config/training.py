@@ -19,6 +19,11 @@ class TrainingSection(Section):
     skip_zero_advantage: bool = True
     """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
 
+    @property
+    def adds_losses(self) -> bool:
+        """The engine adds losses of its own, which have a gradient on every row."""
+        return False
+
     def mesh(self, ranks: int) -> dict[str, int]:
         """How `ranks` are laid out: sizes by dimension, outermost first."""
         return {"data": ranks}
@@ -68,6 +73,11 @@ class MegatronTrainingConfig(TrainingSection):
     """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
     router_replay: bool = False
     """Send tokens to the experts that the generation engine sent them to, instead of choosing again."""
+
+    @property
+    def adds_losses(self) -> bool:
+        """Those of the routers."""
+        return self.load_balancing_loss > 0 or self.router_z_loss > 0
 
     @property
     def expert_ranks(self) -> int:

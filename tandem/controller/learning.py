@@ -106,8 +106,8 @@ def _optimizer_step_batch(batch: Batch, rows: IntArray, weights_T: FloatArray) -
 
 def _trainable_rows(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> BoolArray:
     """bool `[B]`: rows whose gradient can differ from zero."""
-    trainable_T = batch.loss_mask
-    if config.training.skip_zero_advantage and algorithm.zero_without_advantage:
+    trainable_T, training = batch.loss_mask, config.training
+    if training.skip_zero_advantage and algorithm.zero_without_advantage and not training.adds_losses:
         assert batch.tokens.advantages is not None
         trainable_T = trainable_T & (batch.tokens.advantages != 0)
     return np.bincount(batch.row_of_token[trainable_T], minlength=len(batch)) > 0

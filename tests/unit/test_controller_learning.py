@@ -78,6 +78,28 @@ def test_the_correction_is_a_column_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("training", "rows"),
+    [
+        ({"type": "fsdp"}, 3),
+        ({"type": "fsdp", "skip_zero_advantage": False}, 4),
+        ({"type": "megatron"}, 3),
+        ({"type": "megatron", "load_balancing_loss": 0.01}, 4),
+        ({"type": "megatron", "router_z_loss": 0.01}, 4),
+    ],
+)
+def test_a_row_without_advantage_is_left_out_where_it_has_no_gradient(training: dict[str, Any], rows: int) -> None:
+    """Losses of routers have one on every row."""
+    config = settings()
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    config = TrainConfig.model_validate({**tree, "training": training})
+    batch = scored_batch()
+    batch.tokens.advantages = (batch.row_of_token != 1).astype(np.float32)
+    actor, metrics = run(config, batch)
+    assert len(actor.batches[0]) == rows
+    assert metrics["actor/trained_share"] == rows / 4
+
+
+@pytest.mark.parametrize(
     ("algorithm", "wanted"),
     [
         ({}, False),

@@ -322,6 +322,11 @@ def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
     assert [reason for reason in find_mistakes(rewards) if "value head" in reason]
 
 
+def test_a_reward_model_takes_no_adapters(place: Path) -> None:
+    config = load_config(RewardModelConfig, place / "dpo.yaml", ["model.lora={}"])
+    assert find_mistakes(config) == ["model.lora: a reward model trains all of its weights; leave it out"]
+
+
 def test_bad_rows_may_be_skipped(place: Path) -> None:
     files = f"data.train_files=[{place}/questions.jsonl]"
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", [files, "data.on_bad_row=skip"])) == []

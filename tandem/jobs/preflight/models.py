@@ -62,8 +62,11 @@ def find_length_mistakes(config: Any) -> Iterator[str]:
 
 
 def find_lora_mistakes(config: Any) -> Iterator[str]:
-    """Each target must be the end of some layer's name."""
+    """Each target must be the end of some layer's name, and a policy must be there to adapt."""
     model: ModelConfig = config.model
+    if model.lora is not None and isinstance(config, RewardModelConfig):
+        yield "model.lora: a reward model trains all of its weights; leave it out"
+        return
     if model.lora is None or model.lora.target_modules == "all-linear":
         return
     try:
