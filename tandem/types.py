@@ -10,6 +10,7 @@ micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` ha
 row `i` is `values[offsets[i]:offsets[i + 1]]`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -78,7 +79,7 @@ LEAST_TEMPERATURE = 0.01
 
 def check_temperature(temperature: float) -> float:
     """The temperature itself. ValueError where engines would not draw at it."""
-    if temperature < 0 or 0 < temperature < LEAST_TEMPERATURE:
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
         raise ValueError(f"give 0, which is greedy, or at least {LEAST_TEMPERATURE}")
     return temperature
 

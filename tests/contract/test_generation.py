@@ -404,6 +404,25 @@ def test_a_token_id_outside_the_vocabulary_is_the_fault_of_its_request_alone(mak
     assert [tokens(answer) for answer in answers[::2]] == [tokens(ask(engine, one)[0]) for one in sound]  # type: ignore
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (1e-45, 0.005, -1.0, float("nan"), float("inf"))),
+        *(("top_p", value) for value in (0.0, 1.5, float("nan"))),
+        *(("top_k", value) for value in (-1, 2**31, 2**70)),
+    ],
+)
+def test_sampling_that_cannot_be_is_the_fault_of_its_request_alone(make: Make, name: str, value: float) -> None:
+    engine, sound, wrong = make(), request(3, seeds=(5,)), request(3, seeds=(5,), **{name: value})
+
+    async def together() -> list[object]:
+        return await asyncio.gather(collect(engine, sound), collect(engine, wrong), return_exceptions=True)
+
+    answer, error = run(together())
+    assert isinstance(error, UserError) and f"{name} {value}" in str(error)
+    assert tokens(answer) == tokens(ask(engine, sound)[0])  # type: ignore[arg-type]
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     engine = NativeEngine(model(), max_running=2)
     engine.load_weights(0, None)
