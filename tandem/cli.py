@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,8 @@ def train(
     ] = None,
 ) -> None:
     """Reinforcement learning: PPO, GRPO and their kin."""
+    if debug_rollout and debug_train:
+        raise UserError("--debug-rollout and --debug-train are two halves of a run; give one of them")
     config = _configure(TrainConfig, arguments, resume)
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs import debug, rl
@@ -110,6 +112,7 @@ def evaluate(
     answers: Annotated[Path | None, typer.Option(help="Write the answers to this parquet file.")] = None,
 ) -> None:
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
+    _make_room_for({"--out": out, "--answers": answers})
     config = _configure(EvalConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
@@ -265,6 +268,19 @@ def _configure(
     found = find_mistakes(read.config, whole=not read.problems, claims_run_dir=writes_run)
     refuse(path, read.problems + found)
     return read.config
+
+
+def _make_room_for(outputs: Mapping[str, Path | None]) -> None:
+    """Make the directories of the files that options name. Raises UserError where no file can be written there."""
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{option} {path}: {error}; give another file") from None
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UserError(f"{option} {path}: no file can be written there; give another one")
 
 
 def _naming(key: str, path: Path) -> str:

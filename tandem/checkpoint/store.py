@@ -8,6 +8,7 @@ A write flushes every file, then renames: a directory under its final name is wh
 in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.errors import UserError
+from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
 
 
@@ -34,7 +35,8 @@ class CheckpointStore:
         """A temporary directory to fill; on a clean exit it becomes the checkpoint of `step` and the latest one.
 
         Older checkpoints beyond `keep_last` are deleted, except the best; so are those of later steps, which a run
-        that went back to an earlier checkpoint has left behind. After an exception everything is as before.
+        that went back to an earlier checkpoint has left behind. After an exception everything is as before; TandemError
+        where the disk is full.
         """
         final = self.directory / f"step_{step:06d}"
         temporary = temporary_name(final)
@@ -45,8 +47,13 @@ class CheckpointStore:
             files = {str(path.relative_to(temporary)): _describe(path) for path in written}
             write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
             sync_tree(temporary)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary)
+            if os.strerror(errno.ENOSPC) in str(error):  # by whatever library, in whichever process
+                raise TandemError(
+                    f"{final}: no space left for this checkpoint; make room, then continue from the one before it with "
+                    f"--resume {self.directory.parent}"
+                ) from error
             raise
         if final.exists():  # of a run that went back, or was killed before it could call it the latest
             self._delete(final)

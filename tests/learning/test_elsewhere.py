@@ -44,7 +44,7 @@ def test_a_run_is_evaluated_and_trained_on_by_its_name(here: Path) -> None:
     assert main(["train", "config.yaml"]) == 0
     accuracies = []
     for number, model in enumerate(("run", "run/checkpoints/latest", "run/checkpoints/step_000001/model")):
-        out = here / f"{number}.json"
+        out = here / f"accuracies/{number}.json"
         assert main(["eval", "config.yaml", f"model.path={model}", f"--out={out}"]) == 0
         accuracies.append(json.loads(out.read_text()))
     assert accuracies[0] == accuracies[1] == accuracies[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoint.store import CheckpointStore, damage
-from tandem.errors import UserError
+from tandem.errors import TandemError, UserError, WorkerError
 
 
 def fill(directory: Path, content: str) -> None:
@@ -63,6 +63,16 @@ def test_an_exception_leaves_everything_as_it_was(tmp_path):
     with pytest.raises(RuntimeError, match="disk full"), store.write(2) as directory:
         fill(directory, "half")
         raise RuntimeError("disk full")
+    assert names(tmp_path) == ["latest", "step_000001"]
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 1)
+    told = rf"step_000002: no space left .* with --resume {tmp_path}$"
+    with pytest.raises(TandemError, match=told), store.write(2) as directory:
+        fill(directory, "half")
+        raise WorkerError("actor, rank 1 of 2: …\nOSError: [Errno 28] No space left on device")
     assert names(tmp_path) == ["latest", "step_000001"]
 
 

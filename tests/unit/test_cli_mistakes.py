@@ -147,3 +147,18 @@ def test_a_reward_model_that_cannot_judge_the_policy(
     ):
         assert said in refused(capsys, "train", str(grpo_config), f"model.reward_model_path={path}")
     assert not (tmp_path / "run").exists()
+
+
+def test_files_that_cannot_be_written_are_told_before_the_evaluation(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for option in ("--out", "--answers"):
+        for path in (tmp_path / "file/metrics.json", tmp_path):
+            told = refused(capsys, "eval", str(grpo_config), option, str(path))
+            assert told.startswith(f"tandem: {option} {path}: ")
+
+
+def test_two_halves_of_a_run_at_once(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
+    halves = ["--debug-rollout", "--debug-train", str(tmp_path)]
+    assert "give one of them" in refused(capsys, "train", str(grpo_config), *halves)
