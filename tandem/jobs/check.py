@@ -16,6 +16,7 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
 from tandem.algorithms import Algorithm, make_algorithm
+from tandem.algorithms.builtin.gdpo import GDPOConfig
 from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
@@ -110,7 +111,7 @@ def check_numbers(
     siblings = _answer(config, roles, prompts, 0)
     if isinstance(roles.experience.reward, ModelRewards):
         yield _check_reward_model(config, roles.experience.reward, siblings)
-    groups = [_rewarded(group) for group in siblings]
+    groups = [_rewarded(config, group) for group in siblings]
     batch = to_batch(groups)
     roles.experience.devices.to_training()
     before = roles.actor.logprobs(batch).get()
@@ -121,7 +122,7 @@ def check_numbers(
     yield Verdict("log-probs, engine against trainer", sound, found, cause + worst)
 
     showing = learn_step(roles, algorithm, config, groups, 1, Clock())
-    again = to_batch([_rewarded(group) for group in _answer(config, roles, prompts, 1)])
+    again = to_batch([_rewarded(config, group) for group in _answer(config, roles, prompts, 1)])
     roles.experience.devices.to_training()
     after = roles.actor.logprobs(batch).get()
     moved = float(np.abs(after - before)[batch.loss_mask].mean())
@@ -168,9 +169,11 @@ def _answer(config: TrainConfig, roles: Roles, prompts: list[Prompt], step: int)
     return roles.experience.rollout.generate(requests).get()
 
 
-def _rewarded(siblings: list[Trajectory]) -> Group:
-    """Rewards alternate: every group has something to learn."""
-    return Group(siblings, [Score(float(place % 2)) for place in range(len(siblings))])
+def _rewarded(config: TrainConfig, siblings: list[Trajectory]) -> Group:
+    """Rewards, and the parts that an algorithm reads, alternate around the greedy one: there is something to learn."""
+    names = config.algorithm.rewards if isinstance(config.algorithm, GDPOConfig) else ()
+    values = [float(place % 2) for place in range(len(siblings))]
+    return Group(siblings, [Score(value, dict.fromkeys(names, value)) for value in values], greedy=Score(0.5))
 
 
 def _agrees(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[bool, str]:

@@ -179,6 +179,8 @@ def test_a_sound_setup_passes(grpo_config: Path, capsys: pytest.CaptureFixture[s
         (LORA, "model.dtype=bfloat16"),
         ("algorithm.type=ppo", "algorithm.minibatches=2"),
         ("algorithm.loss={type: kl_cov}", "algorithm.minibatches=2"),
+        ("algorithm.type=remax", "algorithm.normalize_rewards=true"),
+        ("algorithm={type: gdpo, rewards: {right: 1, short: 0.5}}",),
     ],
     ids=" ".join,
 )
