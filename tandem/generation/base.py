@@ -26,7 +26,7 @@ class GenerationEngine(Protocol):
         ...
 
     @property
-    def limits(self) -> "Limits":
+    def limits(self) -> "EngineLimits":
         """What requests must keep to; known once weights are loaded."""
         ...
 
@@ -62,18 +62,18 @@ class GenerationEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an engine can be asked for."""
+class EngineLimits:
+    """What a request to an engine must keep to."""
 
     positions: float
-    """Of a row, prompt and response together; infinite where the model has no bound."""
+    """The most tokens of a row, prompt and response together; infinite where the model has no bound."""
     vocabulary: int
     """Token ids are 0 … vocabulary - 1."""
     stop_strings: bool
     """The engine has a tokenizer, which stop strings need."""
 
     def check(self, request: Request) -> None:
-        """UserError unless an engine of these limits can serve `request`."""
+        """Raises UserError unless an engine of these limits can serve `request`."""
         tokens, sampling = len(request.token_ids), request.sampling
         if tokens == 0 or sampling.max_tokens < 1 or tokens + sampling.max_tokens > self.positions:
             raise UserError(
@@ -95,7 +95,7 @@ class Limits:
             raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
 
     def check_ids(self, token_ids: IntArray) -> None:
-        """UserError on ids that no token of the vocabulary has.
+        """Raises UserError on ids that no token of the vocabulary has.
 
         One that reached a model would fail the whole batch, or be taken for another token.
         """

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
-from tandem.generation.base import Limits
+from tandem.generation.base import EngineLimits
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
 from tandem.generation.recorded import RecordedSteps
@@ -72,22 +72,22 @@ class NativeEngine:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
         self._model = model
         self._weight = next(model.parameters())
-        """Any one: it knows the device, which transformers looks up at some cost."""
+        """Any parameter: it knows the device, which transformers looks up at some cost."""
         self._tokenizer = tokenizer
         config = model.config.get_text_config()
-        self._limits = Limits(
+        self._limits = EngineLimits(
             positions=getattr(config, "max_position_embeddings", math.inf),
             vocabulary=config.vocab_size,
             stop_strings=tokenizer is not None,
         )
         self._waiting: deque[list[NativeSample]] = deque()
-        """What has not started, each list of one request."""
+        """Samples that have not started, in one list for each request."""
         self._rows: list[NativeSample] = []
-        """What decodes, by slot."""
+        """Samples that decode, by slot."""
         self._prompts = max_running
-        """A number that no row's history has, and none above it."""
+        """The next number for a history: those of all rows are below it."""
         self._state = np.zeros(max_running, dtype=_ROW)
-        """By slot, in arrays, so that a step's Python does not grow with the rows."""
+        """The state of each slot, in arrays, so that a step's Python does not grow with the rows."""
         self._made = np.zeros((max_running, 0), dtype=_MADE)
         self._stops = np.zeros((max_running, 0), dtype=np.int64)
         self._record = self._weight.device.type == "cuda" if record is None else record
@@ -103,7 +103,7 @@ class NativeEngine:
         return self._version
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         return self._limits
 
     def generate(self, request: Request) -> AsyncIterator[Completion]:
@@ -289,7 +289,7 @@ class NativeEngine:
                 self._rows[first + row].top.append((tokens[:count], logprobs[:count]))
 
     def _deliver(self, slots: IntArray, statuses: list[Status]) -> None:
-        """Give rows what they have made: views of arrays that those of one step share."""
+        """Deliver what rows have made; rows that end in one step get views of the same arrays."""
         lengths = self._state["made"][slots].tolist()
         columns = [self._made[name][slots, : max(lengths, default=0)] for name in ("token", "logprob", "version")]
         for slot, length, status, *made in zip(slots, lengths, statuses, *columns, strict=True):

@@ -1,4 +1,4 @@
-"""A sample of the native engine: what it has, until its caller has it."""
+"""A sample of the native engine, and what of it the caller has not had yet."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +14,11 @@ class NativeSample(PendingSample):
     """A sample that waits for a slot or decodes in one."""
 
     sent: int = 0
-    """Tokens that the caller has had in deltas."""
+    """The number of tokens that the caller has had in deltas."""
     top: list[tuple[IntArray, FloatArray]] = field(default_factory=list[tuple[IntArray, FloatArray]])
     """The most probable tokens and their log-probs at each token, where the request wants them."""
     prompt: PromptLogprobs | None = None
-    """Where the request wants them, until they were delivered."""
+    """The prompt's log-probs, where the request wants them, until they have been delivered."""
 
     def deliver(self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, status: Status | None) -> None:
         """The arrays hold all tokens that the sample has so far; `status` None: it goes on."""
@@ -34,7 +34,7 @@ class NativeSample(PendingSample):
             self.results.put_nowait(completion)
 
     def _take_top(self) -> TopLogprobs | None:
-        """Those that were not delivered yet."""
+        """Returns those that have not been delivered yet, and forgets them."""
         new, self.top = self.top, []
         if not new:
             return None

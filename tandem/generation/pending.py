@@ -8,7 +8,7 @@ import numpy as np
 from tandem.types import Completion, Delta, Request, Status
 
 Results = asyncio.Queue[Completion | Delta | Exception]
-"""One a call; an exception ends the call."""
+"""The queue that one call reads; an exception in it ends the call."""
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ from tandem.errors import UserError
 _Range = tuple[tuple[int, ...], tuple[int, ...]]
 VLLM_RANGE = (0, 32), (0, 33)
 SGLANG_RANGE = (0, 5, 23), (0, 5, 24)
-"""From, and below: the releases whose weight-update interfaces `generation/vllm.py` and `sglang.py` speak."""
+"""The first release that `generation/vllm.py` or `sglang.py` speaks to, and the first one after it that they do not."""
 
 
 def check_vllm(found: str | None) -> None:

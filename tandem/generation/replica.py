@@ -40,7 +40,7 @@ class RoutedSample(PendingSample):
     """A sample that a replica generates, or another one after the first was lost."""
 
     version: int
-    """The oldest one that its next token may have."""
+    """The oldest policy version that the next token may have."""
     sent: list[int] = field(default_factory=list[int])
     """Tokens that the caller has had in deltas."""
     repeated: int = 0
@@ -51,7 +51,7 @@ class RoutedSample(PendingSample):
         self.repeated = 0
 
     def take(self, output: Completion | Delta, vocabulary: int, published: Container[int]) -> None:
-        """Give the caller what is new in it. Raises ChannelClosed on what no sound replica says of the sample."""
+        """Give the caller what is new in an output. Raises ChannelClosed where it is not sound."""
         if not self._is_sound(output, vocabulary, published):
             raise ChannelClosed(f"no sound answer to request {self.request}: {output}")
         if isinstance(output, Completion):
@@ -98,7 +98,7 @@ class RoutedSample(PendingSample):
         )
 
     def _has_logprobs(self, output: Completion | Delta, vocabulary: int) -> bool:
-        """Those of other tokens and of the prompt are there if they are wanted, and have their shapes."""
+        """Whether log-probs of other tokens and of the prompt are there exactly where the request wants them."""
         count, prompt, request = len(output.token_ids), output.prompt, self.request
         first = isinstance(output, Completion) or self.repeated == 0
         if count == 0:  # aborted
@@ -136,7 +136,7 @@ class Replica:
     channel: Channel
     state: ReplicaState = ReplicaState.STARTING
     samples: dict[int, RoutedSample] = field(default_factory=dict[int, RoutedSample])
-    """Those that it is generating, by number."""
+    """The samples that it is generating, by number."""
     answers_due: set[int] = field(default_factory=set[int])
     """Numbers of the calls that it has not answered."""
     heard: float = field(default_factory=time.monotonic)
@@ -162,7 +162,7 @@ class Replica:
         self.channel.send(message)
 
     def receive(self) -> list[Any]:
-        """Messages that have come. Raises ChannelClosed when the process has ended."""
+        """Returns messages that have come. Raises ChannelClosed when the process has ended."""
         messages = self.channel.receive()
         if messages:
             self.heard, self.pinged = time.monotonic(), None

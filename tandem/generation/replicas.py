@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
-from tandem.generation.base import Limits
+from tandem.generation.base import EngineLimits
 from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
 from tandem.generation.replica import PINGS_PER_TIMEOUT, Replica, ReplicaSpec, ReplicaState, RoutedSample
@@ -35,7 +35,7 @@ from tandem.weights.base import Deliver, WeightSync
 
 
 class ReplicatedEngine:
-    """A GenerationEngine."""
+    """A GenerationEngine whose engines run in processes of their own, which may be lost and replaced."""
 
     def __init__(
         self, spec: ReplicaSpec, config: ReplicatedGenerationConfig, sync: WeightSync, tokenizer: Any = None
@@ -43,7 +43,7 @@ class ReplicatedEngine:
         self._spec = spec
         self._config = config
         self._sync = sync
-        self._limits = Limits(positions=0, vocabulary=0, stop_strings=tokenizer is not None)
+        self._limits = EngineLimits(positions=0, vocabulary=0, stop_strings=tokenizer is not None)
         self._version: int | None = None
         self._asleep = False
         self._publishing = False
@@ -64,7 +64,7 @@ class ReplicatedEngine:
         return self._version
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         return self._limits
 
     def generate(self, request: Request) -> AsyncIterator[Completion]:

@@ -30,7 +30,7 @@ _STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Stat
 
 
 class SglangEngine:
-    """A SteppedEngine."""
+    """SGLang as a SteppedEngine."""
 
     def __init__(self, model: ModelConfig, config: SglangGenerationConfig) -> None:
         on_gpu = torch.cuda.is_available()
@@ -204,7 +204,7 @@ def _tokens(answer: dict[str, Any]) -> tuple[IntArray, FloatArray]:
 
 
 def _top(answer: dict[str, Any], side: str = "output") -> TopLogprobs | None:
-    """Of the tokens of the response (`output`), or of those of the prompt that have any (`input`)."""
+    """The most probable tokens at each of the response (`output`), or of the prompt where there are any (`input`)."""
     found = [entries for entries in answer["meta_info"].get(f"{side}_top_logprobs", ()) if entries]
     if not found:
         return None

@@ -35,7 +35,7 @@ _STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Stat
 
 
 class VllmEngine:
-    """A SteppedEngine."""
+    """vLLM as a SteppedEngine."""
 
     def __init__(self, model: ModelConfig, config: VllmGenerationConfig) -> None:
         options: dict[str, Any] = {
@@ -141,7 +141,7 @@ class VllmEngine:
 
 
 def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogprobs | None]:
-    """Of the tokens at the first `count` positions that have any, and of the most probable ones there.
+    """Log-probs of the tokens at the first `count` positions that have any, and the most probable tokens there.
 
     vLLM has them flat: at each position the token, then the most probable ones. A prompt's first token has none.
     """
@@ -180,7 +180,7 @@ class WorkerExtension:
     model_runner: Any
 
     def prepare(self) -> None:
-        """Log-probs after temperature, but before top-k and top-p, whose own come renormalised."""
+        """Make log-probs those after temperature but before top-k and top-p, by which vLLM would renormalise them."""
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler)
 
@@ -192,7 +192,8 @@ class WorkerExtension:
                     layer.quant_method.moe_kernel = None
 
     def pack_output_layer(self) -> None:
-        """On a CPU it multiplies with a packed copy, which a reload leaves old where its weight is the embedding's."""
+        """On a CPU the output layer multiplies with a packed copy, which a reload leaves old where its weight is the
+        embedding's."""
         if current_platform.is_cpu():
             for layer in self.model_runner.get_model().modules():
                 if isinstance(layer, ParallelLMHead):

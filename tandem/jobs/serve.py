@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import ServeConfig
 from tandem.data.chat import encode, render
 from tandem.data.rows import BadRow
-from tandem.generation.base import GenerationEngine, Limits
+from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
@@ -38,7 +38,7 @@ class EngineAnswerer:
     defaults: SamplingParams
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         return self.engine.limits
 
     @property
@@ -79,7 +79,7 @@ class EngineAnswerer:
 
 
 def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
-    """On a new engine that serves the directory's weights as version 0. `name`: what requests call the model."""
+    """An answerer on a new engine, which has the directory's weights as version 0; requests call the model `name`."""
     model, generation = config.model, config.generation
     tokenizer = load_tokenizer(model)
     if generation.type == "native":

@@ -9,7 +9,7 @@ import numpy as np
 from tandem.types import Completion, IntArray, Prompt, Request, SamplingParams, Trajectory, Turn
 
 Generate = Callable[[Request], AsyncIterator[Completion]]
-Decode = Callable[[list[IntArray]], list[str]]
+DecodeAll = Callable[[list[IntArray]], list[str]]
 
 
 async def single_turn(
@@ -17,7 +17,7 @@ async def single_turn(
     seeds: Sequence[Sequence[int]],
     sampling: SamplingParams,
     generate: Generate,
-    decode: Decode,
+    decode: DecodeAll,
 ) -> list[list[Trajectory]]:
     """For each prompt `len(seeds[i])` trajectories, in the order of the seeds; all requests are in flight together."""
     answers = await asyncio.gather(

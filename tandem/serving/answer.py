@@ -18,7 +18,7 @@ from tandem.serving.errors import Stopping
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
 from tandem.serving.requests import make_requests
 from tandem.serving.shapes import ChatShape, Object, Shape, TextShape
-from tandem.serving.text import Decode
+from tandem.serving.text import Decoder
 from tandem.types import Completion, Delta, Request, Status
 
 Item = TypeVar("Item")
@@ -38,7 +38,7 @@ class Answer:
             for sample in range(params.n)
         ]
         self._made = 0
-        """Tokens so far, of all choices."""
+        """The number of tokens that all choices have so far."""
 
     async def whole(self) -> Object:
         """The answer as one object."""
@@ -62,7 +62,7 @@ class Answer:
             yield {**frame, "choices": [], "usage": self._usage()}
 
     async def _changed(self, ask: Callable[[Request], AsyncIterator[Any]]) -> AsyncGenerator[Choice]:
-        """Each choice whenever it has something new, until all have ended."""
+        """Yields each choice whenever it has something new, until all have ended."""
         if not self._asks_engine:
             for choice in self._choices:
                 choice.end(Status.TRUNCATED)
@@ -92,14 +92,14 @@ class Answer:
         choice.push(output)
 
     def _echo(self, place: int) -> str:
-        """Text as it was given, token ids as their text."""
+        """The prompt as the answer repeats it: text as it was given, token ids as their text."""
         if not isinstance(self._params, CompletionParameters) or not self._params.echo:
             return ""
         given = self._params.prompt[place]
         return given if isinstance(given, str) else self._decode_echo(place)(given)
 
-    def _decode_echo(self, place: int) -> Decode:
-        """What makes the echo of the prompt's tokens: special ones are seen where they were given as such."""
+    def _decode_echo(self, place: int) -> Decoder:
+        """The decoder for the echo of a prompt; it shows special tokens where the prompt was given as token ids."""
         as_ids = isinstance(self._params, CompletionParameters) and not isinstance(self._params.prompt[place], str)
         return partial(self._answerer.decode, special_tokens=as_ids)
 
@@ -125,12 +125,12 @@ def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
 
 
 def _served(request: Request) -> Request:
-    """With a token to draw, which engines want, where only the prompt is to be scored."""
+    """The request, with one token to draw where only the prompt is to be scored, as engines draw at least one."""
     return replace(request, sampling=replace(request.sampling, max_tokens=max(request.sampling.max_tokens, 1)))
 
 
 async def merged(streams: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[tuple[int, Item]]:
-    """The items of all streams as they come, with the stream's number. Closing it closes them all."""
+    """Yields the items of all streams as they come, each with its stream's number. Closing it closes them all."""
     arrived: asyncio.Queue[tuple[int, Item] | Exception | None] = asyncio.Queue()
 
     async def follow(number: int, stream: AsyncIterator[Item]) -> None:

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,7 +30,7 @@ from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionP
 
 _LONGEST_BODY = 16 * 2**20
 _LEFT = 499
-"""The status of an answer to a client that left, which nobody reads."""
+"""The HTTP status of an answer to a client that left, which nobody reads."""
 Result = TypeVar("Result")
 
 
@@ -39,7 +40,7 @@ class Endpoint:
     def __init__(self, answerer: Answerer) -> None:
         self._answerer = answerer
         self.stopping = False
-        """New requests are refused."""
+        """Whether new requests are refused."""
         self.failure: str | None = None
         """Why the last answer failed inside; None after one that did not."""
 
@@ -51,15 +52,15 @@ class Endpoint:
             Route("/chat/completions", self._chat, methods=["POST"]),
         ]
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: HttpRequest) -> Response:
         if self.failure is not None:
             return JSONResponse({"status": "failing", "reason": self.failure}, status_code=503)
         return JSONResponse({"status": "ok", "version": self._answerer.version})
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
 
-    async def _model(self, request: Request) -> Response:
+    async def _model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         if name != self._answerer.name:
             raise RequestError(f"model: {name!r} does not exist", param="model", code="model_not_found", status=404)
@@ -68,13 +69,13 @@ class Endpoint:
     def _described(self) -> dict[str, Any]:
         return {"id": self._answerer.name, "object": "model", "created": 0, "owned_by": "tandem"}
 
-    async def _completions(self, request: Request) -> Response:
+    async def _completions(self, request: HttpRequest) -> Response:
         return await self._answer(request, parse(CompletionParameters, await _body_of(request)))
 
-    async def _chat(self, request: Request) -> Response:
+    async def _chat(self, request: HttpRequest) -> Response:
         return await self._answer(request, parse(ChatParameters, await _body_of(request)))
 
-    async def _answer(self, request: Request, params: AnyParameters) -> Response:
+    async def _answer(self, request: HttpRequest, params: AnyParameters) -> Response:
         answer = await asyncio.to_thread(Answer, self._answerer, params)  # a long text takes the tokenizer seconds
         if self.stopping:
             raise Stopping
@@ -92,7 +93,7 @@ class Endpoint:
         return whole
 
     async def _watched_chunks(self, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
-        """The chunks; a failure on the way is the last of them."""
+        """Yields the chunks; a failure on the way is the last of them."""
         try:
             async with aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
@@ -142,7 +143,7 @@ def _event(data: str) -> Message:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; it is cancelled and ClientDisconnect raised when the client leaves before it is there."""
+    """Returns the result of `work`. When the client leaves before, `work` is cancelled and ClientDisconnect raised."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_until_left(receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +161,7 @@ async def _until_left(receive: Receive) -> None:
         pass
 
 
-async def _body_of(request: Request) -> bytes:
+async def _body_of(request: HttpRequest) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -209,22 +210,22 @@ def _error_response(error: TandemError) -> Response:
     return JSONResponse(body_of(error), status_code=status_of(error))
 
 
-async def _on_tandem_error(request: Request, error: Exception) -> Response:
+async def _on_tandem_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, TandemError)
     return _error_response(error)
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """No such route, or another method than it has."""
+async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
+    """Answers where there is no such route, or not for this method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     return _error_response(RequestError(message, code="unknown_url", status=error.status_code))
 
 
-async def _on_client_that_left(request: Request, error: Exception) -> Response:
+async def _on_client_that_left(request: HttpRequest, error: Exception) -> Response:
     return Response(status_code=_LEFT)
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the server prints its traceback."""
+async def _on_fault(request: HttpRequest, error: Exception) -> Response:
+    """Answers when our own code is at fault; the server prints the traceback."""
     return _error_response(EngineError(f"internal error: {type(error).__name__}"))

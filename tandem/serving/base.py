@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from tandem.generation.base import Limits
+from tandem.generation.base import EngineLimits
 from tandem.serving.parameters import AnyParameters
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
 
@@ -23,7 +23,7 @@ class Answerer(Protocol):
         ...
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What requests must keep to."""
         ...
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.serving.text import Decode, Detokenizer, StopCutter
+from tandem.serving.text import Decoder, Detokenizer, StopCutter
 from tandem.types import Completion, Delta, PromptLogprobs, Request, Status, TopLogprobs
 
 
@@ -16,7 +16,7 @@ class Token(NamedTuple):
     offset: int
     """Where in the choice's text it begins."""
     top: list[tuple[int, float]]
-    """The most probable tokens in its place and their log-probs, where they were wanted."""
+    """The most probable tokens in its place and their log-probs; empty unless they were asked for."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Piece:
 class Choice:
     """Takes a sample's tokens as they come. Pieces, joined, do not depend on how many tokens came at once."""
 
-    def __init__(self, index: int, request: Request, decode: Decode, echo: str = "") -> None:
+    def __init__(self, index: int, request: Request, decode: Decoder, echo: str = "") -> None:
         """`echo`: text that the choice begins with."""
         self._index = index
         self._letters = Detokenizer(decode, request.token_ids.tolist())
@@ -43,10 +43,10 @@ class Choice:
         self._length = len(echo)
         """Characters so far, before stop strings are cut."""
         self._piece = Piece(index, echo)
-        """What `take` has not returned yet."""
+        """The part that `take` has not returned yet."""
         self.ended = False
 
-    def push_prompt(self, request: Request, scores: PromptLogprobs, decode: Decode) -> None:
+    def push_prompt(self, request: Request, scores: PromptLogprobs, decode: Decoder) -> None:
         """The echoed prompt's tokens have these log-probs; `decode` makes the echo of them."""
         letters, offset = Detokenizer(decode, []), 0
         logprobs = [None, *scores.logprobs.tolist()]
@@ -78,13 +78,13 @@ class Choice:
         self.ended = True
 
     def take(self) -> Piece:
-        """What is new since the last call."""
+        """Returns what is new since the last call."""
         piece, self._piece = self._piece, Piece(self._index)
         return piece
 
 
 def _pairs(top: TopLogprobs | None, count: int) -> list[list[tuple[int, float]]]:
-    """At each of `count` positions, tokens and their log-probs."""
+    """The most probable tokens and their log-probs, at each of `count` positions."""
     if top is None:
         return [[] for _ in range(count)]
     rows = zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True)

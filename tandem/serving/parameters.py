@@ -183,10 +183,10 @@ class ChatParameters(Parameters):
 
 
 AnyParameters = CompletionParameters | ChatParameters
-Kind = TypeVar("Kind", CompletionParameters, ChatParameters)
+ParametersType = TypeVar("ParametersType", CompletionParameters, ChatParameters)
 
 
-def parse(kind: type[Kind], body: bytes) -> Kind:
+def parse(kind: type[ParametersType], body: bytes) -> ParametersType:
     """The parameters in a request's body. Raises RequestError."""
     given = {name: value for name, value in _read_object(body).items() if value is not None}
     neutral = NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS

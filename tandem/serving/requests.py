@@ -11,7 +11,7 @@ from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.types import IntArray, Request, SamplingParams
 
 _LEAST_TOP_P = 1e-9
-"""Of the published 0, which keeps the most probable token alone: engines want more than 0."""
+"""Stands for the published 0, which keeps the most probable token alone: engines want more than 0."""
 
 
 def make_requests(params: AnyParameters, answerer: Answerer) -> list[Request]:

@@ -19,7 +19,10 @@ _GRACE_S = 10
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that nobody else can have, and on which nobody is heard yet. UserError where that cannot be."""
+    """A socket that is bound to the address, so that nobody else gets it, and does not listen yet.
+
+    Raises UserError where there is no such address, or somebody has it.
+    """
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         reserved = socket.socket(family, kind, protocol)

@@ -8,44 +8,46 @@ _CONTEXT_TOKENS = 6
 _LETTER_TOKENS = 4
 """Tokens that one letter may be spread over: the bytes of UTF-8."""
 _MOST_HELD = 8
-"""Tokens that are held at most for a letter to be finished: then those that no later token can finish are told."""
+"""How many tokens are held back at most for a letter; then those that no later token can finish go out."""
 _UNFINISHED = "\ufffd"
 
 
-class Decode(Protocol):
+class Decoder(Protocol):
+    """Token ids -> their text."""
+
     def __call__(self, token_ids: Sequence[int]) -> str: ...
 
 
 class Detokenizer:
     """Decodes a window of the last tokens with each new one, so that the cost does not grow with the answer."""
 
-    def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, decode: Decoder, prompt_ids: Sequence[int]) -> None:
         self._decode = decode
         self._known = list(prompt_ids[-_CONTEXT_TOKENS:])
-        """Tokens whose text is out."""
+        """The last tokens whose text has been returned."""
         self._new: list[int] = []
-        """Tokens after them whose text is not: they end within a letter."""
+        """Tokens after them whose text has not: they end within a letter."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before."""
+        """Returns the text that this token makes certain."""
         self._new.append(token_id)
         if not self._text_of(self._new).endswith(_UNFINISHED):
             return self._settle(len(self._new))
-        return self._settle(self._hopeless()) if len(self._new) >= _MOST_HELD else ""
+        return self._settle(self._count_of_finished()) if len(self._new) >= _MOST_HELD else ""
 
     def end(self) -> str:
-        """What is left: a letter that was never finished."""
+        """Returns what is left: the bytes of a letter that was never finished."""
         return self._settle(len(self._new)) if self._new else ""
 
     def _settle(self, count: int) -> str:
-        """The text of the first new tokens, which are known from now on."""
+        """Returns the text of the first new tokens, and counts them among the known ones."""
         text = self._text_of(self._new[:count])
         self._known = [*self._known, *self._new[:count]][-_CONTEXT_TOKENS:]
         del self._new[:count]
         return text
 
-    def _hopeless(self) -> int:
-        """How many of the new tokens are before every letter that may still be finished; never within a letter."""
+    def _count_of_finished(self) -> int:
+        """How many of the new tokens come before every letter that a later token may still finish."""
         text = self._text_of(self._new)
         for count in range(len(self._new) - _LETTER_TOKENS + 1, 0, -1):
             if text == self._text_of(self._new[:count]) + self._decode(self._new[count:]):
@@ -67,7 +69,7 @@ class StopCutter:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What of the text is before every stop string for certain."""
+        """Returns the part of the text that is certainly before every stop string."""
         if self.stopped:
             return ""
         text = self._held + text
@@ -80,7 +82,7 @@ class StopCutter:
         return text[: len(text) - kept]
 
     def end(self) -> str:
-        """What is left: the beginning of a stop string that never came."""
+        """Returns what is left: the beginning of a stop string that never came."""
         text, self._held = self._held, ""
         return text
 
