@@ -3,13 +3,14 @@
 Models go by their directory in a checkpoint: "." is the model that the command trains, "critic" is PPO's critic.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.store import check_sound
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 
 POLICY, CRITIC = ".", "critic"
@@ -44,8 +45,8 @@ class Branch:
 def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
     """What `trainer.branch_from` names; UserError when it is no checkpoint.
 
-    Another `training.type` cannot read the optimizer, nor can whole training that of adapters, and the other way round:
-    then the weights alone are taken over.
+    Another `training.type` cannot read the optimizer, nor can whole training that of adapters, and the other way round,
+    nor a reward model that of a policy: then the weights alone are taken over. A policy cannot begin as a reward model.
     """
     checkpoint = config.trainer.branch_from
     if checkpoint is None:
@@ -56,8 +57,20 @@ def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
         mend = "give a run directory that has a checkpoint, or one of its checkpoints"
         raise UserError(f"trainer.branch_from: {error}; {mend}") from None
     has_adapter = (checkpoint / "adapter").is_dir()
+    holds_policy, trains_policy = _is_policy(checkpoint), not isinstance(config, RewardModelConfig)
+    if trains_policy and not holds_policy:
+        raise UserError(f"trainer.branch_from: {checkpoint} holds a reward model; give the checkpoint of a policy")
     same_kind = saved.training == config.training.type and has_adapter == (config.model.lora is not None)
     found = [name for name in (POLICY, CRITIC) if (checkpoint / name / "model").is_dir()]
-    if same_kind:
+    if same_kind and holds_policy == trains_policy:
         return Branch(checkpoint, {name: checkpoint / name for name in found}, {})
     return Branch(checkpoint, {}, {name: checkpoint / name / "model" for name in found})
+
+
+def _is_policy(checkpoint: Path) -> bool:
+    """By its model's config.json: it has no head that scores."""
+    try:
+        described = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
+        return not any("TokenClassification" in name for name in described["architectures"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # `check_sound` tells what is wrong with it

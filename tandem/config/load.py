@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
 from tandem.config.found import sections_at
+from tandem.config.paths import CHECKPOINTS_IN_USE
 from tandem.config.sound import sound_part
 from tandem.config.tree import Section, Tree
 from tandem.errors import UserError
@@ -48,7 +49,9 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
     problems = list(_apply_overrides(tree, overrides))
     problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]
     try:
-        return ParsedConfig(kind.model_validate(tree), problems)
+        return ParsedConfig(
+            kind.model_validate(tree, context={CHECKPOINTS_IN_USE: _checkpoints_in_use(tree)}), problems
+        )
     except ValidationError as error:
         problems += [problem for item in error.errors() for problem in _describe(item, kind)]
     return ParsedConfig(sound_part(kind, tree), problems)
@@ -123,6 +126,20 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         section[names[-1]] = yaml12.read(text)
     except yaml12.YAMLError as error:
         raise ValueError(f"what follows = is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _checkpoints_in_use(tree: Any) -> dict[str, Path]:
+    """What the keys that name runs stand for in the run that is to be resumed, by their last parts: it stays the same,
+    whatever has become of those runs since."""
+    try:
+        trainer = tree["trainer"]
+        if trainer.get("resume") is not True:
+            return {}
+        stored: Any = yaml12.read((Path(trainer["run_dir"]).expanduser() / "config.yaml").read_text(encoding="utf-8"))
+        named = {**stored["model"], "branch_from": stored["trainer"].get("branch_from")}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml12.YAMLError):
+        return {}  # there is no run yet, or it is told elsewhere what is wrong with its configuration
+    return {key: Path(path) for key, path in named.items() if isinstance(path, str) and "/checkpoints/" in path}
 
 
 def _has(tree: Any, dotted: str) -> bool:

@@ -7,12 +7,16 @@
 Relative paths start at the directory that the command runs in, `~` is the home directory.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
+
+CHECKPOINTS_IN_USE = "checkpoints in use"
+"""In the context of a validation: what the keys of the run that is resumed have stood for since it began, path by the
+last part of the key."""
 
 
 def absolute(path: Path) -> Path:
@@ -28,26 +32,30 @@ def absolute_reference(reference: str) -> str:
     return f"{absolute(Path(place))}{colon}{name}" if place.endswith(".py") else reference
 
 
-def checkpoint_directory(path: Path) -> Path:
+def checkpoint_directory(path: Path, info: ValidationInfo) -> Path:
     """The checkpoint that `path` stands for: a run's newest one, or that of `checkpoints/latest` or `best`.
 
-    Anything else stands for itself.
+    For a run that is resumed it is the one that it was at its start. Anything else stands for itself.
     """
     path = absolute(path)
+    pointer = path if path.name in ("latest", "best") else path / "checkpoints" / "latest"
+    context = cast(Mapping[str, Mapping[str, Path]], info.context or {})
+    used = context.get(CHECKPOINTS_IN_USE, {}).get(info.field_name or "")
+    if used is not None and pointer.parent in used.parents:
+        return used
     with _unreadable_told():
-        pointer = path if path.is_file() else path / "checkpoints" / "latest"
-        if pointer.is_file() and pointer.parent.name == "checkpoints" and pointer.name in ("latest", "best"):
+        if pointer.is_file() and pointer.parent.name == "checkpoints":
             path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
     return path
 
 
-def model_directory(path: Path) -> Path:
+def model_directory(path: Path, info: ValidationInfo) -> Path:
     """The Hugging Face directory that `path` stands for, or `path` where it stands for none.
 
     A run directory is its newest checkpoint; so is `checkpoints/latest` in it, and `checkpoints/best` is the best one;
-    of a checkpoint it is `model/`.
+    of a checkpoint it is `model/`. For a run that is resumed it is the directory that it was at its start.
     """
-    path = checkpoint_directory(path)
+    path = checkpoint_directory(path, info)
     inside = path / "model"
     with _unreadable_told():
         holds_model = (inside / "config.json").is_file() and not (path / "config.json").exists()

@@ -114,6 +114,24 @@ def test_adapters_start_on_the_weights_alone(recipe: Path, parent: Path, capsys:
     assert validation(lora, 0).equals(validation(parent, 4))
 
 
+def test_a_reward_model_starts_on_the_weights_of_a_policy_and_no_policy_as_one(
+    recipe: Path, parent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = recipe.with_name("pairs.jsonl")
+    pairs.write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 4)
+    tree = {"model": {"path": str(parent)}, "data": {"train_files": [str(pairs)]}, "trainer": {"steps": 1}}
+    judges = recipe.with_name("judges.yaml")
+    judges.write_text(yaml.safe_dump(tree))
+    run = recipe.with_name("judge")
+    command = ["reward-model", str(judges), f"trainer.run_dir={run}", f"trainer.branch_from={parent}"]
+    assert main([*command, "data.rows_per_step=4"]) == 0
+    assert "(the model: weights, with a new optimizer)" in capsys.readouterr().out
+    assert (
+        main(["train", str(recipe), f"trainer.run_dir={recipe.with_name('none')}", f"trainer.branch_from={run}"]) == 2
+    )
+    assert "holds a reward model; give the checkpoint of a policy" in capsys.readouterr().err
+
+
 def test_what_is_no_checkpoint_or_a_damaged_one_is_refused(
     recipe: Path, parent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,28 @@ def test_a_dumped_configuration_means_the_same_files_from_every_directory(
     first, second, third = again.reward.functions
     assert first == f"{home}/r.py:f" and third == "package.module:h"
     assert not isinstance(second, str) and second.function == f"{home}/sub/s.py:g"
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_checkpoints_it_began_with(sound: Path, tmp_path: Path) -> None:
+    """Also where the run that they are of has gone on, and has deleted them."""
+    for run in ("first", "second"):
+        for step in ("step_000010", "step_000020"):
+            (tmp_path / run / "checkpoints" / step / "model").mkdir(parents=True)
+            (tmp_path / run / "checkpoints" / step / "model/config.json").write_text("{}")
+        (tmp_path / run / "checkpoints/latest").write_text("step_000010\n")
+    given = [f"model={{path: {tmp_path}/first, reward_model_path: {tmp_path}/second}}", f"trainer.run_dir={tmp_path}/r"]
+    given += [f"trainer.branch_from={tmp_path}/first/checkpoints/latest", "trainer.resume=true"]
+    began = load_config(TrainConfig, sound, given)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/config.yaml").write_text(dump_config(began), encoding="utf-8")
+    for run in ("first", "second"):
+        (tmp_path / run / "checkpoints/latest").write_text("step_000020\n")
+        shutil.rmtree(tmp_path / run / "checkpoints/step_000010")
+    assert load_config(TrainConfig, sound, given) == began
+    another = load_config(TrainConfig, sound, [*given, f"model.path={tmp_path}/second"])
+    assert another.model.path == tmp_path / "second/checkpoints/step_000020/model"
+    new = load_config(TrainConfig, sound, [*given, "trainer.resume=false"])
+    assert new.trainer.branch_from == tmp_path / "first/checkpoints/step_000020"
 
 
 def test_a_run_stands_for_its_model(sound: Path, tmp_path: Path) -> None:

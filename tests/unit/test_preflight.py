@@ -82,6 +82,9 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.path={0}/sharded", ["{0}/sharded lacks its weights (model-00002-of-00002.safetensors)"]),
     ("train", "model.path={0}/wordless", ["model.path: {0}/wordless has no tokenizer; copy tokenizer.json"]),
     ("train", "model.path={0}/unstarted", ["model.path: {0}/unstarted is a run without a checkpoint"]),
+    ("train", "model.path={0}/run/checkpoints/step_000001/model", ["step_000001/model is gone: a run that goes on"]),
+    ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
+    ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),
     ("train", "model.path={0}/sinks", ["model.path: {0}/sinks: model type gpt_oss does not run here", "sinks"]),
     ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
@@ -167,6 +170,10 @@ def place(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def score(completion):\n    return 0.0\n\n\n"
         "def needs(completion, difficulty):\n    return 0.0\n"
     )
+    for part in ("model", "state"):
+        (place / "judge" / part).mkdir(parents=True)
+    (place / "judge/model/config.json").write_text('{"architectures": ["Qwen2ForTokenClassification"]}')
+    (place / "judge/state/run.json").write_text('{"step": 1, "total_steps": 1, "training": "fsdp", "best": {}}')
     (place / "run").mkdir()
     (place / "run/config.yaml").write_text("model: {}")
     (place / "run/metrics.jsonl").write_text("{}\n")

@@ -67,4 +67,5 @@ def _find_run_dir_mistakes(config: Any) -> Iterator[str]:
     try:
         check_run_dir(config)
     except UserError as error:
-        yield "trainer.run_dir: " + str(error).replace("\n", "\n    ")
+        key = "" if str(error).startswith("trainer.") else "trainer.run_dir: "
+        yield key + str(error).replace("\n", "\n    ")

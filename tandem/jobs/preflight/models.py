@@ -122,6 +122,11 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
     if not (path / "config.json").is_file():
         if (path / "checkpoints").is_dir():
             yield "is a run without a checkpoint; wait for its first one, or give another directory"
+        elif "checkpoints" in path.parts[-3:-1] and not path.exists():
+            yield (
+                "is gone: a run that goes on keeps its newest checkpoints (trainer.keep_last) and the best one; put it "
+                "back, or give another directory"
+            )
         else:
             yield (
                 "is not a local Hugging Face model directory, for it holds no config.json "
