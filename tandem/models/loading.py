@@ -20,6 +20,11 @@ from tandem.models.storage import read_safetensors
 
 _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")
 """Ends of their names in configurations."""
+_COMPLETE = "give a complete model directory"
+_AS_THEY_LIE = (
+    f"{_COMPLETE}. Several ranks read files as they lie: weights that transformers converts while loading (mixtures of "
+    "experts, gpt_neox) have to be saved once by save_pretrained(DIRECTORY, save_original_format=False)"
+)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -77,11 +82,11 @@ def fill(model: PreTrainedModel, config: ModelConfig) -> None:
     parameters = dict(model.named_parameters())
     lacking = _read(model, config.path, {name.replace(".base_layer.", "."): p for name, p in parameters.items()})
     reset_adapters(model)
-    _zero_value_head(model, config.path, (name for name in lacking if not is_adapter(name)))
+    _zero_value_head(model, config.path, (name for name in lacking if not is_adapter(name)), _AS_THEY_LIE)
     for parameter in parameters.values():
         parameter._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
     model.initialize_weights()
-    _refuse_lacking(config.path, _read(model, config.path, saved_buffers(model)))
+    _refuse_lacking(config.path, _read(model, config.path, saved_buffers(model)), _AS_THEY_LIE)
 
 
 def saved_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -150,18 +155,18 @@ def drop_nothing(config: transformers.PreTrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def _zero_value_head(model: PreTrainedModel, path: Path, lacking: Iterable[str]) -> None:
+def _zero_value_head(model: PreTrainedModel, path: Path, lacking: Iterable[str], mend: str = _COMPLETE) -> None:
     """A critic starts at 0; UserError when the directory lacks any other weight."""
     names = set(lacking)
     of_head = {name for name in names if name.startswith(("score.", "classifier."))}
-    _refuse_lacking(path, names - of_head)
+    _refuse_lacking(path, names - of_head, mend)
     for name in of_head:
         torch.nn.init.zeros_(model.get_parameter(name))
 
 
-def _refuse_lacking(path: Path, names: Iterable[str]) -> None:
+def _refuse_lacking(path: Path, names: Iterable[str], mend: str) -> None:
     for name in sorted(names):
-        raise UserError(f"model: {path} lacks the weight {name}; give a complete model directory")
+        raise UserError(f"model: {path} lacks the weight {name}; {mend}")
 
 
 def _cannot_load(path: Path, error: Exception) -> UserError:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.loading import load_model, load_policy, load_tokenizer, named_part
+from tandem.models.loading import fill, load_model, load_policy, load_tokenizer, named_part
 
 
 @pytest.fixture
@@ -64,3 +64,16 @@ def test_what_is_published_of_experts_goes_where_the_model_holds_them_together(t
         named_part(served, name).copy_(tensor)
     for name, parameter in trained.named_parameters():
         assert parameter.equal(served.get_parameter(name)), name
+
+
+def test_what_several_ranks_cannot_read_can_be_saved_so_that_they_can(tmp_path: Path) -> None:
+    """transformers converts a published GPT-NeoX while loading; every rank reads its part of the files alone."""
+    shape = GPTNeoXConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    published, other = (AutoModelForCausalLM.from_config(shape) for _ in range(2))
+    published.save_pretrained(tmp_path / "published")
+    with pytest.raises(UserError, match=r"lacks the weight lm_head\.weight; .*save_original_format=False"):
+        fill(other, ModelConfig(path=tmp_path / "published"))
+    published.save_pretrained(tmp_path / "as it lies", save_original_format=False)
+    fill(other, ModelConfig(path=tmp_path / "as it lies"))
+    assert other.state_dict().keys() == published.state_dict().keys()
+    assert all((other.state_dict()[name] == value).all() for name, value in published.state_dict().items())
