@@ -203,7 +203,8 @@ def data(
     if (name == "columns") != bool(map) or not all("=" in pair for pair in map or []):
         raise UserError("tandem data columns takes --map NEW=OLD, once or more; the data sets take none")
     columns = dict(pair.split("=", 1) for pair in map or [])
-    for what, count in convert(mapping(columns) if columns else CONVERTERS[name], source, out).items():
+    to_rows = mapping(columns) if columns else CONVERTERS[name]
+    for what, count in convert(to_rows, source, out, published=not columns).items():
         print(f"{what} {count}")
 
 

@@ -1,4 +1,4 @@
-"""Rows to ask: verl and TRL rows -> Prompt."""
+"""Rows to ask, flat or in verl's form -> Prompt. docs/data.md has a table of the columns."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -87,7 +87,9 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         token_ids = encode(self._tokenizer, text, special_tokens=not templated)
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
             raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
-        verl = row.get("data_source") is not None
-        data_source = cell(row, "data_source", str) if verl else "default"
-        tokens = np.array(token_ids, dtype=np.int32)
-        return "verl" if verl else "TRL", Prompt(len(self), tokens, text, data_source, ground_truth_of(row), row)
+        has_source = row.get("data_source") is not None
+        data_source = cell(row, "data_source", str) if has_source else "default"
+        prompt = Prompt(len(self), np.array(token_ids, np.int32), text, data_source, ground_truth_of(row), row)
+        if row.get("reward_model"):
+            return "verl", prompt
+        return "`prompt` + `data_source`" if has_source else "`prompt`", prompt

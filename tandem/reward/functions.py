@@ -148,10 +148,20 @@ def _absent_columns(functions: Sequence[RewardFunction], where: str, prompts: Se
             if lacking:
                 rows = "no row has" if len(lacking) == count else f"{len(lacking):,} of {count:,} rows lack"
                 has = ", ".join(lacking[0].row) or "no columns"
+                inside = any(_has_column(prompt, f"extra_info.{column}") for prompt in lacking)
+                mend = _read_extra_info(function, column) if inside else "add the column"
                 yield (
                     f"{function.reference!r} needs the column `{column}`, which {rows} in {where} (one of these has "
-                    f"only {has}); add the column, or give the parameter a default or a value in `arguments`"
+                    f"only {has}); {mend}, or give the parameter a default or a value in `arguments`"
                 )
+
+
+def _read_extra_info(function: RewardFunction, column: str) -> str:
+    """How a function gets what is not a column, but an entry of `extra_info`."""
+    if column == function.score_together:
+        return f"it is inside `extra_info`: name it extra_info.{column}"
+    each = "extra_info[i]" if function.kind is Kind.TRL else "extra_info"
+    return f"it is inside `extra_info`: take the parameter `extra_info`, and read {each}['{column}']"
 
 
 def _absent_ground_truth(reference: str, where: str, prompts: Sequence[Prompt]) -> Iterator[str]:

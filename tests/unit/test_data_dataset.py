@@ -1,5 +1,6 @@
-"""verl and TRL rows -> Prompt, and what is said of bad ones."""
+"""Flat rows and verl's -> Prompt, and what is said of bad ones."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from data_tokenizer import char_tokenizer, verl_row, write_lines
 from tandem.config.tree import DataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
+from tests.conftest import ROOT
 
 TOKENIZER = char_tokenizer()
 SKIP = DataConfig(on_bad_row="skip", max_prompt_tokens=40)
@@ -44,6 +46,21 @@ def test_trl_rows_are_strings_as_they_are_or_messages(tmp_path: Path) -> None:
     assert (chat.index, chat.ground_truth) == (1, None)
 
 
+def test_the_description_calls_flat_rows_by_their_columns(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "data_source": "sums", "ground_truth": "2"}, verl_row(), {"prompt": "ab"}]
+    found = "1 `prompt` + `data_source` rows, 1 verl rows, 1 `prompt` rows"
+    assert load(tmp_path, rows).description == f"rows.jsonl: {found}; 0 skipped"
+
+
+def test_every_row_that_the_page_shows_is_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in page.split("```json\n")[1].split("\n```")[0].splitlines()]
+    dataset = load(tmp_path, rows, DataConfig(train_files=[], max_prompt_tokens=200))
+    assert dataset.description.endswith(": 1 verl rows, 1 `prompt` + `data_source` rows, 1 `prompt` rows; 0 skipped")
+    assert [prompt.ground_truth for prompt in dataset.prompts] == ["5"] * 3
+    assert [prompt.data_source for prompt in dataset.prompts] == ["openai/gsm8k", "sums", "default"]
+
+
 def test_special_tokens_are_added_once(tmp_path: Path) -> None:
     tokenizer = char_tokenizer(around="<bos> $A <eos>", chat_template="<bos>" + char_tokenizer().chat_template)
     rows = [{"prompt": "ab"}, {"prompt": [{"role": "user", "content": "a"}]}, {"prompt": "a<eos>"}]
@@ -68,7 +85,7 @@ def test_parquet_cells_come_back_plain_and_files_follow_one_another(tmp_path: Pa
     assert len(dataset) == 3 and [dataset[i].index for i in range(3)] == [0, 1, 2]
     assert dataset[1].row["reward_model"] == {"style": "rule", "ground_truth": "5"}
     assert dataset[1].row["prompt"] == [{"role": "user", "content": "2"}]
-    assert dataset.description == "first.parquet, second.jsonl: 2 verl rows, 1 TRL rows; 0 skipped"
+    assert dataset.description == "first.parquet, second.jsonl: 2 verl rows, 1 `prompt` rows; 0 skipped"
 
 
 def message(content: Any, role: str = "user") -> dict[str, Any]:

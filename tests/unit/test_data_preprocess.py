@@ -122,6 +122,32 @@ def test_own_columns_become_rows() -> None:
         mapping({"answer": "a"})
 
 
+def test_further_columns_of_a_question_are_in_extra_info() -> None:
+    """There `tandem reward test` looks for `answer`. What the mapping names wins over an old column of that name."""
+    row = {"question": "1+1", "result": 2, "solution": "1+1 is 2", "answer": "B"}
+    columns = {"prompt": "question", "ground_truth": "result", "data_source": "mine", "answer": "solution"}
+    ((_, new),) = mapping({**columns, "hint": "{result}!"})(row, AT)
+    assert new["extra_info"] == {**row, "answer": "1+1 is 2", "hint": "2!", "split": "train", "index": 7}
+
+
+def test_a_column_that_the_place_of_a_row_would_hide_is_refused() -> None:
+    columns = {"prompt": "question", "data_source": "mine"}
+    for name in ("split", "index"):
+        with pytest.raises(UserError, match=f"--map: {name}: "):
+            mapping({**columns, name: "question"})
+
+
+def test_only_a_published_file_is_asked_whether_it_is_as_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(tmp_path / "rows.jsonl", [{"q": "a"}])
+    arguments = ["--in", str(source), "--out", str(tmp_path / "out")]
+    assert main(["data", "columns", *arguments, "--map", "prompt=question"]) == 2
+    assert capsys.readouterr().err == f"tandem: {source}, row 1: --map: no column 'question'; the row has q\n"
+    assert main(["data", "gsm8k", *arguments]) == 2
+    assert capsys.readouterr().err.endswith("; is this the file as published?\n")
+
+
 def test_a_column_of_two_types_is_told(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "rows.jsonl", [{"q": "a", "n": 1}, {"q": "b", "n": "two"}])
     with pytest.raises(UserError, match=r"train\.parquet: a column does not hold one type"):

@@ -331,6 +331,14 @@ def test_a_reason_becomes_the_scores_note(write: Any) -> None:
         ),
         ("def f(completions, prompts, level): ...", {}, "needs the column `level`, which no row has"),
         ("def f(completion, sometimes): ...", {}, "needs the column `sometimes`, which 1 of 2 rows lack"),
+        (
+            "def f(completion, index): ...",
+            {},
+            r"needs the column `index`.*it is inside `extra_info`: take the parameter `extra_info`, and read "
+            r"extra_info\['index'\]",
+        ),
+        ("def f(completions, index): ...", {}, r"inside `extra_info`: .* read extra_info\[i\]\['index'\]"),
+        ("def f(completions): ...", {"score_together": "index"}, "name it extra_info.index"),
         ("def f(completions): ...", {"score_together": "extra_info.problem"}, "`extra_info.problem`, which no row has"),
         ("def f(completion, level=1): ...", {}, None),
         ("def f(completion, level): ...", {"arguments": {"level": 2}}, None),

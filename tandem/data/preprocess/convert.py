@@ -27,15 +27,17 @@ class Place(NamedTuple):
     """Position among the rows of its split."""
 
 
+_OF_A_QUESTION = ("data_source", "prompt", "system", "ability", "ground_truth")
+"""New columns that have a place of their own in a verl row; others are part of its `extra_info`."""
 ToRows = Callable[[Row, Place], Iterator[tuple[str, Row]]]
 """What a row becomes: (name of an output file, row) for each; none to skip it. Raises BadRow."""
 
 
-def convert(to_rows: ToRows, source: Path, out: Path) -> dict[str, int]:
+def convert(to_rows: ToRows, source: Path, out: Path, *, published: bool = True) -> dict[str, int]:
     """Write `<out>/<name>.parquet` for every name that `to_rows` gives; `source` is a data file or a folder of them.
 
     Returns the rows read, the rows of each file, and the rows skipped. The same source gives the same bytes. Raises
-    UserError for a bad row, and then no file is written.
+    UserError for a bad row, which asks of a `published` file if it is still that, and then no file is written.
     """
     counts, indices = Counter[str](), Counter[str]()
     with ExitStack() as files:
@@ -47,7 +49,8 @@ def convert(to_rows: ToRows, source: Path, out: Path) -> dict[str, int]:
                         raise row
                     made = list(to_rows(row, Place(split, indices[split])))
                 except BadRow as bad:
-                    raise UserError(f"{path}, row {number}: {bad}; is this the file as published?") from bad
+                    question = "; is this the file as published?" if published else ""
+                    raise UserError(f"{path}, row {number}: {bad}{question}") from bad
                 indices[split] += 1
                 counts.update(name for name, _ in made)
                 counts["skipped"] += not made
@@ -73,7 +76,7 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
     """Rows from columns of the user's own: each new column is an old one's name, or a template such as `{a} + {b} = ?`.
 
     With `data_source` (a text or a template) they become verl rows, `prompt` being the user's message, `system` the
-    system's, and every old column part of `extra_info`; else they have just the new columns.
+    system's, and every old column and further new one part of `extra_info`; else they have just the new columns.
     """
 
     def to_rows(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
@@ -84,13 +87,16 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
             raise BadRow(f"--map: no column {error}; the row has {', '.join(row)}") from error
         if "data_source" in new:
             truth, prompt = new.get("ground_truth"), str(new["prompt"])
-            made = verl_row(place, new["data_source"], new.get("ability", ""), prompt, truth, row)
+            extra = {**row, **{name: value for name, value in new.items() if name not in _OF_A_QUESTION}}
+            made = verl_row(place, new["data_source"], new.get("ability", ""), prompt, truth, extra)
             system = [{"role": "system", "content": new["system"]}] if "system" in new else []
             new = {**made, "prompt": system + made["prompt"]}
         yield place.split, new
 
     if not {"prompt", "messages", "chosen"} & columns.keys() or ("data_source" in columns and "prompt" not in columns):
         raise UserError("--map: name at least the prompt (or, without data_source, messages, or chosen): prompt=COLUMN")
+    if "data_source" in columns and (taken := [name for name in Place._fields if name in columns]):
+        raise UserError(f"--map: {taken[0]}: extra_info has the row's own {taken[0]} there; take another name")
     return to_rows
 
 
