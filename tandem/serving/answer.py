@@ -37,8 +37,6 @@ class Answer:
             for place, request in enumerate(self._requests)
             for sample in range(params.n)
         ]
-        self._made = 0
-        """The number of tokens that all choices have so far."""
 
     async def whole(self) -> Object:
         """The answer as one object."""
@@ -88,7 +86,6 @@ class Answer:
         if request.sampling.max_tokens == 0:
             choice.end(Status.TRUNCATED)
             return
-        self._made += len(output.token_ids)
         choice.push(output)
 
     def _echo(self, place: int) -> str:
@@ -114,8 +111,8 @@ class Answer:
 
     def _usage(self) -> dict[str, int]:
         prompt_tokens = sum(len(request.token_ids) for request in self._requests)
-        total = prompt_tokens + self._made
-        return {"prompt_tokens": prompt_tokens, "completion_tokens": self._made, "total_tokens": total}
+        made = sum(choice.count for choice in self._choices)
+        return {"prompt_tokens": prompt_tokens, "completion_tokens": made, "total_tokens": prompt_tokens + made}
 
 
 def _shape(answerer: Answerer, params: AnyParameters) -> Shape:

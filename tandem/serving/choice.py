@@ -6,6 +6,9 @@ from typing import NamedTuple
 from tandem.serving.text import Decoder, Detokenizer, StopCutter
 from tandem.types import Completion, Delta, PromptLogprobs, Request, Status, TopLogprobs
 
+_LEAST_LOGPROB = -9999.0
+"""OpenAI's number for a token that is very improbable; JSON has none for one that cannot be."""
+
 
 class Token(NamedTuple):
     """A token with what the engine says of it."""
@@ -44,12 +47,14 @@ class Choice:
         """Characters so far, before stop strings are cut."""
         self._piece = Piece(index, echo)
         """The part that `take` has not returned yet."""
+        self.count = 0
+        """The number of tokens so far, without the echoed prompt's."""
         self.ended = False
 
     def push_prompt(self, request: Request, scores: PromptLogprobs, decode: Decoder) -> None:
         """The echoed prompt's tokens have these log-probs; `decode` makes the echo of them."""
         letters, offset = Detokenizer(decode, []), 0
-        logprobs = [None, *scores.logprobs.tolist()]
+        logprobs = [None, *map(_told, scores.logprobs.tolist())]
         tops = [[], *_pairs(scores.top, len(scores.logprobs))]
         for token, logprob, top in zip(request.token_ids.tolist(), logprobs, tops, strict=True):
             self._piece.prompt.append(Token(token, logprob, offset, top))
@@ -61,7 +66,8 @@ class Choice:
         for token, logprob, top in zip(output.token_ids.tolist(), output.logprobs.tolist(), tops, strict=True):
             if self.ended:  # a stop string that only the text without special tokens shows
                 return
-            self._piece.tokens.append(Token(token, logprob, self._length, top))
+            self._piece.tokens.append(Token(token, _told(logprob), self._length, top))
+            self.count += 1
             text = self._letters.push(token)
             self._piece.text += self._cutter.push(text)
             self._length += len(text)
@@ -88,4 +94,8 @@ def _pairs(top: TopLogprobs | None, count: int) -> list[list[tuple[int, float]]]
     if top is None:
         return [[] for _ in range(count)]
     rows = zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
-    return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
+    return [list(zip(ids, map(_told, logprobs), strict=True)) for ids, logprobs in rows]
+
+
+def _told(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

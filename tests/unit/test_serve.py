@@ -15,17 +15,21 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+import torch
 from openai import OpenAI
 from openai.types import Completion, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from test_serving_text import bytes_tokenizer
 
 from tandem.config.tree import ModelConfig, ServeConfig
 from tandem.errors import EngineError, UserError
+from tandem.generation.fake import FakeEngine
 from tandem.jobs import serve as jobs_serve
 from tandem.jobs.serve import EngineAnswerer, make_answerer
 from tandem.serving import parameters
 from tandem.serving.app import make_app
 from tandem.serving.server import Server, reserve
+from tandem.types import SamplingParams
 from tests.endpoint import TOKEN, served, wait_until
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -277,6 +281,38 @@ def test_a_stream_comes_as_it_is_made_and_costs_what_the_answer_costs(
 
 
 # What cannot be answered is refused by name.
+
+
+@pytest.fixture
+def scripted() -> Iterator[OpenAI]:
+    """An endpoint whose model says `a`, a special token and `b` in turn, everything else being impossible."""
+    tokenizer = bytes_tokenizer()
+    a, b = tokenizer.encode("ab")
+    logits = torch.full((len(tokenizer), len(tokenizer)), float("-inf"))
+    logits[:, a] = logits[a, tokenizer.eos_token_id] = logits[tokenizer.eos_token_id, b] = 0
+    logits[a, a] = logits[tokenizer.eos_token_id, a] = float("-inf")
+    engine = FakeEngine(logits, tokenizer=tokenizer)
+    engine.load_weights(0, None)
+    made = EngineAnswerer(engine, tokenizer, "model", SamplingParams())
+    with served(made) as (url,), OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client:
+        yield client
+
+
+def test_tokens_behind_a_stop_text_that_special_tokens_hide_from_the_engine_are_not_counted(scripted: OpenAI) -> None:
+    whole = complete(scripted, "c", max_tokens=12, stop=["ab"])
+    assert whole.choices[0].text == "" and len(whole.choices[0].model_extra["token_ids"]) == 3  # type: ignore[index]
+    assert whole.usage is not None and whole.usage.completion_tokens == 3
+    options: Any = {"include_usage": True}
+    *_, last = complete(scripted, "c", max_tokens=12, stop=["ab"], stream=True, stream_options=options)
+    assert last.usage == whole.usage
+
+
+def test_tokens_that_cannot_be_have_the_published_least_log_prob(scripted: OpenAI) -> None:
+    logprobs = complete(scripted, "cb", max_tokens=2, logprobs=2, echo=True).choices[0].logprobs
+    assert logprobs and logprobs.token_logprobs == [None, -9999.0, 0.0, 0.0]
+    assert logprobs.top_logprobs and -9999.0 in logprobs.top_logprobs[2].values()
+    pieces = list(complete(scripted, "c", max_tokens=2, logprobs=2, stream=True))
+    assert pieces[0].choices[0].logprobs and -9999.0 in pieces[0].choices[0].logprobs.top_logprobs[0].values()
 
 
 def test_a_token_id_outside_the_vocabulary_fails_nobody_else(endless: OpenAI) -> None:
