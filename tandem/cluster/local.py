@@ -53,26 +53,43 @@ class _Call:
 
 
 class _Process:
-    """The controller's side of a process."""
+    """The controller's side of a process, which `start` starts."""
 
     def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: _Call, *shared: Any) -> None:
         self.name, self.rank, self.gpu = f"{pool.name} rank {rank}", rank, gpu
         pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
         (self.connection, theirs), (self._output, output) = pipes
+        self._given_away = theirs, output
         self.answers = View(answers := SharedFile(), writable=True)
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         setup = ProcessSetup(self.name, rank, pool.size, theirs, output, environment, answers, *shared)
         self.process = _FORK.Process(target=process_main, args=(setup,), name=self.name)
-        self.process.start()
-        theirs.close()
-        output.close()
         self._requests = requests
         self.pending = deque([up])
         self.since = time.monotonic()
         """When it began the first of `pending`."""
         self.printed: deque[str] = deque(maxlen=_STACK_LINES)
         self.printer = Thread(target=self._forward, daemon=True)
+
+    def start(self) -> None:
+        self.process.start()
+        for end in self._given_away:
+            end.close()
         self.printer.start()
+
+    def kill(self) -> None:
+        """End the process and all that it has started, also where `start` was interrupted."""
+        if self.process.pid is not None:
+            self.process.kill()
+            self.signal(signal.SIGKILL)
+
+    def join(self) -> None:
+        """Wait until it has ended, and what it has printed is out."""
+        if self.process.pid is not None:
+            self.process.join()
+        self.connection.close()
+        if self.printer.ident is not None:
+            self.printer.join(_GRACE_S)
 
     def _forward(self) -> None:
         pipe = self._output.fileno()
@@ -135,6 +152,7 @@ class LocalRanks:
         _start_fork_server()
         for rank, gpu in enumerate(gpus):
             self.processes.append(_Process(self._pool, rank, gpu, self._requests, up, *shared))
+            self.processes[-1].start()  # after it is known: Ctrl-C may interrupt this, and `close` must end it
         self._wait(up)
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
@@ -179,12 +197,9 @@ class LocalRanks:
             for process in self.processes:
                 process.process.join(max(0.0, deadline - time.monotonic()))
         for process in self.processes:
-            process.process.kill()
-            process.signal(signal.SIGKILL)
+            process.kill()
         for process in self.processes:
-            process.process.join()
-            process.connection.close()
-            process.printer.join(_GRACE_S)
+            process.join()
         self.processes = []
 
 

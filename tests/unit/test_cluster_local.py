@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import active_children
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
+from tandem.cluster import local
 from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
@@ -182,6 +185,24 @@ def test_a_rank_whose_controller_is_killed_while_it_starts_ends(tmp_path: Path) 
         pids += session(script.pid)
         script.wait()
         assert gone(pids)
+
+
+def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Thread):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "Thread", Interrupted)
+    cluster, before = LocalCluster(timeout_s=60), {child.pid for child in active_children()}
+    with pytest.raises(KeyboardInterrupt):
+        spawn(cluster)
+    started = [child for child in active_children() if child.pid not in before]
+    cluster.close()
+    try:
+        assert len(started) == 1 and gone([child.pid or 0 for child in started])
+    finally:
+        for child in started:
+            child.kill()
 
 
 def test_workers_do_not_hear_of_ctrl_c_and_end_with_the_controller() -> None:
