@@ -179,7 +179,6 @@ def serve(
         if not token:
             token = secrets.token_urlsafe(24)
             print(f"token: {token}", flush=True)
-        _silence_transformers()
         from tandem.jobs.serve import run
 
         stopped_by = run(config, reserved, token, name or model.absolute().name)
@@ -237,13 +236,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     130 and 143: a run that Ctrl-C or SIGTERM stopped, and that `--resume` continues.
     """
+    _silence_transformers()
     try:
         typer.main.get_command(app).main(None if arguments is None else list(arguments), prog_name="tandem")
     except TandemError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 0
+        if isinstance(ending.code, str):  # sys.exit("a reason"), in a user's own code
+            print(ending.code, file=sys.stderr)
+            return 1
+        return ending.code or 0
     return 0
 
 
@@ -290,14 +293,13 @@ def _naming(key: str, path: Path) -> str:
 
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:
-    _silence_transformers()
     from tandem.jobs.inputs import read_inputs
 
     return read_inputs(config, dataset)
 
 
 def _silence_transformers() -> None:
-    """Its progress bars and load reports would bury ours, the workers' above all."""
+    """Its progress bars and load reports would bury ours, the workers' above all. It reads this when it is imported."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

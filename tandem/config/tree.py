@@ -104,7 +104,7 @@ class RewardConfig(Section):
     """For one call."""
     workers: MayChange[PositiveInt] = 2
     max_error_share: MayChange[Share] = 0.2
-    """The run stops when a larger share of a step's trajectories lost its reward to errors and time-outs."""
+    """The run stops when a larger share of a step's or validation's answers lost their reward to errors, time-outs."""
 
 
 class TrainerConfig(Section):

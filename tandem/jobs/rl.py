@@ -83,6 +83,7 @@ class RlJob:
         groups = validate(roles, val, self._config, trainer.seed, step)
         path = validation_path(trainer.run_dir, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
+        roles.reward.check_share(groups)
         return summarize(groups)
 
     def save(self, directory: Path) -> None:
@@ -135,6 +136,7 @@ def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset], answers: Pat
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
         roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
         groups = validate(roles, inputs.val, config, config.seed, step=0)
-    if answers is not None:
-        write_trajectories(answers, 0, groups, to_batch(groups))
+        if answers is not None:
+            write_trajectories(answers, 0, groups, to_batch(groups))
+        roles.reward.check_share(groups)
     return summarize(groups)

@@ -48,7 +48,7 @@ class RewardManager:
         return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
 
     def check_share(self, groups: Iterable[Group]) -> None:
-        """Raises RewardShareExceeded when too many of a step's trajectories lost their reward."""
+        """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
         lost = [score for score in scores if score.failure in _FAILURES]

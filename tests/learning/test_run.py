@@ -69,6 +69,30 @@ def test_eval_writes_its_answers(run: Path, tmp_path: Path) -> None:
     assert len(read_trajectories(tmp_path / "answers.parquet")) == 5
 
 
+def test_a_validation_whose_rewards_fail_is_a_failure(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reward.py").write_text("def digits(completion):\n    raise RuntimeError('no luck')\n")
+    config = str(run.with_name("config.yaml"))
+    assert main(["eval", config, "generation.eval.samples=1", "--answers", str(tmp_path / "answers.parquet")]) == 1
+    assert "of 5 trajectories lost their reward" in capsys.readouterr().err
+    assert len(read_trajectories(tmp_path / "answers.parquet")) == 5
+    assert train(run, "trainer.eval_every=1") == 1
+    assert files(run / "validation") == ["step_000000.parquet"] and not (run / "trajectories").exists()
+
+
+def test_an_exit_of_the_users_own_is_a_failure(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import sys\n"
+        "from tandem.algorithms.builtin.opo import OPO\n"
+        "class Mine(OPO):\n"
+        "    def estimate(self, rollouts, rewards_T):\n"
+        "        sys.exit('my check failed')\n"
+    )
+    assert train(run, f"algorithm.type={tmp_path}/mine.py:Mine") == 1
+    assert "my check failed" in capsys.readouterr().err
+
+
 def test_the_newest_trajectories_stay(run: Path) -> None:
     assert train(run, "trainer.steps=5", "trainer.eval_every=1", "trainer.keep_trajectories=2") == 0
     for directory in ("trajectories", "validation"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from tandem.tracking.console import ConsoleTracker
@@ -61,7 +62,18 @@ def test_a_terminal_gets_a_bar_and_keeps_the_validations():
     tracker.log(2, {"reward/mean": 0.5, "val/a/acc/mean@1": 1.0})
     tracker.close()
     printed = screen.file.getvalue()
-    assert "2/4" in printed and "reward/mean 0.5" in printed and "step 2/4  val/a/acc/mean@1 1" in printed
+    assert "2/4" in printed and "reward/mean=0.5" in printed and "step 2/4  val/a/acc/mean@1 1" in printed
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_shows_the_step_and_whole_metrics(width):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    tracker = ConsoleTracker(total_steps=100, console=screen)
+    shown = {"reward/mean": 0.25, "response_length/mean": 3.5, "actor/entropy": 1.5, "actor/grad_norm": 2.5}
+    tracker.log(7, shown)
+    tracker.close()
+    printed = screen.file.getvalue()
+    assert "step   7/100" in printed and all(f"{name}={value}" in printed for name, value in shown.items())
 
 
 def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
