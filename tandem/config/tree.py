@@ -28,7 +28,8 @@ class LoraConfig(Section):
     alpha: PositiveInt = 32
     """The adapters' share is scaled by alpha / rank."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Ends of the names of the layers that get one; `all-linear`: every one but the output layer."""
+    """Ends of the names of the layers that get one; `all-linear`: every linear layer but the output layer. Experts that
+    a mixture holds together get none."""
 
 
 class ModelConfig(Section):

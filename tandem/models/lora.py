@@ -4,16 +4,17 @@ W x + alpha / rank * B A x,  A [rank, in] random, B [out, rank] zero at first   
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tandem.config.tree import LoraConfig
 from tandem.errors import UserError
@@ -25,22 +26,43 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None
         import peft
     except ImportError:
         raise UserError("model.lora needs the package peft; install tandem-rl[lora]") from None
+    layers = adapted_layers(model, config.target_modules)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=config.target_modules,
+        target_modules=[f"model.{name}" for name in layers],
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(path),
     )
-    try:
-        with torch.device(model.device), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # PEFT sets it where it has to
-            peft.inject_adapter_in_model(settings, model)
-    except ValueError as error:
-        raise UserError(f"model.lora.target_modules: {config.target_modules}: {error}") from None
+    # Seen as a model of transformers PEFT would also wrap the parameters that hold the experts of a mixture.
+    holder = nn.Module()
+    holder.model = model
+    with torch.device(model.device), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # PEFT sets it where it has to
+        peft.inject_adapter_in_model(settings, holder)
+    settings.target_modules = layers
+    setattr(model, "peft_config", {"default": settings})  # noqa: B010 - where PEFT has it
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
     reset_adapters(model)
+
+
+def adapted_layers(model: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"]) -> list[str]:
+    """The names of the linear layers that get an adapter. UserError for a target that none is named by.
+
+    The output layer gets none, nor do routers that are linear layers of a kind of their own, nor experts that are one
+    parameter together.
+    """
+    output: Any = model.get_output_embeddings()
+    kinds = (nn.Linear, Conv1D)
+    linear = [name for name, layer in model.named_modules() if type(layer) in kinds and layer is not output]
+    if targets == "all-linear":
+        return linear
+    named = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
+    if lacking := [target for target, names in named.items() if not names]:
+        raise UserError(f"model.lora.target_modules: no linear layer of the model is named {', '.join(lacking)}")
+    wanted = {name for names in named.values() for name in names}
+    return [name for name in linear if name in wanted]
 
 
 def is_adapter(name: str) -> bool:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, PhimoeConfig, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import UserError
+from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine, make_engine
 from tandem.types import MicroBatch, Outputs, TokenColumns
 from tandem.weights.base import Bucket, Part
@@ -37,6 +38,11 @@ SHAPES = {
     ),
 }
 """GPT-2's layers keep their weights transposed."""
+MIXTURES = {
+    "qwen3_moe": Qwen3MoeConfig,
+    "phimoe": PhimoeConfig,  # its routers are linear layers of a kind of their own
+    "deepseek_v3": DeepseekV3Config,  # a dense layer comes first, and experts that every token is sent to
+}
 
 
 class Imitation:
@@ -112,6 +118,24 @@ def test_merged_weights_and_saved_adapters_are_peft_s(family: str, tmp_path: Pat
     assert (found - logprobs(AutoModelForCausalLM.from_pretrained(path))).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_is_adapted_outside_its_experts(family: str, tmp_path: Path) -> None:
+    """PEFT would also wrap the experts, which are one parameter together; merged weights would leave that out."""
+    path = tmp_path / family
+    config = tiny(MIXTURES[family](vocab_size=VOCABULARY))
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    engine = trained(engine_of(path))
+    engine.save(tmp_path)
+    adapted = [name for name, _ in engine.model.named_parameters() if ".lora_B." in name]
+    assert adapted and not any(".experts." in name for name in adapted)
+    assert not any(".base_layer" in name for name, _ in engine.named_weights())
+    found = engine.forward([micro_batch()])[0].logprobs_S
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(logprobs(merged), found, rtol=0, atol=1e-5)
+    assert (found - logprobs(AutoModelForCausalLM.from_pretrained(path))).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize(
     ("targets", "moved"),
     [
@@ -154,7 +178,7 @@ def test_only_the_named_layers_get_adapters_and_a_wrong_name_is_refused(tmp_path
     path = directory_of("qwen2", tmp_path)
     names = [name for name, p in engine_of(path, target_modules=["q_proj"]).model.named_parameters() if p.requires_grad]
     assert len(names) == 4 and all(".q_proj.lora_" in name for name in names)
-    with pytest.raises(UserError, match=r"model\.lora\.target_modules: \['query'\]"):
+    with pytest.raises(UserError, match=r"model\.lora\.target_modules: no linear layer of the model is named query"):
         engine_of(path, target_modules=["query"])
 
 
