@@ -96,7 +96,7 @@ def test_a_run_that_moves_ends_as_the_undisturbed_one(
         assert f"trainer.steps: {(number - 1) * SEGMENT} -> {number * SEGMENT}" in told or number == 1
     worst, where = largest_difference(run, undisturbed, range(1, STEPS + 1))
     with capsys.disabled():
-        print(f"\nresume, {name}: largest relative difference {worst:.1e} ({where})")
+        print(f"\nresume, {name}: {STEPS} steps, largest relative difference {worst:.1e} ({where})")
     assert worst < 1e-4, where
 
 
@@ -125,5 +125,5 @@ def test_from_fsdp_to_megatron_by_the_weights_alone(
     expected = train(started, tmp_path / "expected", RANKS_1, steps=SEGMENT)
     worst, where = largest_difference(branch, expected, range(1, SEGMENT + 1))
     with capsys.disabled():
-        print(f"\nbranch, FSDP 2 -> Megatron TP 2: largest relative difference {worst:.1e} ({where})")
+        print(f"\nbranch, FSDP 2 -> Megatron TP 2: {SEGMENT} steps, largest relative difference {worst:.1e} ({where})")
     assert worst < 1e-4, where
