@@ -29,7 +29,10 @@ def open_run_dir(config: TrainConfig | SftConfig) -> Iterator[list[Change]]:
     """
     path = config.trainer.run_dir
     check_run_dir(config)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"trainer.run_dir: {error}; give another one") from None
     with _locked(path):
         changed = check_run_dir(config)
         write_text(path / _CONFIG, dump_config(config))

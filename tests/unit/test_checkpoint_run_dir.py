@@ -90,6 +90,11 @@ def test_resume_without_a_run_starts_one(tmp_path):
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
+def test_a_directory_that_the_file_system_refuses_is_the_users_mistake():
+    with pytest.raises(UserError, match=r"trainer.run_dir: .*/proc/run.*; give another one"):
+        claim(config(Path("/proc/run")))
+
+
 def test_checking_writes_nothing(tmp_path):
     check_run_dir(config(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

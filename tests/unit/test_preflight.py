@@ -17,6 +17,7 @@ import yaml
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.jobs.preflight import find_mistakes
+from tandem.jobs.preflight.data import read_first_rows
 from tandem.tracking.names import EVERY_NAME
 from tests.conftest import ROOT
 
@@ -145,6 +146,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "trainer.best_metric=actor/klcoefficient", ["trainer.best_metric: ", "'actor/kl_coefficient'?"]),
     ("train", "trainer.best_metric=critic/vf_loss", ["trainer.best_metric: 'critic/vf_loss' is no metric of this run"]),
     ("train", "trainer.best_metric=val/sort4/acc/mean@4", ["trainer.best_metric: ", "set trainer.eval_every"]),
+    (
+        "train",
+        "trainer.best_metric=val/x|data.val_files=[]",
+        ["trainer.best_metric: 'val/x' is no metric of this run; it has val/<source>/reward/mean@4"],
+    ),
     ("sft", "trainer.best_metric=val/accuracy", ["trainer.best_metric: 'val/accuracy'", "it has val/loss"]),
     # evaluation
     ("eval", "data.val_files=[]", ["data.val_files: no file given"]),
@@ -337,6 +343,15 @@ def test_a_reward_model_takes_no_adapters(place: Path) -> None:
 def test_bad_rows_may_be_skipped(place: Path) -> None:
     files = f"data.train_files=[{place}/questions.jsonl]"
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", [files, "data.on_bad_row=skip"])) == []
+
+
+def test_of_many_files_fewer_rows_each_are_looked_at(tmp_path: Path, place: Path) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(200)]
+    for path in files:
+        path.write_text('{"prompt": "1="}\n' * 300)
+    config = load_config(TrainConfig, place / "train.yaml", [f"data.train_files=[{', '.join(map(str, files))}]"])
+    rows = read_first_rows(config)["data.train_files"]
+    assert len(rows.usable) == 200 * 201 and not rows.complete
 
 
 def test_the_table_of_metrics_is_that_of_the_page() -> None:

@@ -10,8 +10,8 @@ from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelC
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
 
-_ROWS = 2000
-"""So many of each file are looked at here; `read_inputs` reads the rest."""
+_ROWS, _ROWS_OF_ALL = 2000, 40_000
+"""So many of each file, and about so many of all files of a key, are looked at here; `read_inputs` reads the rest."""
 _SHOWN = 3
 
 
@@ -64,10 +64,11 @@ def find_validation_mistakes(config: Any) -> Iterator[str]:
 
 def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:
     first = FirstRows()
+    of_each = min(_ROWS, _ROWS_OF_ALL // max(1, len(paths)) + 1)
     for path in paths:
         rows = read_rows(path)
         try:
-            for number, row in islice(rows, _ROWS):
+            for number, row in islice(rows, of_each):
                 try:
                     first.usable.append(_checked(row, config))
                 except BadRow as error:

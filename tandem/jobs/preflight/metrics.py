@@ -45,7 +45,11 @@ def _validation_names(config: RunConfig, first_rows: Mapping[str, FirstRows]) ->
         return names.OF_SUPERVISED_VALIDATION
     assert isinstance(config, TrainConfig)
     answers, rows = config.generation.eval.samples, first_rows.get("data.val_files", FirstRows(complete=False))
-    sources = sorted({row.get("data_source") or "default" for row in rows.usable}) if rows.complete else ["<source>"]
+    sources = (
+        sorted({row.get("data_source") or "default" for row in rows.usable})
+        if rows.complete and rows.usable
+        else ["<source>"]
+    )
     return [
         name.replace("<source>", source).replace("<N>", str(answers))
         for source in sources
