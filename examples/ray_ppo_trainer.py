@@ -5,8 +5,6 @@
 `tandem train CONFIG.yaml cluster.type=ray` does the same without a program.
 """
 
-import sys
-
 from tandem import (
     RayPPOTrainer,
     RayWorkerGroup,
@@ -16,13 +14,12 @@ from tandem import (
     RolloutWorker,
     TrainConfig,
     TrainWorker,
-    load_config,
     load_tokenizer,
+    run_program,
 )
 
 
-def main() -> None:
-    config = load_config(TrainConfig, sys.argv[1], sys.argv[2:])
+def main(config: TrainConfig) -> None:
     tokenizer = load_tokenizer(config.model)
 
     role_worker_mapping = {
@@ -52,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(TrainConfig, main)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from tandem.controller.pools import ResourcePool as ResourcePool
     from tandem.controller.pools import ResourcePoolManager as ResourcePoolManager
     from tandem.controller.pools import Role as Role
+    from tandem.controller.roles import Actor as Actor
+    from tandem.controller.roles import Critic as Critic
+    from tandem.controller.roles import Policy as Policy
+    from tandem.controller.roles import ValueModel as ValueModel
     from tandem.data.dataset import RLHFDataset as RLHFDataset
     from tandem.errors import EngineError as EngineError
     from tandem.errors import RewardShareExceeded as RewardShareExceeded
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from tandem.errors import WorkerError as WorkerError
     from tandem.errors import WorkerLost as WorkerLost
     from tandem.jobs.own_dataflow import Dataflow as Dataflow
+    from tandem.jobs.program import run_program as run_program
     from tandem.jobs.ray_trainer import RayPPOTrainer as RayPPOTrainer
     from tandem.jobs.ray_trainer import RayWorkerGroup as RayWorkerGroup
     from tandem.jobs.trainer import Trainer as Trainer
@@ -80,12 +85,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Actor",
     "Advantages",
     "Algorithm",
     "Arguments",
     "Batch",
     "Calls",
     "Completion",
+    "Critic",
     "Dataflow",
     "Demonstration",
     "Dispatch",
@@ -99,6 +106,7 @@ __all__ = [
     "NextTokenLoss",
     "Outputs",
     "OwnDispatch",
+    "Policy",
     "PolicyGradient",
     "Preference",
     "Prompt",
@@ -132,6 +140,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "UserError",
+    "ValueModel",
     "Worker",
     "WorkerContext",
     "WorkerError",
@@ -141,6 +150,7 @@ __all__ = [
     "load_config",
     "load_tokenizer",
     "register",
+    "run_program",
     "seeded_requests",
     "to_batch",
     "token_shares",
@@ -156,9 +166,11 @@ _EXPORTS = {
     "controller.groups": ("Future", "WorkerGroup"),
     "controller.learning": ("token_shares",),
     "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
+    "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),
     "errors": ("EngineError", "RewardShareExceeded", "TandemError", "UserError", "WorkerError", "WorkerLost"),
     "jobs.own_dataflow": ("Dataflow",),
+    "jobs.program": ("run_program",),
     "jobs.ray_trainer": ("RayPPOTrainer", "RayWorkerGroup"),
     "jobs.trainer": ("Trainer", "train"),
     "models.loading": ("load_tokenizer",),

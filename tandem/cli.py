@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config.load import config_of, read_config, refuse
+from tandem.config.load import config_of
 from tandem.config.tree import (
     DpoConfig,
     EvalConfig,
@@ -257,7 +257,7 @@ def _configure(
 
     Raises UserError with every mistake that can be found before torch is imported.
     """
-    from tandem.jobs.preflight import find_mistakes
+    from tandem.jobs.preflight import load_checked
 
     given = list(arguments or [])
     path = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_file()) else None
@@ -268,10 +268,7 @@ def _configure(
         given += [_naming("trainer.run_dir", resume), "trainer.resume=true"]
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
-    read = read_config(kind, path, given)
-    found = find_mistakes(read.config, whole=not read.problems, claims_run_dir=writes_run)
-    refuse(path, read.problems + found)
-    return read.config
+    return load_checked(kind, path, given, claims_run_dir=writes_run)
 
 
 def _make_room_for(outputs: Mapping[str, Path | None]) -> None:

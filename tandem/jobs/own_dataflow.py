@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Self
 
+from tandem.checkpoint.progress import Progress
+from tandem.checkpoint.store import CheckpointStore
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import actor_spec, connect, make_rollout
@@ -12,17 +14,21 @@ from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Rollout
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
+from tandem.errors import UserError
+from tandem.jobs.best import BestValue
 from tandem.jobs.inputs import read_inputs
+from tandem.jobs.run import claim_run_dir
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt
 from tandem.workers.training import TrainWorker
 
 
 class Dataflow:
-    """A context: `with Dataflow(config) as flow` starts the workers of `cluster` and `placement`, and ends them.
+    """A context: `with Dataflow(config) as flow` claims `trainer.run_dir`, starts the workers of `cluster` and
+    `placement`, and ends them.
 
     The rollout serves version 0, the weights of `model.path`. For the reference, a critic or workers of your own there
-    is `placement.group`.
+    is `placement.group`. Nothing is written to the run directory but what `save` writes.
     """
 
     prompts: Iterator[Sequence[Prompt]]
@@ -35,9 +41,12 @@ class Dataflow:
     """Learns."""
     placement: Placement
     """Where further worker groups are made."""
+    total_steps: int
+    """What `trainer.steps` or `trainer.epochs` come to; the actor's learning-rate schedule is over so many updates."""
 
     def __init__(self, config: TrainConfig) -> None:
         """Read configuration and data; UserError with every mistake in them. Nothing is started yet."""
+        _refuse_what_loops_do(config)
         self.config = config
         self._inputs = read_inputs(config, RLHFDataset)
         self._open = ExitStack()
@@ -50,6 +59,7 @@ class Dataflow:
         self.total_steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
         self.prompts = ([train[row] for row in rows] for rows in sampler)
         with ExitStack() as opened:
+            opened.enter_context(claim_run_dir(config))
             cluster = opened.enter_context(closing(make_cluster(config)))
             self.reward = opened.enter_context(closing(RewardManager(config.reward, trainer.seed)))
             self.placement = Placement(cluster, pools_of(config))
@@ -66,3 +76,27 @@ class Dataflow:
     def publish(self, version: int) -> None:
         """Make the rollout serve the actor's present weights as `version`, larger than every version before."""
         self._publish(version)
+
+    def save(self, step: int) -> None:
+        """Write the actor and its optimizer as the checkpoint of `step` in `trainer.run_dir`, which from then on stands
+        for a model wherever one is named; older ones go as `trainer.keep_last` says."""
+        trainer = self.config.trainer
+        progress = Progress(step, self.total_steps, self.config.training.type, BestValue(trainer).state())
+        with CheckpointStore(trainer.run_dir, trainer.keep_last).write(step) as directory:
+            for part in ("model", "state"):
+                (directory / part).mkdir()
+            self.actor.save(directory).get()
+            self._inputs.tokenizer.save_pretrained(directory / "model")
+            progress.write(directory)
+
+
+def _refuse_what_loops_do(config: TrainConfig) -> None:
+    """Raises UserError for keys that ask for what the loop of `tandem train` does, and nobody would do here."""
+    trainer = config.trainer
+    if trainer.resume or trainer.branch_from:
+        key = "resume" if trainer.resume else "branch_from"
+        mend = "to go on from a run's weights, give that run as model.path, and another trainer.run_dir"
+        raise UserError(f"trainer.{key}: a dataflow of your own always starts at its first step; {mend}")
+    if config.model.reward_model_path:
+        mend = "leave it out, and make a reward model with placement.group(Role.RewardModel, ValueModel, …)"
+        raise UserError(f"model.reward_model_path: a dataflow of your own is scored by functions alone; {mend}")

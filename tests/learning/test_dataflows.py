@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+import tandem
 from tandem.cli import main
+from tandem.config.tree import ModelConfig
+from tandem.models.loading import load_policy, load_tokenizer
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 from tests.conftest import ROOT
@@ -80,6 +83,32 @@ def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict
     printed = example("best_of_n.py", recipe, tmp_path, *cluster).splitlines()[-3:]
     rewards = [float(line.split("reward ")[1].split(",")[0]) for line in printed]
     assert len(rewards) == 3 and rewards[-1] > rewards[0]
+    saved = ModelConfig.model_validate({"path": tmp_path / "run"})
+    assert saved.path == tmp_path / "run/checkpoints/step_000003/model" and len(load_tokenizer(saved)) == 99
+    start, end = (load_policy(ModelConfig(path=path)).state_dict() for path in (recipe["model"]["path"], saved.path))
+    assert any((start[name] != end[name]).any() for name in start)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("trainer.resume=true", "trainer.resume: a dataflow of your own always starts"),
+        ("model.reward_model_path={model}", "model.reward_model_path: a dataflow of your own is scored by functions"),
+    ],
+)
+def test_a_dataflow_refuses_what_it_would_not_do(recipe: dict[str, Any], tmp_path: Path, wrong: str, told: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**recipe, "trainer": {"steps": 3, "run_dir": str(tmp_path / "run")}}))
+    config = tandem.load_config(tandem.TrainConfig, path, [wrong.format(model=recipe["model"]["path"])])
+    with pytest.raises(tandem.UserError, match=told):
+        tandem.Dataflow(config)
+
+
+def test_two_dataflows_do_not_write_one_run_directory(recipe: dict[str, Any], tmp_path: Path) -> None:
+    example("best_of_n.py", recipe, tmp_path)
+    config = tandem.load_config(tandem.TrainConfig, tmp_path / "config.yaml")
+    with pytest.raises(tandem.UserError, match="holds another run"), tandem.Dataflow(config):
+        pass
 
 
 def test_the_trainer_of_the_articles(recipe: dict[str, Any], tmp_path: Path) -> None:

@@ -6,16 +6,19 @@ A check reads what it needs of the configuration. Where that is not sound there 
 the check ends with what it has found until then, and the others go on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from tandem.checkpoint.run_dir import check_run_dir
 from tandem.config.base import Section
+from tandem.config.load import read_config, refuse
 from tandem.config.tree import ModelsConfig
 from tandem.errors import UserError
 from tandem.jobs.preflight import data, layout, metrics, models, packages, rewards
 
+Config = TypeVar("Config", bound=ModelsConfig)
 _CHECKS_WITH_DATA = (
     data.find_file_mistakes, data.find_row_mistakes, rewards.find_function_mistakes, metrics.find_mistakes,
 )  # fmt: skip
@@ -35,6 +38,15 @@ _CHECKS = (
     packages.find_generation_package,
     packages.find_training_package,
 )
+
+
+def load_checked(kind: type[Config], path: Path, overrides: Sequence[str], *, claims_run_dir: bool) -> Config:
+    """The configuration in `path`. Raises UserError with every mistake in it and in what it names that can be found
+    before torch is imported. `claims_run_dir`: as for `find_mistakes`."""
+    read = read_config(kind, path, overrides)
+    found = find_mistakes(read.config, whole=not read.problems, claims_run_dir=claims_run_dir)
+    refuse(path, read.problems + found)
+    return read.config
 
 
 def find_mistakes(config: ModelsConfig, *, whole: bool = True, claims_run_dir: bool = False) -> list[str]:

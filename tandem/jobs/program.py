@@ -1,0 +1,32 @@
+"""What `tandem COMMAND` does around a run, for a program of the user's own."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from tandem.config.tree import ModelsConfig, RunConfig
+from tandem.errors import TandemError, UserError
+from tandem.jobs.preflight import load_checked
+
+Config = TypeVar("Config", bound=ModelsConfig)
+
+
+def run_program(kind: type[Config], main: Callable[[Config], object]) -> NoReturn:
+    """Call `main` with the configuration that the command line gives, `CONFIG.yaml [section.key=value …]`, and exit.
+
+    An error of Tandem's ends the program with one message and without a traceback: exit status 2 for the user's mistake
+    (UserError), all of those in the configuration and its files together, 1 for any other. Anything else that `main`
+    raises is its own affair.
+    """
+    program, *arguments = sys.argv
+    name = Path(program).name
+    try:
+        if not arguments:
+            raise UserError(f"no configuration given; usage: {name} CONFIG.yaml [section.key=value …]")
+        path, *overrides = arguments
+        main(load_checked(kind, Path(path), overrides, claims_run_dir=issubclass(kind, RunConfig)))
+    except TandemError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    sys.exit(0)
