@@ -116,7 +116,7 @@ class RoutedSample(PendingSample):
 
 def _is_top(top: TopLogprobs | None, tokens: int, wanted: int, vocabulary: int) -> bool:
     if top is None or wanted == 0:
-        return top is None and wanted == 0
+        return top is None and (wanted == 0 or tokens == 0)
     shape = (tokens, min(wanted, vocabulary))
     ids = top.token_ids
     return bool(ids.shape == top.logprobs.shape == shape and ((ids >= 0) & (ids < vocabulary)).all())

@@ -146,7 +146,9 @@ def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogpr
     vLLM has them flat: at each position the token, then the most probable ones. A prompt's first token has none.
     """
     ends = [end for start, end in zip(flat.start_indices, flat.end_indices, strict=True) if end > start][:count]
-    values, ids = (np.array(column[: ends[-1] if ends else 0]) for column in (flat.logprobs, flat.token_ids))
+    if not ends:
+        return np.zeros(0, dtype=np.float32), None
+    values, ids = (np.array(column[: ends[-1]]) for column in (flat.logprobs, flat.token_ids))
     values, ids = values.astype(np.float32).reshape(len(ends), -1), ids.astype(np.int32).reshape(len(ends), -1)
     if values.shape[1] < 2:
         return values.ravel(), None

@@ -270,10 +270,13 @@ def test_a_prompts_log_probs_are_those_that_it_would_have_as_an_answer(make: Mak
     ((answer,),) = ask(engine, replace(request(4, 2, temperature=0.0, max_tokens=30), top_logprobs=2))
     ids = [4, 2, *answer.token_ids.tolist()]
     scored = replace(request(*ids, seeds=(1, 2), temperature=0.5, max_tokens=1), prompt_logprobs=True, top_logprobs=2)
-    plain, found, (alone,) = ask(engine, MIXED[0], scored, replace(request(4), prompt_logprobs=True))
+    single = replace(request(4), prompt_logprobs=True)  # nothing predicts its only token
+    plain, found, (alone,), (ranked,) = ask(engine, MIXED[0], scored, single, replace(single, top_logprobs=2))
     found += [joined(own) for own in run(collect_stream(engine, scored))]
     assert all(completion.prompt is None for completion in plain)
     assert alone.prompt is not None and alone.prompt.top is None and alone.prompt.logprobs.shape == (0,)
+    assert ranked.prompt is not None and ranked.prompt.logprobs.shape == (0,)
+    assert ranked.prompt.top is None or len(ranked.prompt.top.token_ids) == 0
     for completion in found:
         prompt, top = completion.prompt, completion.prompt and completion.prompt.top
         assert prompt is not None and top is not None and answer.top is not None
