@@ -1,8 +1,11 @@
 """YAML 1.2 + dotted overrides -> the typed tree, or every error at once."""
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_args
 
@@ -53,8 +56,25 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
             kind.model_validate(tree, context={CHECKPOINTS_IN_USE: _checkpoints_in_use(tree)}), problems
         )
     except ValidationError as error:
-        problems += [problem for item in error.errors() for problem in _describe(item, kind)]
+        problems += _describe_all(error, kind)
+        problems += [other for other in _find_below_unknown_types(kind, tree, error) if other not in problems]
     return ParsedConfig(sound_part(kind, tree), problems)
+
+
+def _find_below_unknown_types(kind: type[Tree], tree: dict[str, Any], error: ValidationError) -> list[str]:
+    """Mistakes in sections whose `type` is misspelt: what would be wrong there with the type that was meant."""
+    mended = deepcopy(tree)
+    for item in error.errors():
+        meant = _meant_type(item) if item["type"] == "union_tag_invalid" and isinstance(item["input"], dict) else None
+        if meant is not None:
+            whole: Any = mended
+            section = reduce(lambda inner, name: inner[name], _keys_of(item), whole)
+            section["type"] = meant
+    try:
+        kind.model_validate(mended)
+    except ValidationError as remaining:
+        return _describe_all(remaining, kind)
+    return []
 
 
 def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -150,8 +170,24 @@ def _has(tree: Any, dotted: str) -> bool:
     return True
 
 
+def _describe_all(error: ValidationError, kind: type[Tree]) -> list[str]:
+    return [problem for item in error.errors() for problem in _describe(item, kind)]
+
+
+def _keys_of(error: ErrorDetails) -> list[str | int]:
+    """The keys that lead to the value at fault."""
+    return [part for part in error["loc"] if part not in _UNION_TAGS and "[" not in str(part)]
+
+
+def _meant_type(error: ErrorDetails) -> str | None:
+    """The known type whose name is close to an unknown one."""
+    context = error.get("ctx", {})
+    close = difflib.get_close_matches(context["tag"], re.findall(r"'([^']+)'", context["expected_tags"]), 1)
+    return close[0] if close else None
+
+
 def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:
-    key = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+    key = ".".join(map(str, _keys_of(error)))
     if error["type"] == "extra_forbidden" and key in kind.NOT_READ:
         return [f"{key}: only training reads this section; leave it out"]
     if error["type"] == "extra_forbidden":
@@ -160,7 +196,9 @@ def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:
         return [f"{key}.type: field required"]
     if error["type"] == "union_tag_invalid" and isinstance(error["input"], dict):
         context = error.get("ctx", {})
-        return [f"{key}.type: {context['tag']!r} is unknown; known are {context['expected_tags']}"]
+        meant = _meant_type(error)
+        mend = f"; did you mean {meant!r}?" if meant else ""
+        return [f"{key}.type: {context['tag']!r} is unknown; known are {context['expected_tags']}{mend}"]
     if error["type"] in ("model_type", "model_attributes_type", "union_tag_invalid"):
         return [f"{key}: is a section of keys and values, not {error['input']!r}"]
     message = error["msg"].removeprefix("Value error, ")
@@ -169,10 +207,34 @@ def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:
 
 
 def _unknown(key: str, kind: type[Section]) -> str:
-    known = set(_keys(kind)) - {key}  # it may be known to another type of algorithm
-    namesakes = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, namesakes, 1, cutoff=0) or difflib.get_close_matches(key, known, 1, 0.8)
-    return f"{key}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
+    """With the mend: a type that has the key, a key of like name in the section, of the same name in another."""
+    parent, _, name = key.rpartition(".")
+    if types := _types_with(kind, key):
+        return f"{key}: unknown key; it is one of {parent}.type: {' or '.join(types)}"
+    known = sorted(set(_keys(kind)))
+    siblings = [other for other in known if other.rpartition(".")[0] == parent]
+    namesakes = [other for other in known if other.rpartition(".")[2] == name]
+    close = (
+        difflib.get_close_matches(key, siblings, 1, 0.9)
+        or difflib.get_close_matches(key, namesakes, 1, 0)
+        or difflib.get_close_matches(key, known, 1, 0.8)
+    )
+    if close:
+        return f"{key}: unknown key; did you mean {close[0]}?"
+    if parent and 0 < len(siblings) < 9:
+        return f"{key}: unknown key; {parent} has {', '.join(other.rpartition('.')[2] for other in siblings)}"
+    return f"{key}: unknown key"
+
+
+def _types_with(kind: type[Section], key: str) -> list[str]:
+    """The types of a section that have the key, which the chosen type has not."""
+    *parents, name = key.split(".")
+    sections: list[type[Section]] = [kind]
+    for parent in parents:
+        fields = [section.model_fields[parent] for section in sections if parent in section.model_fields]
+        sections = [inner for field in fields for inner in sections_at(field)]
+    having = [section for section in sections if name in section.model_fields and "type" in section.model_fields]
+    return sorted({tag for section in having for tag in get_args(section.model_fields["type"].annotation)})
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -124,6 +124,19 @@ def test_no_algorithm_is_grpo(tmp_path: Path) -> None:
     ]
 
 
+def test_mistakes_below_a_misspelt_type_are_told_with_it(sound: Path) -> None:
+    overrides = ["algorithm.type=grop", "algorithm.group_siz=4", "algorithm.kl.place=los"]
+    overrides += ["cluster.type=locl", "cluster.rank=2", "generation.type=vlm", "generation.temprature=1"]
+    with pytest.raises(UserError) as error:
+        load_config(TrainConfig, sound, overrides)
+    message = str(error.value)
+    assert f"{len(overrides)} errors" in message
+    for mend in ("did you mean 'grpo'?", "algorithm.group_size?", "'none', 'reward' or 'loss'"):
+        assert mend in message
+    for mend in ("did you mean 'local'?", "cluster.ranks?", "did you mean 'vllm'?", "generation.temperature?"):
+        assert mend in message
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -141,7 +154,10 @@ def test_no_algorithm_is_grpo(tmp_path: Path) -> None:
             "generation.eval.temperature: give 0, which is greedy, or at least 0.01, not 0.001",
         ),
         ("trainer.xyzzy=1", "trainer.xyzzy: unknown key"),
-        ("algorithm.gamma=1", "algorithm.gamma: unknown key"),
+        ("algorithm.gamma=1", "algorithm.gamma: unknown key; it is one of algorithm.type: ppo or reinforce_plus_plus"),
+        ("training.tensor_parallel=2", "training.tensor_parallel: unknown key; it is one of training.type: megatron"),
+        ("cluster.rank=2", "cluster.rank: unknown key; did you mean cluster.ranks?"),
+        ("tracking.wandb=true", "tracking.wandb: unknown key; tracking has tensorboard"),
     ],
 )
 def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) -> None:
