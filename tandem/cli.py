@@ -262,6 +262,8 @@ def _configure(
     given = list(arguments or [])
     path = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_file()) else None
     if resume is not None:
+        if path is None and not (resume / "config.yaml").exists():
+            raise UserError(f"--resume {resume}: there is no run (no config.yaml); to start one give its CONFIG, too")
         path = path or resume / "config.yaml"
         if any(override.startswith("trainer.run_dir=") for override in given):
             raise UserError(f"--resume {resume} says which run it is; leave trainer.run_dir=… out")

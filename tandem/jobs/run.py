@@ -102,7 +102,10 @@ def run_job(config: TrainConfig | SftConfig, make_job: Callable[[Branch | None],
                 return stop.by
             if left == 0:
                 raise
-            print(f"{error}\nrestarting from the last checkpoint ({left} restarts left)", flush=True)
+            print(
+                f"{error}\nrestarting from the last checkpoint ({restarts - left + 1} of {restarts} restarts)",
+                flush=True,
+            )
     raise AssertionError("unreachable")
 
 

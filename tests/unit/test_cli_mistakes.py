@@ -92,7 +92,7 @@ def test_files_that_are_no_configuration(capsys: pytest.CaptureFixture[str], tmp
     path.write_text("model: {path: ")
     assert "not valid YAML" in refused(capsys, "train", str(path))
     assert "no configuration given" in refused(capsys, "train")
-    assert "no such configuration file" in refused(capsys, "train", "--resume", str(tmp_path))
+    assert "there is no run (no config.yaml)" in refused(capsys, "train", "--resume", str(tmp_path))
 
 
 def test_a_directory_that_holds_another_run(
