@@ -157,7 +157,7 @@ def _checkpoints_in_use(tree: Any) -> dict[str, Path]:
             return {}
         stored: Any = yaml12.read((Path(trainer["run_dir"]).expanduser() / "config.yaml").read_text(encoding="utf-8"))
         named = {**stored["model"], "branch_from": stored["trainer"].get("branch_from")}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml12.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, yaml12.YAMLError):
         return {}  # there is no run yet, or it is told elsewhere what is wrong with its configuration
     return {key: Path(path) for key, path in named.items() if isinstance(path, str) and "/checkpoints/" in path}
 

@@ -26,6 +26,7 @@ trainer: {run_dir: r, steps: 3}
 """
 ENGINE_ARGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
 GROUP_OF_ONE = "input should be greater than or equal to 2, not 1"
+NO_HOME = "could not determine home directory., not '~nobody-here/r'"
 WHOLE = "whose parts have no keys; give all of it, as "
 A_LIST = f"data.train_files is a list, {WHOLE}data.train_files=…"
 NO_YAML = "what follows = is not valid YAML: "
@@ -181,6 +182,7 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
         ("data.train_files.0=", f"override 'data.train_files.0=': {A_LIST}"),
         ("model.path={", f"override 'model.path={{': {NO_YAML}expected the node content, but found '<stream end>'"),
         ("model={a: 1, a: 2}", f"override 'model={{a: 1, a: 2}}': {NO_YAML}the key 'a' is there twice"),
+        ("trainer={run_dir: ~nobody-here/r, resume: true, steps: 1}", f"trainer.run_dir: {NO_HOME}"),
         ("trainer.save_every=true", "trainer.save_every: input should be a number, not True"),
         ("training.optimizer.lr=true", "training.optimizer.lr: input should be a number, not True"),
     ],
