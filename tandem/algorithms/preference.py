@@ -2,8 +2,7 @@
 
 A pair's loss needs the scores of both answers, which may be trained on different ranks. So all scores are taken first,
 and the loss is differentiated by them here; the pass that trains then descends along that gradient
-(`LinearScoreLoss`). Dropouts are
-0, so both passes see the same scores, and the gradient is exact.
+(`LinearScoreLoss`). Dropouts are 0, so both passes see the same scores, and the gradient is exact.
 """
 
 from abc import ABC, abstractmethod

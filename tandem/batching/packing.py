@@ -79,28 +79,31 @@ def pairs_to_batch(pairs: Sequence[Preference]) -> Batch:
 
 
 def scored_at_the_end(row: Demonstration) -> Demonstration:
-    """One token more, the only one in the mask: its value sees the whole answer. No model sees the token itself."""
+    """The row with one token more, the only one in the mask: the value predicted there is computed from the whole
+    answer. The token itself is never fed to a model."""
     mask = np.zeros(len(row.response_ids) + 1, dtype=np.bool_)
     mask[-1] = True
     return replace(row, response_ids=np.append(row.response_ids, np.int32(0)), loss_mask=mask)
 
 
 def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[IntArray]:
-    """The rows of at most `parts` optimizer steps: siblings together, token counts near-equal, order by `seed`."""
+    """The rows of each of at most `parts` optimizer steps: siblings are in one step, the steps have near-equal numbers
+    of tokens, and `seed` decides which groups are in which step."""
     _, tokens_G = _tokens_of_groups(batch, batch.groups)
     order_G = np.random.default_rng(seed).permutation(len(tokens_G))
     return _spread(batch, batch.groups, min(parts, len(order_G)), order_G)
 
 
 def balance_rows(batch: Batch, parts: int) -> list[IntArray]:
-    """The rows of each of `parts` ranks: token counts near-equal, siblings together where there are groups enough."""
+    """The rows of each of `parts` ranks: the ranks have near-equal numbers of tokens, and siblings are on one rank
+    where there are at least as many groups as ranks."""
     groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else np.arange(len(batch))
     _, tokens_G = _tokens_of_groups(batch, groups_B)
     return _spread(batch, groups_B, parts, np.argsort(-tokens_G, kind="stable"))
 
 
 def _spread(batch: Batch, groups_B: IntArray, parts: int, order_G: IntArray) -> list[IntArray]:
-    """Each group in turn to the part with the fewest tokens; rows ascend."""
+    """Give each group, in the order `order_G`, to the part that has the fewest tokens so far; rows ascend in a part."""
     group_of_row_B, tokens_G = _tokens_of_groups(batch, groups_B)
     totals = np.zeros(parts)
     part_G = np.zeros(len(order_G), dtype=np.int64)
@@ -217,7 +220,7 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
 
 
 def _first_with_the_same_answer(batch: Batch, rows_R: IntArray) -> IntArray:
-    """int64 `[R]`: the first of the rows whose group, and response without the last token, each row shares."""
+    """int64 `[R]`: for each row the first row of its group with the same response, the last token aside."""
     starts_R, stops_R = batch.response_offsets[rows_R], batch.response_offsets[rows_R + 1] - 1
     first_rows: dict[tuple[int, bytes], int] = {}
     owners: list[int] = []

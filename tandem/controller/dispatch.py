@@ -64,12 +64,12 @@ def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
 
 
 def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: list[Any]) -> Any:
-    speakers = [group[0] for group in mesh.data_groups()]
-    called = [arguments for rank in speakers if (arguments := calls[rank]) is not None]
+    answering_ranks = [group[0] for group in mesh.data_groups()]
+    called = [arguments for rank in answering_ranks if (arguments := calls[rank]) is not None]
     whole: Rows = called[0].args[0]
     everything = np.arange(len(whole))
     rows_of_groups = [everything if arguments.rows is None else arguments.rows for arguments in called]
-    answered = [answers[rank] for rank in speakers]
+    answered = [answers[rank] for rank in answering_ranks]
     if isinstance(returns, Returns):
         return _join(returns, whole, rows_of_groups, answered)
     parts = zip(*cast("list[tuple[Any, ...]]", answered), strict=True)

@@ -24,8 +24,8 @@ def update(
 ) -> StepMetrics:
     """Every optimizer step of one training step, the actor's and the critic's on the same rows at the same time.
 
-    Returns the mean of each metric over them. Fills `old_logprobs` where the trainer has computed none before, from the
-    passes before the first optimizer step; NaN on rows that had none.
+    Returns the mean of each metric over them. Where the trainer has computed no log-probs before, `old_logprobs` become
+    those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it.
     """
     row_of_token = batch.row_of_token
     trainable_B = _trainable_rows(batch, algorithm, config)
@@ -38,12 +38,12 @@ def update(
             in_step_T = batch.loss_mask & _are_in(rows, batch)[row_of_token]
             weights_T = algorithm.weights(torch.as_tensor(in_step_T), torch.as_tensor(row_of_token)).numpy()
             trainable = rows[trainable_B[rows]]
-            acting = actor.learn(_optimizer_step_batch(batch, trainable, weights_T), algorithm.loss)
+            learning = actor.learn(_optimizer_step_batch(batch, trainable, weights_T), algorithm.loss)
             if critic:
                 assert algorithm.value_loss is not None
                 critic_batch = _optimizer_step_batch(batch, rows, weights_T)
                 step_metrics.append(critic.learn(critic_batch, algorithm.value_loss).get()[0])
-            metrics, logprobs_T = acting.get()
+            metrics, logprobs_T = learning.get()
             if not weights_moved:
                 first_logprobs_T[_are_in(trainable, batch)[row_of_token]] = logprobs_T
             weights_moved = True

@@ -31,8 +31,8 @@ class Placement:
     ) -> Group:
         """A worker on every rank of the role's pool, and the group of them.
 
-        A role that lives off another's worker is made after it. `name`: the worker's, default the role's; two workers
-        of one role in the same processes need different ones.
+        A role that uses another role's worker in the same process, as the rollout uses the actor's, is made after it.
+        `name` is the worker's, by default that of its role; two workers of one role in a process need different names.
         """
         pool = self._pools.get_resource_pool(role)
         new_pool = pool.name not in self._running

@@ -36,7 +36,7 @@ class WorkerContext:
 
 
 class Worker(Generic[Spec]):
-    """Base of what runs on a rank: `kind(context, spec)` makes one; registered methods are the controller's to call.
+    """Base class of what runs on a rank. `kind(context, spec)` makes one; the controller calls its registered methods.
 
     `spec` is all that a worker is made from: a frozen dataclass that can be pickled. The arguments of registered
     methods may be kept, but not changed: other ranks may see the same memory.

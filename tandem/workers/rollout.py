@@ -45,10 +45,11 @@ class RolloutSpec:
 
 
 class RolloutWorker(Worker[RolloutSpec]):
-    """Generation engines on the ranks of a pool; prompts are spread over the ranks that host any.
+    """Generation engines on the ranks of a pool; prompts are spread over the ranks that host an engine.
 
-    The native engine is one a rank, each with the whole model: that of the actor where both are alone in a pool of
-    one. Others have processes of their own; with `tensor_parallel` the first of so many ranks hosts their engine.
+    A native engine runs on every rank, with a whole model of its own. In a pool of one rank it generates with the
+    actor's own parameters instead, if the actor is there. Other engines run in processes of their own: of every
+    `generation.tensor_parallel` neighbouring ranks the first hosts one engine on the devices of all of them.
     """
 
     def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
@@ -89,7 +90,8 @@ class RolloutWorker(Worker[RolloutSpec]):
         return NativeEngine(policy, max_running=config.max_running, tokenizer=tokenizer, record=record)
 
     def _devices(self, wanted: int) -> str | None:
-        """CUDA_VISIBLE_DEVICES of this rank's engine: the devices of the ranks that share it; all call it together."""
+        """What CUDA_VISIBLE_DEVICES is for this rank's engine: the devices of the ranks that share the engine, which
+        all call this together. None: the engine may see every device."""
         if not torch.cuda.is_available() or (self._ranks_per_engine == 1 and wanted > 1):
             return None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
