@@ -66,12 +66,14 @@ class _ReplicaLoop:
         self._running: set[int] = set()
         self._loading = False
 
-    def run(self) -> None:
+    def run(self, messages: Sequence[Any]) -> None:
+        """`messages`: those that came while the engine was made."""
         while True:
-            for verb, *arguments in self._channel.receive(0.0 if self._busy else None):
+            for verb, *arguments in messages:
                 getattr(self, verb)(*arguments)
             if self._busy:
                 self._report(self._engine.step())
+            messages = self._channel.receive(0.0 if self._busy else None)
 
     @property
     def _busy(self) -> bool:
@@ -117,10 +119,10 @@ def main(file: int) -> None:
     leave_stopping_to_the_controller()
     channel = Channel(socket.socket(fileno=file))
     try:
-        module, function, arguments = channel.receive(None)[0]
+        (module, function, arguments), *others = channel.receive(None)
         engine = getattr(importlib.import_module(module), function)(*arguments)
         channel.send(("ready", engine.max_tokens, engine.vocabulary))
-        _ReplicaLoop(channel, engine).run()
+        _ReplicaLoop(channel, engine).run(others)
     except ChannelClosed:
         return  # the parent is gone
     except UserError as error:

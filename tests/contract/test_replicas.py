@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from test_generation import ask, collect, collect_stream, joined, request, run
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
-from tandem.generation.replica import ReplicaSpec
+from tandem.generation.replica import Replica, ReplicaSpec, ReplicaState
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Weights
 from tandem.weights.shared_memory import SharedMemorySync
+from tests.endpoint import wait_until
 
 Make = Callable[..., ReplicatedEngine]
 
@@ -227,6 +229,30 @@ def test_an_engine_that_only_fails_ends_the_run(make: Make, tmp_path: Path) -> N
     (tmp_path / "fault").write_text("raise")
     with pytest.raises(EngineError, match=r"lost 1 times in a row(.|\n)*RuntimeError: a fault"):
         ask(engine, request(1))
+
+
+def test_a_call_reaches_a_replica_that_is_still_starting(make: Make) -> None:
+    """As when one is lost before its engine is to sleep, or to wake, which waits for the answer."""
+    engine = make(replicas=1)
+    replica, messages, deadline = Replica.start(engine._spec), list[Any](), time.monotonic() + 60
+    replica.send("call", 5, "wake")
+
+    def is_answered() -> bool:
+        messages.extend(replica.receive())
+        return ("answer", 5) in messages or time.monotonic() > deadline
+
+    wait_until(is_answered)
+    replica.kill()
+    assert [message[0] for message in messages] == ["ready", "answer"]
+
+
+def test_an_engine_sleeps_and_wakes_with_a_replica_that_was_just_lost(make: Make) -> None:
+    engine = make(replicas=1)
+    engine._replicas[0].process.kill()
+    wait_until(lambda: engine._pump(0.01) or engine._replicas[0].state is ReplicaState.STARTING)
+    engine.sleep()
+    engine.wake()
+    check(request(1), ask(engine, request(1))[0])
 
 
 def test_abort_reaches_samples_that_no_replica_has(make: Make) -> None:
