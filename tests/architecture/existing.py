@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 import click
 import typer
 
+import tandem
 from tandem.cli import app
 from tandem.config import tree as configuration
 from tandem.config.base import Section
@@ -77,9 +78,10 @@ def _set_on_self(method: ast.AST) -> Iterator[str]:
 
 @cache
 def modules() -> dict[str, frozenset[str]]:
-    """The definitions of every module of the package, by dotted name."""
+    """The definitions of every module of the package, by dotted name; of the package itself its public names, too."""
     paths = [path for path in files() if path.parts[0] == "tandem" and path.suffix == ".py"]
-    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): definitions(path) for path in paths}
+    found = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): definitions(path) for path in paths}
+    return found | {"tandem": found["tandem"] | frozenset(tandem.__all__)}
 
 
 @cache

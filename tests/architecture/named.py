@@ -275,8 +275,10 @@ def _settings(text: str) -> Any:
 
 
 def check_python(text: str) -> Iterator[str]:
-    """What a block of Python imports from the package is there."""
+    """What a block of Python imports from the package is there, and so is every `tandem.NAME`."""
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tandem":
+            yield from _check_dotted(f"tandem.{node.attr}")
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tandem":
             module = importlib.import_module(node.module or "")
             yield from (f"{node.module} has no {one.name}" for one in node.names if not hasattr(module, one.name))

@@ -89,6 +89,7 @@ FAULTS = {
     "```yaml\nreward: {functions: [], patience: 3}\n```": "no configuration key reward.patience",
     "```yaml\n- [\n```": "a block that is no YAML",
     "```python\nfrom tandem.types import Ask\n```": "tandem.types has no Ask",
+    "```python\nimport tandem\n\ntandem.Ask()\n```": "nothing is called tandem.Ask",
     "[x](docs/other.md)": "a link to docs/other.md, which is not there",
     "[x](docs/engines.md#tgi)": "engines.md has no such heading",
     "# One\n\n[x](#two)": "no such heading",
@@ -109,9 +110,10 @@ SOUND = """# A page, with `code`
 `generation.engine_args.anything`, `{type: mask, lower: 0.5}`, `reward/mean`, `actor/*`, `val/<source>/acc/mean@16`,
 `tandem train --resume RUN`, `tandem COMMAND`, `--dry-run`, `scripts/test tests/unit`, `tandem/{types,errors}.py`,
 `weights/`, `fixes.py`, `config.yaml`, `CONFIG.yaml`, `path/to/file.py:function`, `rewards/sums.py:compute_score`,
-`tandem/types.py:Batch.row_of_token`, `math:dapo`, `tandem.types.Batch`, `Batch.tokens`, `localhost:8000`, `torch.nn`,
-`compute_advantages()`, `NCCL_SOCKET_IFNAME`, `x + y`, `[B, T]`, `and/or`, [itself](#a-page-with-code),
-[elsewhere](https://example.org), [types](tandem/types.py), [metrics](docs/metrics.md#policy)
+`tandem/types.py:Batch.row_of_token`, `math:dapo`, `tandem.types.Batch`, `tandem.Trainer`, `Batch.tokens`,
+`localhost:8000`, `torch.nn`, `compute_advantages()`, `NCCL_SOCKET_IFNAME`, `x + y`, `[B, T]`, `and/or`,
+[itself](#a-page-with-code), [elsewhere](https://example.org), [types](tandem/types.py),
+[metrics](docs/metrics.md#policy)
 
     tandem train CONFIG.yaml --debug-rollout 'algorithm.type=grpo' && python examples/sort4/make.py --out DIR
     loss = -A * min(r, clip(r))                 # some formula

@@ -1,0 +1,62 @@
+"""The programs of docs/python.md run as they are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tandem.cli import main
+from tandem.tracking.jsonl import read_metrics
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+RUN, TELLING, REINFORCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run(program: str, directory: Path, *arguments: str) -> str:
+    """What a program of the page prints, from a file in `directory` and with that as its working directory."""
+    (directory / "program.py").write_text(program)
+    command = [sys.executable, "program.py", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def recipe(grpo_config: Path, tmp_path: Path) -> Path:
+    return grpo_config.rename(tmp_path / "recipe.yaml")
+
+
+def test_a_run(recipe: Path, tmp_path: Path) -> None:
+    run(RUN, tmp_path)
+    assert [record["step"] for record in read_metrics(tmp_path / "runs/first/metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_worker_of_ones_own(recipe: Path, tmp_path: Path, ranks: int) -> None:
+    printed = run(TELLING, tmp_path, "recipe.yaml", "trainer.run_dir=runs/second", f"cluster.ranks={ranks}")
+    for rank in range(ranks):
+        assert len(re.findall(rf"rank {rank}: \d+ rows, gradient norm", printed)) == 3, printed
+    assert [record["step"] for record in read_metrics(tmp_path / "runs/second/metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_dataflow_of_ones_own_learns(recipe: Path, tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "digits.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
+    tree = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump({**tree, "reward": {"functions": [str(tmp_path / "digits.py:digits")]}}))
+    arguments = ["data.prompts_per_step=16", "trainer.steps=12", f"cluster.ranks={ranks}"]
+    printed = run(REINFORCE, tmp_path, "recipe.yaml", "trainer.run_dir=runs/third", *arguments)
+    rewards = [float(value) for value in re.findall(r"reward (\S+),", printed)]
+    assert len(rewards) == 12 and sum(rewards[-3:]) > sum(rewards[:3]), rewards
+    out = tmp_path / "metrics.json"
+    assert main(["eval", str(recipe), f"model.path={tmp_path}/runs/third", f"--out={out}"]) == 0
+    assert "val/sort4/reward/mean@4" in json.loads(out.read_text())
