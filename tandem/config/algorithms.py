@@ -106,7 +106,7 @@ class RolloutCorrectionConfig(Section):
     level: Literal["token", "sequence", "geometric"] = "token"
     """What the ratio of trainer and engine is of: the token, its whole response, or that per token."""
     upper: PositiveFloat = 2.0
-    """Larger ratios are cut to it (truncate) or leave the loss (mask)."""
+    """Larger ratios are cut to it (truncate) or take the token's surrogate out of the loss (mask)."""
     lower: NonNegativeFloat = 0.0
     """With `mask`, tokens with smaller ratios leave the loss too."""
     skip_old_logprobs: bool = False
