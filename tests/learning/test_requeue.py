@@ -129,9 +129,8 @@ def test_a_requeued_job_goes_on_elsewhere(
     assert ("last start: cluster.address: null ->" in output) == (cluster == "ray")
     worst = assert_same_run(here / "run", here / "undisturbed")
     with capsys.disabled():
-        print(
-            f"\nrequeue, {cluster}: 2 ranks -> 1, other address and time-out: largest relative difference {worst:.1e}"
-        )
+        moved = "2 ranks -> 1, other address and time-out"
+        print(f"\nrequeue, {cluster}: {moved}: {STEPS} steps, largest relative difference {worst:.1e}")
 
 
 def test_the_script_of_the_page(recipe: Path) -> None:
