@@ -8,7 +8,7 @@ its own defaults for logging and activation checkpointing.
 
     python benchmarks/grpo_step.py [--tasks sort4 skewed] [--rounds 3] [--steps N] [--workdir DIR]
 
-Needs TRL 1.16.0: pip install 'tandem-rl[bench]', or --trl-path DIR of a separate installation.
+Needs TRL 1.16.0: pip install -e '.[bench]', or --trl-path DIR of a separate installation.
 """
 
 from __future__ import annotations

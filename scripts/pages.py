@@ -76,7 +76,11 @@ def configuration() -> str:
 def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[str]:
     """A table for each section that may stand at a key; `outer`: as in `rows`."""
     if len(sections) < ALTERNATIVES:
-        return [line for section in sections for line in table(name, section, [*rows(section, f"{name}.", outer)])]
+        titles = [titled(name, section) if len(sections) > 1 else name for section in sections]
+        tables_of = zip(titles, sections, strict=True)
+        return [
+            line for title, section in tables_of for line in table(title, section, [*rows(section, f"{name}.", outer)])
+        ]
     shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
     common = [row for row in rows(shared, f"{name}.", outer) if not row.startswith(f"| `{name}.type`")]
     lines = table(f"{name}, of every type", shared, common)
@@ -89,6 +93,12 @@ def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[st
         if len(sections_at(field)) >= ALTERNATIVES:
             lines += tables(f"{name}.{key}", sections_at(field), on_resume(field, outer))
     return lines
+
+
+def titled(name: str, section: type[Section]) -> str:
+    """The heading of one of a few alternatives."""
+    (type_,) = get_args(section.model_fields["type"].annotation)
+    return f"{name} (type: {type_})"
 
 
 def table(title: str, section: type[Section], lines: list[str]) -> list[str]:

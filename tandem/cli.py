@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config.load import config_of
+from tandem.config.load import config_of, refuse
 from tandem.config.tree import (
     DpoConfig,
     EvalConfig,
@@ -127,7 +127,7 @@ def evaluate(
 
 @app.command()
 def check(arguments: ConfigAndOverrides = None) -> None:
-    """Do engine, trainer and tokenizer agree? A few prompts, a step that shows, three at learning rate 0; verdicts."""
+    """Do engine, trainer and tokenizer agree? A few prompts, a large one, three at learning rate 0; verdicts."""
     config = _configure(TrainConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.check import check as run
@@ -170,10 +170,13 @@ def serve(
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
     given = [_naming("model.path", model), f"model.dtype={dtype}", f"generation.type={engine}"]
     config = config_of(ServeConfig, [*given, *(overrides or [])])
+    from tandem.jobs.preflight.models import find_directory_mistakes
+
+    refuse("command line", list(find_directory_mistakes(config)))
     try:
         from tandem.serving.server import reserve
     except ModuleNotFoundError as error:
-        raise UserError(f"tandem serve needs {error.name}: pip install 'tandem-rl[serve]'") from None
+        raise UserError(f"tandem serve needs {error.name}: pip install -e '.[serve]' in a clone of Tandem") from None
     with closing(reserve(host, port)) as reserved:  # before the model is loaded, which takes its time
         token = os.environ.get("TANDEM_API_KEY")
         if not token:
@@ -313,6 +316,7 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | 
     for note in notes(config, len(inputs.train)):
         print(f"note: {note}")
     if dry_run:
+        print("dry run: nothing is wrong with this, and nothing was started")
         return
     run_dir = config.trainer.run_dir
     with claim_run_dir(config):

@@ -143,7 +143,7 @@ class PolicyGradientConfig(Section):
     clip_rewards: PositiveFloat | None = None
     """Rewards are cut at ± this, after they are normalised."""
     resample_rounds: NonNegativeInt = 0
-    """Dynamic sampling (DAPO): so often are groups whose rewards are all equal replaced by those of further prompts."""
+    """Dynamic sampling (DAPO): how many times groups with equal rewards are replaced by those of further prompts."""
     overlong_buffer: Share = 0.0
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
 

@@ -25,7 +25,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None
     try:
         import peft
     except ImportError:
-        raise UserError("model.lora needs the package peft; install tandem-rl[lora]") from None
+        raise UserError("model.lora needs the package peft; pip install -e '.[lora]' in a clone of Tandem") from None
     layers = adapted_layers(model, config.target_modules)
     settings = peft.LoraConfig(
         r=config.rank,

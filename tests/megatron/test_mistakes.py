@@ -79,7 +79,7 @@ def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(INSTALLED, reason="Megatron-Core is installed here")
 def test_missing_packages_are_named() -> None:
-    with pytest.raises(UserError, match=r"not installed \(megatron, mbridge\): pip install 'tandem-rl\[megatron\]'"):
+    with pytest.raises(UserError, match=r"not installed \(megatron, mbridge\): pip install -e '\.\[megatron\]'"):
         check_packages()
 
 

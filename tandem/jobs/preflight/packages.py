@@ -51,4 +51,5 @@ def find_training_package(config: Any) -> Iterator[str]:
 
 def _missing(package: str, extra: str, key: str) -> Iterator[str]:
     if find_spec(package) is None:
-        yield f"{key}: needs the package {package}, which is not installed; pip install 'tandem-rl[{extra}]'"
+        mend = f"pip install -e '.[{extra}]' in a clone of Tandem"
+        yield f"{key}: needs the package {package}, which is not installed; {mend}"

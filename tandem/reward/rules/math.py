@@ -39,7 +39,7 @@ def dapo(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
 def check() -> None:
     """Before a run: raises UserError where math-verify is missing."""
     if importlib.util.find_spec("math_verify") is None:
-        raise UserError("the MATH reward needs math-verify; install the extra: pip install 'tandem-rl[math]'")
+        raise UserError("the MATH reward needs math-verify; pip install -e '.[math]' in a clone of Tandem")
 
 
 def last_boxed(text: str) -> str | None:

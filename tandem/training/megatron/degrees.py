@@ -29,7 +29,7 @@ def check_packages() -> None:
     if missing := [name for name in ("megatron", "mbridge") if find_spec(name) is None]:
         raise UserError(
             f"training.type: megatron needs packages that are not installed ({', '.join(missing)}): "
-            "pip install 'tandem-rl[megatron]', or on a machine without GPUs scripts/megatron-env"
+            "pip install -e '.[megatron]' in a clone of Tandem, or on a machine without GPUs scripts/megatron-env"
         )
 
 
