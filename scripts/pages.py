@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from tandem.config.algorithms import BUILTIN, LossConfig, OwnAlgorithmConfig, PolicyGradientConfig
 from tandem.config.base import MAY_CHANGE, Section
-from tandem.config.found import sections_at
+from tandem.config.sections import sections_at
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, SftConfig, TrainConfig
 
 DOCS = Path(__file__).parents[1] / "docs"

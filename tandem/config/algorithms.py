@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
-from tandem.config.found import FoundIn
 from tandem.config.paths import Reference
+from tandem.config.sections import FoundIn
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
-from tandem.config.found import sections_at
 from tandem.config.paths import CHECKPOINTS_IN_USE
-from tandem.config.sound import sound_part
+from tandem.config.sections import sections_at
 from tandem.config.tree import Section, Tree
+from tandem.config.valid_part import valid_part
 from tandem.errors import UserError
 
 Config = TypeVar("Config", bound=Tree)
@@ -38,7 +38,7 @@ class ParsedConfig(Generic[Config]):
     """A configuration that was read, and what is wrong with it."""
 
     config: Config
-    """Whole where there are no problems, else what is sound of it (`sound_part`)."""
+    """Whole where there are no problems, else what is sound of it (`valid_part`)."""
     problems: list[str]
 
 
@@ -58,7 +58,7 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
     except ValidationError as error:
         problems += _describe_all(error, kind)
         problems += [other for other in _find_below_unknown_types(kind, tree, error) if other not in problems]
-    return ParsedConfig(sound_part(kind, tree), problems)
+    return ParsedConfig(valid_part(kind, tree), problems)
 
 
 def _find_below_unknown_types(kind: type[Tree], tree: dict[str, Any], error: ValidationError) -> list[str]:

@@ -1,7 +1,7 @@
 """`tandem check`: do engine, trainer and tokenizer of a configuration agree, before a run is spent on it?
 
     answers of version 0    engine, trainer and reference give each token the same log-prob; the reward model's scores
-    one step that shows     the weights move, and what is published is what the engine then answers by
+    one large step          the weights move, and what is published is what the engine then answers by
     three steps at rest     at a learning rate of 0 nothing moves, and the reference never does; the critic's values
 
 Where numbers differ, the likely cause is the one explanation by which they would not (`tandem/jobs/check_causes.py`).
@@ -186,7 +186,7 @@ def _check_movement(apart: float, moved: float) -> Verdict:
     """The step must move log-probs: else a publish that does nothing would look like one that works."""
     found = f"log-probs moved by {moved:.1e} on average"
     cause = f"what the optimizer does hardly reaches the weights; {_SHOWS * apart:.0e} would show"
-    return Verdict("one step that shows", moved > 0 and moved >= _SHOWS * apart, found, cause)
+    return Verdict("one large step", moved > 0 and moved >= _SHOWS * apart, found, cause)
 
 
 def _check_publish(
@@ -213,7 +213,7 @@ def _check_reference(
 
 
 def _check_critic(config: TrainConfig, critic: Critic, batch: Batch) -> Verdict:
-    """Values after the step that shows, before which a new head says 0 of everything."""
+    """Values after the large step, before which a new head says 0 of everything."""
     together = critic.values(batch).get()
     rows = _first_of_each_group(batch)
     alone = np.concatenate([critic.values(select_rows(batch, np.array([row]))).get() for row in rows])
@@ -246,7 +246,7 @@ def select_tokens(batch: Batch, column: FloatArray, rows: Sequence[int]) -> Floa
 
 
 def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, done: Step) -> Verdict:
-    """The step that shows, by another number of micro-batches."""
+    """The large step, by another number of micro-batches."""
     batch, training = done.batch, config.training
     smaller = training.model_copy(
         update={"tokens_per_micro_batch": max(1, (len(batch.prompt_ids) + len(batch.response_ids)) // _PROMPTS)}

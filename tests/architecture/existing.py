@@ -17,7 +17,7 @@ import tandem
 from tandem.cli import app
 from tandem.config import tree as configuration
 from tandem.config.base import Section
-from tandem.config.found import sections_at
+from tandem.config.sections import sections_at
 from tests.conftest import ROOT
 
 FOLDERS = ("tandem", "docs", "tests", "scripts", "examples", "recipes", "benchmarks", ".ci")

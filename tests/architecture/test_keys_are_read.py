@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from tandem.config.base import Section
-from tandem.config.found import sections_at
+from tandem.config.sections import sections_at
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, TrainConfig
 from tests.conftest import ROOT
 

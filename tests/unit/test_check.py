@@ -221,7 +221,7 @@ def test_adapters_that_are_not_merged(grpo_config: Path, worker: type, cause: st
 
 def test_an_optimizer_that_does_nothing(grpo_config: Path) -> None:
     causes = failed(numbers(grpo_config, {Role.Actor: NoStep}))
-    assert list(causes) == ["one step that shows"] and "hardly reaches the weights" in causes["one step that shows"]
+    assert list(causes) == ["one large step"] and "hardly reaches the weights" in causes["one large step"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.config.base import MAY_CHANGE, Section
-from tandem.config.found import sections_at
 from tandem.config.resume import changes
+from tandem.config.sections import sections_at
 from tandem.config.tree import DpoConfig, TrainConfig
 
 

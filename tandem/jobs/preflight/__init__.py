@@ -2,8 +2,8 @@
 
     configuration, as far as it is sound --> checks --> what is wrong, each with its key and a mend
 
-A check reads what it needs of the configuration. Where that is not sound there is nothing to read (`config/sound.py`):
-the check ends with what it has found until then, and the others go on.
+A check reads what it needs of the configuration. Where that is not sound there is nothing to read
+(`config/valid_part.py`): the check ends with what it has found until then, and the others go on.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -9,12 +9,12 @@ from pydantic.fields import FieldInfo
 
 from tandem.config import verl_keys
 from tandem.config.base import Section
-from tandem.config.found import sections_at
+from tandem.config.sections import sections_at
 
 Kind = TypeVar("Kind", bound=Section)
 
 
-def sound_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
+def valid_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
     """A section, or a whole configuration, of the values that are valid by themselves.
 
     Reading any other raises AttributeError: what was refused, and beside an unknown key every default, for that key may
@@ -30,7 +30,7 @@ def sound_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
         except ValidationError:
             inner = _section_of(field, tree.get(name))
             if inner is not None:
-                values[name] = sound_part(inner, tree[name])
+                values[name] = valid_part(inner, tree[name])
     section = kind.model_construct(**values)
     for name in kind.model_fields.keys() - values.keys():
         vars(section).pop(name, None)  # a default, where model_construct found one
