@@ -51,18 +51,21 @@ def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
 def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> ParsedConfig[Config]:
     problems = list(_apply_overrides(tree, overrides))
     problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]
+    context = {CHECKPOINTS_IN_USE: _checkpoints_in_use(tree)}
     try:
-        return ParsedConfig(
-            kind.model_validate(tree, context={CHECKPOINTS_IN_USE: _checkpoints_in_use(tree)}), problems
-        )
+        return ParsedConfig(kind.model_validate(tree, context=context), problems)
     except ValidationError as error:
         problems += _describe_all(error, kind)
-        problems += [other for other in _find_below_unknown_types(kind, tree, error) if other not in problems]
+        with_meant_types = _with_meant_types(tree, error)
+    try:  # again, for mistakes in the sections whose `type` is misspelt
+        kind.model_validate(with_meant_types, context=context)
+    except ValidationError as remaining:
+        problems += [problem for problem in _describe_all(remaining, kind) if problem not in problems]
     return ParsedConfig(valid_part(kind, tree), problems)
 
 
-def _find_below_unknown_types(kind: type[Tree], tree: dict[str, Any], error: ValidationError) -> list[str]:
-    """Mistakes in sections whose `type` is misspelt: what would be wrong there with the type that was meant."""
+def _with_meant_types(tree: dict[str, Any], error: ValidationError) -> dict[str, Any]:
+    """The tree with the type that was probably meant wherever one is misspelt."""
     mended = deepcopy(tree)
     for item in error.errors():
         meant = _meant_type(item) if item["type"] == "union_tag_invalid" and isinstance(item["input"], dict) else None
@@ -70,11 +73,7 @@ def _find_below_unknown_types(kind: type[Tree], tree: dict[str, Any], error: Val
             whole: Any = mended
             section = reduce(lambda inner, name: inner[name], _keys_of(item), whole)
             section["type"] = meant
-    try:
-        kind.model_validate(mended)
-    except ValidationError as remaining:
-        return _describe_all(remaining, kind)
-    return []
+    return mended
 
 
 def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -148,10 +148,10 @@ def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogpr
     ends = [end for start, end in zip(flat.start_indices, flat.end_indices, strict=True) if end > start][:count]
     if not ends:
         return np.zeros(0, dtype=np.float32), None
-    values, ids = (np.array(column[: ends[-1]]) for column in (flat.logprobs, flat.token_ids))
-    values, ids = values.astype(np.float32).reshape(len(ends), -1), ids.astype(np.int32).reshape(len(ends), -1)
-    if values.shape[1] < 2:
-        return values.ravel(), None
+    values = np.array(flat.logprobs[: ends[-1]], dtype=np.float32).reshape(len(ends), -1)
+    if values.shape[1] == 1:
+        return values[:, 0], None
+    ids = np.array(flat.token_ids[: ends[-1]], dtype=np.int32).reshape(len(ends), -1)
     return values[:, 0], TopLogprobs(ids[:, 1:], values[:, 1:])
 
 

@@ -93,7 +93,7 @@ def find_reward_model_mistakes(config: Any) -> Iterator[str]:
         return
     try:
         shapes = _read_shapes(path)
-    except ValueError:  # told of the directory
+    except ValueError:  # find_directory_mistakes reports it
         return
     heads = [shapes[name] for name in _SCORES if name in shapes]
     if not heads:
