@@ -113,6 +113,9 @@ class TrainerConfig(Section):
     steps: MayChange[PositiveInt | None] = None
     epochs: MayChange[PositiveInt | None] = None
     seed: NonNegativeInt = 0
+    max_staleness: NonNegativeInt = 0
+    """`tandem train`: the most policy versions between making a token and training on it. 0: a step's answers are made
+    by the weights that it trains; k: generation runs up to k steps ahead of training, and no token is older."""
     eval_every: MayChange[NonNegativeInt] = 0
     """Steps between validations, and one before the first step; 0: never."""
     save_every: MayChange[NonNegativeInt] = 0
@@ -246,6 +249,16 @@ class SftConfig(RunConfig):
     """`tandem sft`."""
 
     data: SftDataConfig
+
+    @field_validator("trainer")
+    @classmethod
+    def _generates_nothing(cls, trainer: TrainerConfig) -> TrainerConfig:
+        if trainer.max_staleness:
+            raise ValueError(
+                f"max_staleness: {trainer.max_staleness}, but this command generates no answers that could be stale; "
+                "leave it out"
+            )
+        return trainer
 
 
 class RewardModelConfig(SftConfig):

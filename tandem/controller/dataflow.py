@@ -190,17 +190,31 @@ def _reward_parts(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([own.get(name, math.nan) for own in parts]) for name in names}
 
 
-def describe_batch(batch: Batch, max_response_tokens: int, version: int) -> StepMetrics:
-    """Lengths of prompts and responses, staleness and entropy of the rollout; with `perf/tokens` for the run."""
+def describe_batch(batch: Batch, config: TrainConfig, version: int) -> StepMetrics:
+    """Lengths of prompts and responses, staleness and entropy of the rollout; with `perf/tokens` for the run.
+
+    `version`: that of the weights which the step trained. Asserts that no trained token is of a newer one, or of one
+    that is older by more than `trainer.max_staleness`.
+    """
     responses, prompts = np.diff(batch.response_offsets), np.diff(batch.prompt_offsets)
     metrics = {"perf/tokens": float(responses.sum() + prompts.sum())}
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
         metrics[f"{name}/mean"] = float(lengths.mean())
         metrics[f"{name}/max"] = float(lengths.max())
         metrics[f"{name}/min"] = float(lengths.min())
-    metrics["response_length/clip_ratio"] = float((responses >= max_response_tokens).mean())
+    metrics["response_length/clip_ratio"] = float((responses >= config.generation.max_response_tokens).mean())
+    _check_staleness(batch, config.trainer.max_staleness, version)
     if batch.loss_mask.any():
         assert batch.tokens.rollout_logprobs is not None
         metrics["rollout/entropy"] = float(-batch.tokens.rollout_logprobs[batch.loss_mask].mean())
         metrics["rollout/staleness/mean"] = float((version - batch.versions[batch.loss_mask]).mean())
     return metrics
+
+
+def _check_staleness(batch: Batch, max_staleness: int, version: int) -> None:
+    staleness_T = np.where(batch.loss_mask, version - batch.versions, 0)
+    beyond = np.flatnonzero((staleness_T < 0) | (staleness_T > max_staleness))
+    assert not len(beyond), (
+        f"step {version + 1}, row {batch.row_of_token[beyond[0]]}: a token of version {batch.versions[beyond[0]]} is "
+        f"trained on version {version}, with trainer.max_staleness: {max_staleness}"
+    )

@@ -43,7 +43,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
                 groups, sampling_metrics = generate_and_score(roles, config, prompts, step, clock)
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
-            described = describe_batch(batch, config.generation.max_response_tokens, version=0)
+            described = describe_batch(batch, config, version=0)
             for tracker in trackers:
                 tracker.log(step, {**reward_metrics(groups), **sampling_metrics, **described, **clock.seconds})
     for tracker in trackers:

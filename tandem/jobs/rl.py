@@ -66,7 +66,7 @@ class RlJob:
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
-        described = describe_batch(done.batch, config.generation.max_response_tokens, version=step - 1)
+        described = describe_batch(done.batch, config, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
 
     def _advance(self, step: int) -> Step:

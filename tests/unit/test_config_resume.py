@@ -48,6 +48,7 @@ def test_resources_time_outs_records_and_length_may_change() -> None:
     assert {key for key, _ in KEYS if key.startswith("trainer.")} - may_change == {
         "trainer.seed",
         "trainer.branch_from",
+        "trainer.max_staleness",
     }
 
 
@@ -56,7 +57,14 @@ def test_what_decides_what_is_learned_may_not() -> None:
     assert not {key for key in may_change if key.startswith(("algorithm", "data", "preference"))}
     assert {key for key in may_change if key.startswith("model")} == {"model.trust_remote_code"}
     assert not {key for key in may_change if key.startswith("training.optimizer")}
-    fixed = {"trainer.seed", "training.type", "generation.type", "generation.temperature", "reward.functions"}
+    fixed = {
+        "trainer.seed",
+        "trainer.max_staleness",
+        "training.type",
+        "generation.type",
+        "generation.temperature",
+        "reward.functions",
+    }
     assert not fixed & may_change
 
 
