@@ -1,8 +1,8 @@
 """Rewards of a trained model, alone or on top of reward functions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from tandem.types import Batch, Demonstration, FloatArray, Group, Score, Status,
 class Rewards(Protocol):
     """Trajectory -> Score: what `RewardManager` does."""
 
+    @property
+    def by_step(self) -> bool:
+        """Whether groups of a step must be scored together, by `score`; if not, these are `GroupRewards`."""
+        ...
+
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """A group for each prompt's trajectories."""
         ...
@@ -25,11 +30,35 @@ class Rewards(Protocol):
         ...
 
 
+class GroupRewards(Rewards, Protocol):
+    """Rewards that score groups as they come, and a source of what the controller waits for."""
+
+    def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
+        """Have them scored as `score` does; a later `turn` gives `done` the groups, in their order."""
+        ...
+
+    def connections(self) -> Sequence[Any]:
+        """One of them is readable when `turn` has something to do; empty when nothing is under way."""
+        ...
+
+    def turn(self) -> None:
+        """Take in what is there, hand out more, and not wait. Called at least every second; may raise."""
+        ...
+
+
+def scores_groups(rewards: Rewards) -> TypeGuard[GroupRewards]:
+    """Whether groups may be submitted one by one, as soon as they are complete."""
+    return not rewards.by_step
+
+
 class ModelRewards:
     """weight * score of the model (`reward/model`), plus the functions' reward; where they fail, so does the reward.
 
     The model reads the token ids of prompt and response, so its tokenizer must be the policy's.
     """
+
+    by_step = True
+    """The model's devices are free only after generation."""
 
     def __init__(self, model: ValueModel, weight: float, functions: Rewards, devices: Devices, *, alone: bool) -> None:
         """`alone`: the functions are not asked."""

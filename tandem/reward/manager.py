@@ -4,7 +4,7 @@ import logging
 import pickle
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,15 @@ from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
 
 _log = logging.getLogger("tandem.reward")
 _FAILURES = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
+_Job = tuple[RewardFunction, list[Trajectory], Call]
+"""A function, the trajectories that it scores, and the call that scores them."""
 
 
 class RewardManager:
     """Scores groups of siblings in worker processes, by the configured functions or by `data_source`.
 
     `close` when done. The same seed, data row, sample and step give a reward function the same random numbers.
+    Who submits groups waits for `connections` and then calls `turn`, at least every second while there are some.
     """
 
     def __init__(self, config: RewardConfig, seed: int = 0) -> None:
@@ -36,16 +39,35 @@ class RewardManager:
         given = {reference: function.given for reference, function in self._functions.items()}
         self._pool = WorkerPool(given, config.workers, config.timeout_s)
 
+    @property
+    def by_step(self) -> bool:
+        """Whether groups of a step must be scored together: only `score` is right then."""
+        return any(function.score_together for function in self._functions.values())
+
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
-        """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored."""
+        """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored.
+
+        Waits; what was submitted is scored meanwhile. Raises what `turn` raises.
+        """
         jobs = list(self._jobs(siblings, step))
         self._pool.run([call for _, _, call in jobs])
-        scores: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
-        """Each trajectory's, by its `id`: one of each function that applies."""
-        for function, trajectories, call in jobs:
-            for trajectory, score in zip(trajectories, call.scores, strict=True):
-                scores[id(trajectory)].append((function, score))
-        return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
+        return self._groups(siblings, jobs)
+
+    def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
+        """Have them scored as `score` does; a later `turn` gives `done` the groups. After `close` none does."""
+        jobs = list(self._jobs(siblings, step))
+        self._pool.add([call for _, _, call in jobs], lambda: done(self._groups(siblings, jobs)))
+
+    def connections(self) -> Sequence[Any]:
+        """One of them is readable when `turn` has something to do; empty when nothing is under way."""
+        return self._pool.connections()
+
+    def turn(self) -> None:
+        """Take in scores, hand out calls, and pass on groups that are complete, and not wait for anything.
+
+        Raises TandemError when a worker process cannot start, and what `done` raises.
+        """
+        self._pool.turn()
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward."""
@@ -60,7 +82,7 @@ class RewardManager:
             )
 
     def close(self) -> None:
-        """End the workers. Safe to repeat."""
+        """End the workers, whatever is under way. Safe to repeat."""
         self._pool.close()
 
     def _applicable(self, data_source: str) -> Iterable[RewardFunction]:
@@ -70,10 +92,8 @@ class RewardManager:
             self._functions |= {f.reference: f for f in check_functions(self._config, [data_source])}
         return [self._functions[BUILT_IN[data_source]]]
 
-    def _jobs(
-        self, siblings: Sequence[list[Trajectory]], step: int
-    ) -> Iterator[tuple[RewardFunction, list[Trajectory], Call]]:
-        """The calls that score a step, each with its function and the trajectories that it scores."""
+    def _jobs(self, siblings: Sequence[list[Trajectory]], step: int) -> Iterator[_Job]:
+        """What scores these groups; `score_together` joins those of them that are alike."""
         together: defaultdict[tuple[str, Any], list[tuple[Trajectory, bytes]]] = defaultdict(list)
         for group in siblings:
             alive = [t for t in group if t.status is not Status.ABORTED]
@@ -89,14 +109,21 @@ class RewardManager:
         for (reference, _), scored in together.items():
             yield self._job(self._functions[reference], scored, step)
 
-    def _job(
-        self, function: RewardFunction, scored: list[tuple[Trajectory, bytes]], step: int
-    ) -> tuple[RewardFunction, list[Trajectory], Call]:
+    def _job(self, function: RewardFunction, scored: list[tuple[Trajectory, bytes]], step: int) -> _Job:
         """One call for these trajectories, each with its pickled arguments."""
         trajectories, arguments = [t for t, _ in scored], [pickled for _, pickled in scored]
         seed = zlib.crc32(f"{self._seed}/{trajectories[0].prompt.index}/{trajectories[0].sample}/{step}".encode())
         completions = [function.completion(t.prompt, t.text) for t in trajectories]
         return function, trajectories, Call(function.reference, seed, arguments, completions)
+
+    def _groups(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> list[Group]:
+        """The groups of these siblings, now that the jobs' calls have scores."""
+        scores: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
+        """Each trajectory's, by its `id`: one of each function that applies."""
+        for function, trajectories, call in jobs:
+            for trajectory, score in zip(trajectories, call.scores, strict=True):
+                scores[id(trajectory)].append((function, score))
+        return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
 
     def _combine(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
         """The weighted sum of the scores that the functions gave one trajectory, or the first failure.

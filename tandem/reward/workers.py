@@ -1,8 +1,8 @@
 """Reward functions run in processes of their own, each call with a time limit.
 
-    consumes       the Calls of one `run`
+    consumes       batches of Calls, many at once, in one queue
     produces       their scores: what the function returned, or the failure of a call that hung or took its process down
-    waits for      scores on the workers' sockets
+    waits for      nothing: whoever waits for `connections` calls `turn`, when one is readable and every second at least
     unblocked by   scores, the end of a worker's process, a call that is overdue
 
 A worker gets a chunk of calls and sends scores every few milliseconds, so that trivial functions cost microseconds. If
@@ -20,9 +20,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from tandem.errors import TandemError
@@ -32,11 +33,22 @@ from tandem.types import Score, Status
 
 MAX_CHUNK = 256
 FLUSH_S = 0.02
-"""How long a worker keeps scores back, and the time below which calls are not worth a second worker."""
+"""How long a worker keeps scores back, and about how long it works on a chunk of calls."""
 _LOOK_S = 0.05
-"""The time between looks at silent workers: how much later than its time-out a call may end."""
+"""The time between looks at silent workers in `run`: how much later than its time-out a call may end."""
+_MEAN_OF = 32
+"""About how many of the latest calls the mean time of a call is taken over."""
 _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.reward.workers import main; main()"
 """The worker finds modules exactly where its parent does, and does not run the parent's `__main__` again."""
+
+
+@dataclass
+class _Batch:
+    """Calls that were added together."""
+
+    unscored: int
+    """How many of them have no scores yet."""
+    done: Callable[[], None]
 
 
 class WorkerPool:
@@ -49,46 +61,104 @@ class WorkerPool:
         self._references = references
         self._timeout_s = timeout_s
         self._workers = [_Worker(self._references) for _ in range(count)]
+        self._waiting: deque[Call] = deque()
+        """Calls that no worker has been given, of all batches; ahead of the others those that run alone."""
+        self._batches: dict[int, _Batch] = {}
+        """The batch of each call without scores, by the call's `id`."""
+        self._complete: deque[Callable[[], None]] = deque()
+        """What the next turn calls: `done` of batches whose calls all have scores."""
+        self._has_new = False
+        """Whether calls were added since the last turn."""
+        self._readable, other_end = Pipe(duplex=False)
+        """Always readable, for its other end is closed."""
+        other_end.close()
         self._mean_call_s = math.inf
-        """What a call of the latest run took, on average."""
+        """What a call took lately, on average; infinite until one has scores."""
 
     def run(self, calls: Sequence[Call]) -> None:
-        """Fill in the scores of each call. Raises TandemError when a worker cannot start."""
-        waiting = deque(calls)
-        while waiting or any(worker.pending for worker in self._workers):
-            self._hand_out(waiting)
-            for worker in self._receive_scores():
-                waiting.extendleft(reversed(self._replace(worker)))
-        seconds = sum(score.seconds for call in calls for score in call.scores)
-        self._mean_call_s = seconds / max(1, len(calls))
+        """Fill in the scores of each call, and of other batches as they come. Raises what `turn` raises."""
+        done: list[bool] = []
+        self.add(calls, lambda: done.append(True))
+        while not done:
+            wait(self.connections(), _LOOK_S)
+            self.turn()
+
+    def add(self, calls: Sequence[Call], done: Callable[[], None]) -> None:
+        """Have the scores of each call filled in; a later `turn` calls `done` when all have them.
+
+        The next `turn` hands them out, so that batches that are added together share chunks.
+        """
+        batch = _Batch(len(calls), done)
+        self._batches |= {id(call): batch for call in calls}
+        self._waiting += calls
+        self._has_new = True
+        if not calls:
+            self._complete.append(done)
+
+    def connections(self) -> Sequence[Any]:
+        """What to wait for: one of them is readable when `turn` has something to do. Empty: nothing is under way."""
+        working = [worker.connection for worker in self._workers] if self._batches else []
+        return [*working, self._readable] if self._has_new or self._complete else working
+
+    def turn(self) -> None:
+        """Take in the scores that have arrived, hand out calls, tell of complete batches. Never waits.
+
+        It finds overdue calls as well, so it is to be called often. Raises TandemError when a worker cannot start, and
+        what `done` raises.
+        """
+        self._has_new = False
+        for worker in self._receive_scores():
+            self._waiting.extendleft(reversed(self._replace(worker)))
+        self._hand_out()
+        while self._complete:
+            self._complete.popleft()()
 
     def close(self) -> None:
-        """End the workers and whatever they started. Safe to repeat."""
+        """End the workers and whatever they started; nobody hears of calls without scores. Safe to repeat."""
         for worker in self._workers:
             worker.kill()
+        self._readable.close()
         self._workers = []
+        self._waiting.clear()
+        self._batches.clear()
+        self._complete.clear()
+        self._has_new = False
 
-    def _hand_out(self, waiting: deque[Call]) -> None:
+    def _hand_out(self) -> None:
         for worker in self._workers:
-            if waiting and worker.is_idle():
-                size = self._chunk_size(waiting)
-                worker.start([waiting.popleft() for _ in range(size)])
+            if self._waiting and worker.is_idle():
+                size = self._chunk_size()
+                worker.start([self._waiting.popleft() for _ in range(size)])
 
-    def _chunk_size(self, waiting: Sequence[Call]) -> int:
-        """How many calls a worker is given: fewer towards the end, so that all end together, if that is worth it."""
-        if waiting[0].runs_alone:
+    def _chunk_size(self) -> int:
+        """How many of the waiting calls a worker is given: slow ones one by one, so that all workers end together."""
+        if self._waiting[0].runs_alone:
             return 1
-        even_share = math.ceil(len(waiting) / len(self._workers))
-        worth_a_worker = int(FLUSH_S / max(self._mean_call_s, 1e-6))
-        return min(MAX_CHUNK, len(waiting), max(even_share, worth_a_worker))
+        size = int(FLUSH_S / max(self._mean_call_s, 1e-6))
+        return min(MAX_CHUNK, len(self._waiting), max(1, size))
 
     def _receive_scores(self) -> list[_Worker]:
-        """Take the scores that arrive within a moment; returns the workers that have ended or are overdue."""
+        """Take in the scores that have arrived; returns the workers that have ended or are overdue."""
         # They are looked for before scores are read: one that still sent some is not given up.
         stuck = [worker for worker in self._workers if worker.has_ended() or worker.is_overdue(self._timeout_s)]
-        ready = wait([worker.connection for worker in self._workers], 0 if stuck else _LOOK_S)
-        active = [worker for worker in self._workers if worker.connection in ready and worker.receive()]
-        return [worker for worker in stuck if worker not in active]
+        ready = wait([worker.connection for worker in self._workers], 0)
+        for worker in self._workers:
+            scored = worker.receive() if worker.connection in ready else None
+            if scored is not None:
+                self._count(scored)
+                stuck = [other for other in stuck if other is not worker]
+        return stuck
+
+    def _count(self, scored: Sequence[Call]) -> None:
+        """Note that these calls have scores now."""
+        for call in scored:
+            batch = self._batches.pop(id(call))
+            batch.unscored -= 1
+            if not batch.unscored:
+                self._complete.append(batch.done)
+            seconds = sum(score.seconds for score in call.scores)
+            is_first = self._mean_call_s == math.inf
+            self._mean_call_s = seconds if is_first else self._mean_call_s + (seconds - self._mean_call_s) / _MEAN_OF
 
     def _replace(self, worker: _Worker) -> list[Call]:
         """Start a fresh worker in place of one that hangs or has ended; returns the calls to run again."""
@@ -108,6 +178,7 @@ class WorkerPool:
             if is_overdue:
                 reason, failure = f"took longer than reward.timeout_s = {self._timeout_s:g} s", Status.REWARD_TIMEOUT
             call.scores = failed_scores(len(call.completions), reason, failure, seconds)
+        self._count(worker.pending)
         return []
 
 
@@ -137,16 +208,17 @@ class _Worker:
         self.active_at = time.monotonic()
         self._send(calls)
 
-    def receive(self) -> bool:
-        """Take the scores that it has sent; False at end of file."""
+    def receive(self) -> list[Call] | None:
+        """Take the scores that it has sent; returns the calls that have them now, None at end of file."""
         try:
             received = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            return False
+            return None
         self.active_at = time.monotonic()
-        for scores in received:
-            self.pending.popleft().scores = scores
-        return True
+        scored = [self.pending.popleft() for _ in received]
+        for call, scores in zip(scored, received, strict=True):
+            call.scores = scores
+        return scored
 
     def has_loaded(self) -> bool:
         return self.active_at < math.inf

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,16 @@ def siblings(
         )
         for sample, text in enumerate(texts)
     ]
+
+
+def turn_until_idle(manager: RewardManager) -> None:
+    while manager.connections():
+        wait(manager.connections(), 1)
+        manager.turn()
+
+
+def values(group: Group) -> list[float | None]:
+    return [score.value for score in group.scores]
 
 
 def test_one_function_gives_value_parts_and_prediction(start: Start) -> None:
@@ -176,6 +188,60 @@ def test_prompts_alike_in_a_column_are_scored_together(file: Path, start: Start)
     manager = start(functions=[{**function, "score_together": "extra_info.problem"}])
     with pytest.raises(UserError, match=r"score_together: extra_info\.problem, but data row 0 has no such column"):
         manager.score(groups)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_groups_submitted_one_by_one_have_the_scores_of_the_step(start: Start, workers: int) -> None:
+    groups = [siblings("4", "raise", "a", index=i) for i in range(6)] + [siblings("cut", aborted="cut")]
+    manager = start("right", "draw", "longest", seed=3, workers=workers, timeout_s=20)
+    expected = manager.score(groups, step=7)
+    found: dict[int, list[Group]] = {}
+    for number, group in enumerate(groups):
+        manager.submit([group], 7, partial(found.__setitem__, number))
+    assert not found and wait(manager.connections(), 0)
+    turn_until_idle(manager)
+    assert [values(found[number][0]) for number in range(7)] == [values(group) for group in expected]
+    assert [found[number][0].trajectories for number in range(7)] == groups
+    assert [values(group) for group in manager.score(groups, step=8)] != [values(group) for group in expected]
+
+
+def test_a_submission_that_hangs_holds_no_other_back(start: Start) -> None:
+    manager = start("right", workers=2, timeout_s=3600)
+    done: list[str] = []
+    texts = ["hang", *"abcde"]
+    for text in texts:
+        manager.submit([siblings(text, "4")], 1, lambda groups: done.append(groups[0].trajectories[0].text))
+    while len(done) < 5:
+        wait(manager.connections(), 1)
+        manager.turn()
+    (group,) = manager.score([siblings("4", "5")])
+    assert sorted(done) == [*"abcde"] and values(group) == [1.0, 0.0]
+    manager.close()
+    manager.turn()
+    assert len(done) == 5 and not manager.connections()
+
+
+def test_a_submission_times_out_alone(start: Start) -> None:
+    manager = start("right", workers=2)
+    done: list[Group] = []
+    for index, text in enumerate(["4", "hang", "4", "5"]):
+        manager.submit([siblings("4", text, index=index)], 1, done.extend)
+    turn_until_idle(manager)
+    found = {group.trajectories[0].prompt.index: values(group) for group in done}
+    assert found == {0: [1.0, 1.0], 1: [1.0, None], 2: [1.0, 1.0], 3: [1.0, 0.0]}
+
+
+def test_submitted_groups_without_a_reward_raise_at_once(start: Start) -> None:
+    manager = start()
+    with pytest.raises(UserError, match=r"no built-in reward for data_source .'sums'"):
+        manager.submit([siblings("4")], 1, lambda _: None)
+    assert not manager.connections()
+
+
+def test_only_functions_that_score_together_need_the_whole_step(file: Path, start: Start) -> None:
+    together = {"function": f"{file}:longest", "score_together": "extra_info.index"}
+    assert start(functions=[f"{file}:short", together]).by_step
+    assert not start("short", "longest").by_step and not start().by_step
 
 
 def hand_made(*scores: Score) -> Group:

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,12 @@ def outcomes(pool: WorkerPool, completions: list[str], reference: str = F) -> li
     """The value of each call, or the last line of its failure."""
     results = run(pool, [call(c, row, reference) for row, c in enumerate(completions)])
     return [score.error.splitlines()[-1] if score.error else score.value for score in results]
+
+
+def turn_until(pool: WorkerPool, is_enough: Callable[[], object]) -> None:
+    while not is_enough():
+        wait(pool.connections(), 1)
+        pool.turn()
 
 
 def processes_of(session: int) -> list[int]:
@@ -141,6 +148,99 @@ def test_workers_that_cannot_start_raise(monkeypatch: pytest.MonkeyPatch) -> Non
     pool = WorkerPool({F: {}, G: {}, DRAW: {}}, count=1, timeout_s=0.5)
     with pytest.raises(TandemError, match="ended with exit status 1 before any call"):
         pool.run([call("1")])
+    pool.close()
+
+
+def test_each_batch_is_done_in_a_later_turn_and_an_empty_one_too(pool: WorkerPool) -> None:
+    assert not pool.connections()
+    batches = [[call(str(row)) for row in range(8 * number)] for number in range(5)]
+    done: list[int] = []
+    for number, calls in enumerate(batches):
+        pool.add(calls, lambda number=number: done.append(number))
+    assert not done and wait(pool.connections(), 0)
+    turn_until(pool, lambda: len(done) == 5)
+    assert sorted(done) == [0, 1, 2, 3, 4] and not pool.connections()
+    values = [[call.scores[0].value for call in calls] for calls in batches]
+    assert values == [[float(row) for row in range(8 * number)] for number in range(5)]
+
+
+def test_a_batch_added_by_another_that_is_done_is_scored(pool: WorkerPool) -> None:
+    first, second, nested = [call("1")], [call("2")], [call("3")]
+    done: list[str] = []
+
+    def add_second() -> None:
+        pool.add(second, lambda: done.append("second"))
+        pool.add([], lambda: done.append("empty"))
+        pool.run(nested)
+        done.append("first")
+
+    pool.add(first, add_second)
+    turn_until(pool, lambda: len(done) == 3)
+    assert set(done) == {"first", "second", "empty"}
+    assert [calls[0].scores[0].value for calls in (first, second, nested)] == [1.0, 2.0, 3.0]
+
+
+def test_a_call_that_hangs_keeps_one_worker_and_close_ends_it() -> None:
+    pool = WorkerPool({F: {}}, count=2, timeout_s=3600)
+    done: list[str] = []
+    hanging = [call("1"), call("hang"), call("1")]
+    pool.add(hanging, lambda: done.append("hanging"))
+    others = [[call(str(row)) for row in range(8)] for _ in range(6)]
+    for calls in others:
+        pool.add(calls, lambda: done.append("other"))
+    turn_until(pool, lambda: len(done) == 6)
+    late = [call("pid")]
+    pool.add(late, lambda: done.append("late"))
+    turn_until(pool, lambda: len(done) == 7)
+    assert done == ["other"] * 6 + ["late"] and not hanging[1].scores and pool.connections()
+    pool.close()
+    pool.turn()
+    assert len(done) == 7 and not pool.connections()
+    assert gone(int(late[0].scores[0].value or 0))
+
+
+def test_a_worker_that_dies_costs_its_own_call_and_no_other_batch(patient_pool: WorkerPool) -> None:
+    deeds = ["0", "1", "kill", "3", "exit", "5", "leave a child and exit", "7"]
+    batches = [[call(deed if row == number else str(row)) for row in range(8)] for number, deed in enumerate(deeds)]
+    done: list[int] = []
+    for number, calls in enumerate(batches):
+        patient_pool.add(calls, lambda number=number: done.append(number))
+    turn_until(patient_pool, lambda: len(done) == 8)
+    found = [[call.scores[0].value for call in calls] for calls in batches]
+    dead = (2, 4, 6)
+    assert found == [[None if row == number in dead else row for row in range(8)] for number in range(8)]
+    assert sorted(done) == list(range(8))
+
+
+def test_what_done_raises_comes_out_of_a_turn_and_other_batches_are_done(pool: WorkerPool) -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise KeyError("nobody wants it")
+
+    pool.add([], fail)
+    pool.add([], lambda: done.append("second"))
+    with pytest.raises(KeyError, match="nobody wants it"):
+        pool.turn()
+    assert wait(pool.connections(), 0)
+    pool.turn()
+    assert done == ["second"] and not pool.connections()
+
+
+def test_slow_calls_are_spread_and_quick_ones_go_together(tmp_path: Path) -> None:
+    path = tmp_path / "naps.py"
+    path.write_text(
+        "import os, time\ndef nap(completion):\n    time.sleep(float(completion))\n    return os.getpid()\n"
+    )
+    pool = WorkerPool({f"{path}:nap": {}}, count=2, timeout_s=20)
+
+    def processes(seconds: str, count: int) -> int:
+        return len(set(outcomes(pool, [seconds] * count, f"{path}:nap")))
+
+    assert processes("0.05", 20) == 2
+    assert processes("0.05", 2) == 2  # each has taken longer than a chunk may
+    processes("0", 1000)
+    assert processes("0", 8) == 1
     pool.close()
 
 
