@@ -92,6 +92,11 @@ class Probe(Worker[ProbeSpec | None]):
         """The rank whose answer was taken for each row."""
         return [self.context.rank] * len(numbers)
 
+    @register(Dispatch.EACH, mesh="grid")
+    def bill(self, entry: str, price: int) -> tuple[int, str, int]:
+        """Who was asked, and what."""
+        return (self.context.rank, entry, price)
+
     @register(Dispatch.ALL)
     def keep(self, array: IntArray) -> None:
         self._kept.append(array)

@@ -1,8 +1,10 @@
 """One process: every worker is an object of the driver. A breakpoint is a breakpoint, a traceback is a traceback."""
 
+from multiprocessing.connection import wait
 from typing import Any, Self, TypeVar
 
-from tandem.controller.groups import Future
+from tandem.cluster.events import Call, Events
+from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError
 from tandem.workers.host import Worker, WorkerHost
@@ -12,12 +14,23 @@ Spec = TypeVar("Spec")
 
 
 class InlineCluster:
-    """Also the one rank of its pools. Calls are made when they are submitted, exceptions come as they are."""
+    """Also the one rank of its pools. Calls are made when they are submitted, and exceptions come as they are."""
 
     size = 1
 
     def __init__(self) -> None:
         self.host = WorkerHost()
+        self._events = Events()
+
+    @property
+    def sources(self) -> list[Source]:
+        return self._events.sources
+
+    def watch(self, timeout_s: float | None = None) -> None:
+        connections = self._events.connections()
+        if patience_s := self._events.patience_s(timeout_s, under_way=bool(connections)):
+            wait(connections, patience_s)
+        self._events.run()
 
     def spawn(self, pool: ResourcePool) -> Self:
         if pool.size != 1:
@@ -28,8 +41,10 @@ class InlineCluster:
         return self.host.create(name, kind, spec)
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
-        answers = [None if call is None else self.host.call(name, method, call) for call in calls]
-        return Future(lambda: answers)
+        call = Call(self.size, called=0)
+        call.answers = [None if arguments is None else self.host.call(name, method, arguments) for arguments in calls]
+        return self._events.future(call, lambda: call.answers)
 
     def close(self) -> None:
+        self._events.forget()
         self.host.close()

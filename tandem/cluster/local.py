@@ -3,7 +3,7 @@
     consumes       calls of the controller, each written once to memory that all ranks of its pool map
     produces       answers, in memory of the rank that answers
     waits for      the pipes of all processes of all pools, in `LocalCluster.watch`
-    unblocked by   answers, the end of a process, a call that is overdue
+    unblocked by   answers, sources, the end of a process, a call that is overdue
 
 A thread for each process forwards what it prints.
 """
@@ -16,7 +16,6 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
@@ -26,9 +25,10 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from tandem.cluster.debugger import is_open
+from tandem.cluster.events import Call, Events
 from tandem.cluster.process import TELL_STACKS, CallRequest, CreateRequest, ProcessSetup, process_main
 from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
-from tandem.controller.groups import Future
+from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.signals import stop_signals_blocked
@@ -38,24 +38,18 @@ from tandem.workers.registration import Arguments, Calls, Mesh
 Spec = TypeVar("Spec")
 _FORK = multiprocessing.get_context("forkserver")
 _PRELOADED = {"tandem.cluster.process", "tandem.workers.rollout", "tandem.workers.training"}
-_LOOK_S = 1.0
-"""Between looks at the clock; for stacks to be written; for a death to show that broke another rank's collective."""
+_WRITING_S = 1.0
+"""For stacks to be written; for a death to show that broke another rank's collective."""
 _GRACE_S = 3.0
 """For a process to end by itself, or for what it has printed to come through."""
 _LAST_LINES, _STACK_LINES = 20, 500
 """Lines of what a process has printed: those shown when it dies, and those kept."""
 
 
-@dataclass(slots=True)
-class _Call:
-    answers: list[Any]
-    missing: int
-
-
 class _Process:
     """The controller's side of a process, which `start` starts."""
 
-    def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: _Call, *shared: Any) -> None:
+    def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: Call, *shared: Any) -> None:
         self.name, self.rank, self.gpu = f"{pool.name} rank {rank}", rank, gpu
         pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
         (self.connection, theirs), (self._output, output) = pipes
@@ -98,7 +92,7 @@ class _Process:
                 self.printed.append(line.rstrip().rpartition("\r")[2])  # of a progress bar, its last state
                 print(f"({self.name}) {self.printed[-1]}\n", end="", flush=True)
 
-    def request(self, call: _Call, name: str, slot: Slot) -> None:
+    def request(self, call: Call, name: str, slot: Slot) -> None:
         """Tell the process of a request that lies in `slot`, for the worker `name`."""
         self.since = self.since if self.pending else time.monotonic()
         self.pending.append(call)
@@ -108,15 +102,15 @@ class _Process:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its sentinel tells
             self.connection.send(request)
 
-    def receive(self) -> None:
-        """Take an answer. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
+    def receive(self, events: Events) -> None:
+        """Take an answer in. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
         slot, failed, free = self.connection.recv()
         self._requests.free(free)
         call, self.since = self.pending.popleft(), time.monotonic()
-        call.answers[self.rank] = self.answers.read(slot)
-        call.missing -= 1
+        answer = self.answers.read(slot)
         if failed:
-            raise call.answers[self.rank]
+            raise answer
+        events.answered(call, self.rank, answer)
 
     def report_end(self) -> str:
         """How the process ended, and what it printed last."""
@@ -147,7 +141,7 @@ class LocalRanks:
 
     def start(self, gpus: list[str]) -> None:
         """Wait until a process for each is up, all in one torch.distributed world."""
-        up = _Call([None] * self.size, self.size)
+        up = Call(self.size, self.size)
         shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
         _start_fork_server()
         for rank, gpu in enumerate(gpus):
@@ -157,7 +151,7 @@ class LocalRanks:
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         self._check_open()
-        call = _Call([None] * self.size, self.size)
+        call = Call(self.size, self.size)
         slot = self._requests.write(CreateRequest(kind, spec), self.size)
         for process in self.processes:
             process.request(call, name, slot)
@@ -169,16 +163,16 @@ class LocalRanks:
         for rank, arguments in enumerate(calls):
             if arguments is not None:
                 sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
-        call = _Call([None] * self.size, sum(map(len, sharing.values())))
+        call = Call(self.size, sum(map(len, sharing.values())))
         for ranks in sharing.values():
             shared = next(iter(ranks.values()))
             rows = {rank: arguments.rows for rank, arguments in ranks.items()}
             slot = self._requests.write(CallRequest(method, shared.args, shared.kwargs, rows), len(ranks))
             for rank in ranks:
                 self.processes[rank].request(call, name, slot)
-        return Future(partial(self._wait, call))
+        return self._cluster.events.future(call, partial(self._wait, call))
 
-    def _wait(self, call: _Call) -> list[Any]:
+    def _wait(self, call: Call) -> list[Any]:
         while call.missing:
             self._check_open()
             self._cluster.watch()
@@ -210,6 +204,7 @@ class LocalCluster:
         """A call that takes longer ends everything with the stacks of all ranks, unless a rank is being debugged."""
         self.turn = SharedFile()
         """Locked by the rank that is at a prompt."""
+        self.events = Events()
         self._timeout_s = timeout_s
         self._pools: list[LocalRanks] = []
         # Every process runs the main script's imports again, which costs nothing where the fork server has made them.
@@ -233,18 +228,34 @@ class LocalCluster:
             raise UserError(f"pool {pool.name}: {pool.size} processes need a GPU each; free are {len(free)} of {count}")
         return (free or [""] * pool.size)[: pool.size]
 
-    def watch(self) -> None:
-        """Wait a moment for answers and take them. Raises when anything is wrong with any process."""
-        waiting: dict[Any, _Process] = {process.connection: process for process in self._processes}
-        for end in wait([*waiting, *self._sentinels], min(_LOOK_S, self._timeout_s)):
-            if end not in waiting:
+    @property
+    def sources(self) -> list[Source]:
+        return self.events.sources
+
+    def watch(self, timeout_s: float | None = None) -> None:
+        """Raises when anything is wrong with any process."""
+        connections = self.events.connections()
+        under_way = bool(connections) or any(process.pending for process in self._processes)
+        self._take_in(connections, min(self.events.patience_s(timeout_s, under_way), self._timeout_s))
+        self._check_time()
+        self.events.run()
+
+    def _take_in(self, connections: list[Any], patience_s: float) -> None:
+        answering: dict[Any, _Process] = {process.connection: process for process in self._processes}
+        sentinels = self._sentinels
+        for end in wait([*answering, *sentinels, *connections], patience_s):
+            if end in sentinels:
                 self._lost()
+            if end not in answering:
+                continue  # a source's, which its turn looks at
             try:
-                waiting[end].receive()
+                answering[end].receive(self.events)
             except (EOFError, ConnectionResetError):
                 self._lost()
             except TandemError as error:
                 self._failed(error)
+
+    def _check_time(self) -> None:
         now = time.monotonic()
         if is_open(self.turn):
             for process in self._processes:
@@ -253,6 +264,7 @@ class LocalCluster:
             self._hung()
 
     def close(self) -> None:
+        self.events.forget()
         for ranks in self._pools:
             ranks.close()
 
@@ -265,7 +277,7 @@ class LocalCluster:
         return [process.process.sentinel for process in self._processes]
 
     def _failed(self, error: TandemError) -> NoReturn:
-        if wait(self._sentinels, _LOOK_S):
+        if wait(self._sentinels, _WRITING_S):
             self._lost()
         self.close()
         raise error
@@ -280,7 +292,7 @@ class LocalCluster:
         for process in self._processes:
             process.printed.clear()
             process.signal(TELL_STACKS)
-        time.sleep(_LOOK_S)
+        time.sleep(_WRITING_S)
         stacks = "\n".join(line for process in self._processes for line in (f"{process.name}:", *process.printed))
         self.close()
         raise WorkerLost(f"a call takes longer than cluster.timeout_s: {self._timeout_s:g}; all ranks are at\n{stacks}")

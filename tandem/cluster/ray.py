@@ -3,7 +3,8 @@
     controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> WorkerHost.call
                <------ Future <-------- object store <----------------- answer -------------------------
 
-A second thread of each actor reports the stack of the first one, and with it that the process is alive.
+A second thread of each actor reports the stack of the first one, and with it that the process is alive. All answers are
+taken in by `RayCluster.watch`.
 """
 
 import logging
@@ -14,8 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import wait
 from pickle import PickleBuffer
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psutil
 import ray
@@ -25,7 +28,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem.controller.groups import Future
+from tandem.cluster.events import Call, Events
+from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tandem.signals import leave_stopping_to_the_controller
@@ -38,7 +42,8 @@ _COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out
 _CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
-_POLL_S = 1.0  # between two looks at whether all processes are alive, while a call runs
+_LOOK_S = 1.0  # between two looks at whether all processes are alive, while a call runs
+_POLL_S = 0.02  # between two looks at the sources, for which Ray cannot wait
 _FORWARDED = (
     "CUBLAS_",
     "GLOO_",
@@ -90,17 +95,17 @@ class _Process:
     def __repr__(self) -> str:  # Ray puts it before each line that the process prints
         return f"{self._pool.name} rank {self._rank}"
 
-    def rendezvous(self) -> str:
+    def rendezvous(self) -> _Packed:
         if len(self._pool.processes_on_nodes) == 1:
-            return f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}"
+            return _pack(f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}")
         with socket.socket() as free:
             free.bind(("", 0))
-            return f"tcp://{self._address}:{free.getsockname()[1]}"
+            return _pack(f"tcp://{self._address}:{free.getsockname()[1]}")
 
-    def join(self, rendezvous: str) -> str:
+    def join(self, rendezvous: str) -> _Packed:
         if self._pool.size > 1:
             self._host.join(rendezvous, self._local_rank, _COLLECTIVE_S)
-        return f"pool {self._pool.name}, {self._host}"
+        return _pack(f"pool {self._pool.name}, {self._host}")
 
     def create(self, name: str, packed: _Packed) -> _Packed | TandemError:
         return self._guarded(name, lambda: self._host.create(name, *_unpack(packed)))
@@ -134,6 +139,14 @@ class _Process:
 _Actor: Any = ray.remote(concurrency_groups={"watch": 1})(_Process)  # pyright: ignore[reportCallIssue]
 
 
+class _Pending(Call):
+    """A call of which each rank may begin at most `limit_s` ago."""
+
+    def __init__(self, size: int, called: int, limit_s: float) -> None:
+        super().__init__(size, called)
+        self.limit_s = limit_s
+
+
 class RayRanks:
     """The actors of one pool."""
 
@@ -155,65 +168,75 @@ class RayRanks:
             for rank, (node, local_rank) in enumerate(places)
         ]
         self._ranks = [f"pool {pool.name}, rank {rank} of {pool.size}" for rank in range(pool.size)]
+        self.pending: list[dict[ObjectRef, _Pending]] = [{} for _ in self._actors]
+        """The calls of each rank, which does the first."""
+        self._since = [0.0] * pool.size
+        """When each rank began the first."""
 
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
-        [meeting] = self._wait([self._actors[0].rendezvous.remote()], self._cluster.start_timeout_s)
-        self._ranks = self._wait(self._call_actors("join", meeting), self._cluster.start_timeout_s)
+        limit_s = self._cluster.start_timeout_s
+        [meeting, *_] = self._wait(self._call("rendezvous", {0: ()}, limit_s))
+        self._ranks = self._wait(self._call("join", dict.fromkeys(range(self.size), (meeting,)), limit_s))
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
-        return _unpack(self._wait(self._call_actors("create", name, ray.put(_pack((kind, spec)))))[0])
+        arguments = name, ray.put(_pack((kind, spec)))
+        return self._wait(self._call("create", dict.fromkeys(range(self.size), arguments)))[0]
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
         put: dict[tuple[int, int], ObjectRef] = {}
-        pending: dict[int, ObjectRef] = {}
+        arguments: dict[int, tuple[Any, ...]] = {}
         for rank, call in enumerate(calls):
             if call is not None:
                 shared = id(call.args), id(call.kwargs)
                 if shared not in put:
                     put[shared] = ray.put(_pack((method, call.args, call.kwargs)))
-                pending[rank] = self._actors[rank].perform.remote(name, put[shared], call.rows)
+                arguments[rank] = name, put[shared], call.rows
+        call = self._call("perform", arguments)
+        return self._cluster.events.future(call, partial(self._wait, call))
 
-        def wait() -> list[Any]:
-            answers = dict(zip(pending, self._wait(list(pending.values())), strict=True))
-            return [_unpack(answers[rank]) if rank in answers else None for rank in range(self.size)]
+    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]], limit_s: float | None = None) -> _Pending:
+        """Call the actors of these ranks."""
+        self._check_open()
+        call = _Pending(self.size, len(arguments), limit_s or self._cluster.timeout_s)
+        for rank, own in arguments.items():
+            if not self.pending[rank]:
+                self._since[rank] = time.monotonic()
+            self.pending[rank][getattr(self._actors[rank], method).remote(*own)] = call
+        return call
 
-        return Future(wait)
+    def _wait(self, call: Call) -> list[Any]:
+        while call.missing:
+            self._check_open()
+            self._cluster.watch()
+        return call.answers
 
-    def _call_actors(self, method: str, *arguments: Any) -> list[ObjectRef]:
-        return [getattr(actor, method).remote(*arguments) for actor in self._actors]
+    def _check_open(self) -> None:
+        if self not in self._cluster.spawned:
+            raise WorkerLost(f"pool {self._pool.name}: its processes have ended")
 
-    def _wait(self, references: list[ObjectRef], limit_s: float | None = None) -> list[Any]:
-        """The answers. A failure ends all pools; its cause is a dead process, if any, as that breaks collectives."""
+    def receive(self, rank: int, reference: ObjectRef, events: Events) -> None:
+        """Take a rank's answer in. Raises what the worker raised; WorkerLost for what Ray raises."""
+        call, self._since[rank] = self.pending[rank].pop(reference), time.monotonic()
         try:
-            return self._collect(references, limit_s or self._cluster.timeout_s)
-        except (TandemError, RayError) as error:
-            try:
-                if not isinstance(error, WorkerLost):
-                    self._cluster.stacks()
-            finally:
-                self._cluster.end(patience_s=0.0)
-            if isinstance(error, TandemError):
-                raise
+            answer = ray.get(reference)
+        except RayError as error:
             raise WorkerLost(f"pool {self._pool.name}: {error}") from None
+        if isinstance(answer, TandemError):
+            raise answer
+        events.answered(call, rank, _unpack(answer))
 
-    def _collect(self, references: list[ObjectRef], limit_s: float) -> list[Any]:
-        deadline = time.monotonic() + limit_s
-        answers: dict[ObjectRef, Any] = {}
-        while pending := [reference for reference in references if reference not in answers]:
-            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=_POLL_S)
-            for reference, answer in zip(ready, ray.get(ready), strict=True):
-                if isinstance(answer, TandemError):
-                    raise answer
-                answers[reference] = answer
-            stacks = self._cluster.stacks() if pending else ""
-            if pending and time.monotonic() > deadline:
-                raise WorkerLost(f"pool {self._pool.name}: no answer in {limit_s:g} s; all processes are at\n{stacks}")
-        return [answers[reference] for reference in references]
+    def overdue(self) -> str:
+        """What is said of a rank that does its first call for too long, "" where none does."""
+        now = time.monotonic()
+        for pending, since in zip(self.pending, self._since, strict=True):
+            if pending and now - since > (limit_s := next(iter(pending.values())).limit_s):
+                return f"pool {self._pool.name}: no answer in {limit_s:g} s"
+        return ""
 
     def stacks(self) -> str:
         """The stacks of each process; WorkerLost when one is dead."""
-        references = self._call_actors("stacks")
+        references = [actor.stacks.remote() for actor in self._actors]
         ready, _ = ray.wait(references, num_returns=self.size, timeout=_PATIENCE_S)
         stacks = ""
         for rank, reference in zip(self._ranks, references, strict=True):
@@ -226,7 +249,8 @@ class RayRanks:
     def close(self, patience_s: float = _PATIENCE_S) -> None:
         if self in self._cluster.spawned:
             self._cluster.spawned.remove(self)
-            ray.wait(self._call_actors("close"), num_returns=self.size, timeout=patience_s)
+            closing = [actor.close.remote() for actor in self._actors]
+            ray.wait(closing, num_returns=self.size, timeout=patience_s)
             for actor in self._actors:
                 ray.kill(actor)
             remove_placement_group(self._group)
@@ -242,6 +266,8 @@ class RayCluster:
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s
         self.spawned: list[RayRanks] = []
+        self.events = Events()
+        self._looked = time.monotonic()
         self._connected = not ray.is_initialized()
         if self._connected:
             address = address or os.environ.get("RAY_ADDRESS")
@@ -269,11 +295,55 @@ class RayCluster:
                 raise UserError(f"{wanted}, for {self.start_timeout_s:g} s; add nodes, or change placement.pools")
         return group
 
-    def stacks(self) -> str:
-        """The stacks of all processes; WorkerLost when one is dead."""
-        return "".join([ranks.stacks() for ranks in self.spawned])
+    @property
+    def sources(self) -> list[Source]:
+        return self.events.sources
+
+    def watch(self, timeout_s: float | None = None) -> None:
+        """Raises when anything is wrong with any process."""
+        connections = self.events.connections()
+        pending = {
+            reference: (ranks, rank)
+            for ranks in self.spawned
+            for rank, references in enumerate(ranks.pending)
+            for reference in references
+        }
+        patience_s = self.events.patience_s(timeout_s, under_way=bool(connections or pending))
+        for reference in _ready(list(pending), connections, patience_s):
+            ranks, rank = pending[reference]
+            try:
+                ranks.receive(rank, reference, self.events)
+            except TandemError as error:
+                self._failed(error)
+        still_pending = any(any(ranks.pending) for ranks in self.spawned)
+        if still_pending and time.monotonic() - self._looked > _LOOK_S:
+            self._look()
+        self.events.run()
+
+    def _look(self) -> None:
+        """Raises WorkerLost when a process is dead, or a call is overdue."""
+        stacks = self._stacks()
+        self._looked = time.monotonic()
+        if overdue := "; ".join(filter(None, [ranks.overdue() for ranks in self.spawned])):
+            self.end(patience_s=0.0)
+            raise WorkerLost(f"{overdue}; all processes are at\n{stacks}")
+
+    def _failed(self, error: TandemError) -> NoReturn:
+        """The cause is a dead process, if any, as that breaks collectives."""
+        self._stacks()
+        self.end(patience_s=0.0)
+        raise error
+
+    def _stacks(self) -> str:
+        """The stacks of all processes. When one is dead, everything ends: WorkerLost."""
+        try:
+            return "".join([ranks.stacks() for ranks in self.spawned])
+        except WorkerLost:
+            self.end(patience_s=0.0)
+            raise
 
     def end(self, patience_s: float = _PATIENCE_S) -> None:
+        self.events.forget()
         for ranks in list(self.spawned):
             ranks.close(patience_s)
 
@@ -281,3 +351,15 @@ class RayCluster:
         self.end()
         if self._connected:
             ray.shutdown()
+
+
+def _ready(pending: list[ObjectRef], connections: list[Any], patience_s: float) -> list[ObjectRef]:
+    """The answers that have come, after a wait for the first one, or, if it is readable before, for a connection."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        ready: list[ObjectRef] = ray.wait(pending, num_returns=len(pending), timeout=0)[0] if pending else []
+        left_s = deadline - time.monotonic()
+        if ready or left_s <= 0 or (connections and wait(connections, 0 if pending else left_s)):
+            return ready
+        if pending:
+            ray.wait(pending, num_returns=1, timeout=min(left_s, _POLL_S) if connections else left_s)

@@ -29,6 +29,8 @@ def distribute(registered: Registration, mesh: Mesh, arguments: Arguments) -> Ca
             return [arguments, *[None] * (mesh.size - 1)]
         case Dispatch.DATA_PARALLEL:
             return _spread_rows(mesh, arguments)
+        case Dispatch.EACH:
+            return _spread_entries(mesh, arguments)
         case Dispatch.ALL | Dispatch.REPLICATED:
             return [arguments] * mesh.size
 
@@ -44,6 +46,24 @@ def collect(registered: Registration, mesh: Mesh, calls: Calls, answers: list[An
             return answers[0]
         case Dispatch.DATA_PARALLEL:
             return _join_groups(registered.returns, mesh, calls, answers)
+        case Dispatch.EACH:
+            return [answers[rank] for rank in _answering_ranks(mesh)]
+
+
+def _answering_ranks(mesh: Mesh) -> list[int]:
+    return [group[0] for group in mesh.data_groups()]
+
+
+def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
+    entries, *others = arguments.args
+    ranks = _answering_ranks(mesh)
+    if len(entries) != len(ranks):
+        raise ValueError(f"{len(entries)} entries for {len(ranks)} data-parallel groups: each needs one, or None")
+    calls: Calls = [None] * mesh.size
+    for rank, entry in zip(ranks, entries, strict=True):
+        if entry is not None:
+            calls[rank] = replace(arguments, args=(entry, *others))
+    return calls
 
 
 def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
@@ -64,7 +84,7 @@ def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
 
 
 def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: list[Any]) -> Any:
-    answering_ranks = [group[0] for group in mesh.data_groups()]
+    answering_ranks = _answering_ranks(mesh)
     called = [arguments for rank in answering_ranks if (arguments := calls[rank]) is not None]
     whole: Rows = called[0].args[0]
     everything = np.arange(len(whole))

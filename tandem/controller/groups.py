@@ -3,10 +3,12 @@
     controller --group.call(method, batch)--> distribute --one call a rank--> Ranks --> WorkerHost.call --> worker
                <-------- Future <-------------- collect <------ answers by rank ------
 
-A call returns at once; calls of one pool run in the order they were made, on different pools at the same time.
+A call returns at once; calls of one pool run in the order they were made, on different pools at the same time. The
+controller is one thread: whatever it waits for, it waits in `Cluster.watch`, which takes in the answers of all pools
+and runs the callbacks of all calls that are answered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -21,20 +23,39 @@ Spec = TypeVar("Spec")
 W = TypeVar("W", bound=Worker[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
+Entry = TypeVar("Entry")
+U = TypeVar("U")
 
 
 class Future(Generic[T]):
     """An answer that may still be on its way."""
 
-    def __init__(self, wait: Callable[[], T]) -> None:
+    def __init__(self, wait: Callable[[], T], notify: Callable[[Callable[[], None]], None]) -> None:
+        """`wait` returns the answer. `notify` has what it is given run in the `watch` that takes the answer in, or, if
+        it is there already, in the next one."""
         self._wait = wait
+        self._notify = notify
         self._answer: list[T] = []
 
     def get(self) -> T:
-        """Wait for it. Raises what the worker raised: WorkerError, WorkerLost, or a TandemError as it is."""
+        """Wait for it. Raises what the worker raised: WorkerError, WorkerLost, or a TandemError as it is; and what a
+        callback of any call raised meanwhile."""
         if not self._answer:
             self._answer.append(self._wait())
         return self._answer[0]
+
+    def then(self, callback: Callable[[T], None]) -> None:
+        """Have `callback` called with the answer, in the `watch` that takes it in, or, if it is there already, in the
+        next one; never in here.
+
+        A callback may submit calls, and never waits. What it raises comes out of whatever the controller waits for. A
+        call that fails has no answer: its failure comes out there, too.
+        """
+        self._notify(lambda: callback(self.get()))
+
+    def map(self, function: Callable[[T], U]) -> "Future[U]":
+        """The Future of what `function`, which is called once at most, makes of the answer."""
+        return Future(lambda: function(self.get()), self._notify)
 
 
 class Ranks(Protocol):
@@ -60,8 +81,37 @@ class Ranks(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Something besides the ranks that the controller waits for, as scores of reward functions."""
+
+    def connections(self) -> Sequence[Any]:
+        """What `multiprocessing.connection.wait` takes, readable once `turn` has something to take in. Empty: nothing
+        is under way."""
+        ...
+
+    def turn(self) -> None:
+        """Take in what is there, hand out more work; never waits. Comes with every `watch`, so at least every second
+        while the controller waits. What it raises comes out of whatever the controller waits for."""
+        ...
+
+
 class Cluster(Protocol):
-    """Where processes come from."""
+    """Where processes come from.
+
+    A failure of any call, also of one that nobody waits for, ends all pools, and comes out of whatever the controller
+    waits for.
+    """
+
+    @property
+    def sources(self) -> list[Source]:
+        """Those that `watch` serves. Who adds one takes it away."""
+        ...
+
+    def watch(self, timeout_s: float | None = None) -> None:
+        """Wait a moment, `timeout_s` at most, for answers of any rank of any pool or for a source; take them in, run
+        the callbacks that are due, then give each source a turn. It does not wait where a callback is due already, or
+        nothing is under way."""
+        ...
 
     def spawn(self, pool: ResourcePool) -> Ranks:
         """Start the processes of a pool, joined in a torch.distributed world of their own; waits until they answer."""
@@ -87,13 +137,26 @@ class RemoteWorkers(Generic[W]):
 
         A subclass of the kind may override the method, and with `register` how it is dispatched.
         """
-        assert registration(self._kind, method.__name__).dispatch is not Dispatch.ALL, "take call_all: it has a list"
+        dispatch = registration(self._kind, method.__name__).dispatch
+        assert dispatch not in (Dispatch.ALL, Dispatch.EACH), "take call_all or call_each: it has a list"
         return self._submit(method.__name__, *args, **kwargs)
 
     def call_all(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[list[R]]:
         """Call a method that is registered for `Dispatch.ALL`; the answers of all ranks."""
         assert registration(self._kind, method.__name__).dispatch is Dispatch.ALL, "take call: it has one answer"
         return self._submit(method.__name__, *args, **kwargs)
+
+    def call_each(
+        self,
+        method: Callable[Concatenate[W, Entry, P], R],
+        entries: Sequence[Entry | None],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[list[R | None]]:
+        """Call a method that is registered for `Dispatch.EACH`, each data-parallel group with its entry; the answers by
+        group, None where the entry was None."""
+        assert registration(self._kind, method.__name__).dispatch is Dispatch.EACH, "take call or call_all"
+        return self._submit(method.__name__, entries, *args, **kwargs)
 
     def peak_memory(self) -> Future[list[StepMetrics]]:
         """`perf/peak_memory_gib` of each rank's device so far, whole and by phase."""
@@ -103,8 +166,7 @@ class RemoteWorkers(Generic[W]):
         registered = registration(self._kind, method)
         mesh = self._meshes[registered.mesh]
         calls = distribute(registered, mesh, Arguments(args, kwargs))
-        answers = self._ranks.submit(self._name, method, calls)
-        return Future(lambda: collect(registered, mesh, calls, answers.get()))
+        return self._ranks.submit(self._name, method, calls).map(partial(collect, registered, mesh, calls))
 
 
 class WorkerGroup(RemoteWorkers[Worker[Any]]):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tandem.config.tree import ModelsConfig, RolloutConfig
-from tandem.controller.groups import Cluster, Ranks, RemoteWorkers
+from tandem.controller.groups import Cluster, Ranks, RemoteWorkers, Source
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.types import StepMetrics
 from tandem.workers.host import Worker
@@ -51,9 +51,23 @@ class Placement:
         """The roles share their processes."""
         return len({self._pools.get_resource_pool(role).name for role in roles}) == 1
 
+    @property
+    def sources(self) -> list[Source]:
+        """What the controller waits for besides the ranks: `Cluster.sources`."""
+        return self._cluster.sources
+
+    def watch(self, timeout_s: float | None = None) -> None:
+        """Wait a moment for anything that is under way: `Cluster.watch`."""
+        self._cluster.watch(timeout_s)
+
     def costs(self, tokens: float, seconds: float) -> StepMetrics:
-        """The time and throughput of a step, and the highest peak memory of any process so far."""
-        peaks = [peak for group in self._one_of_each_pool for peak in group.peak_memory().get()]
+        """The time and throughput of a step, and the highest peak memory of any process so far.
+
+        Every rank of every pool is asked, so it waits for the calls that these have still to answer; callbacks run
+        meanwhile, and the calls that they submit come after it.
+        """
+        asked = [group.peak_memory() for group in self._one_of_each_pool]
+        peaks = [peak for memory in asked for peak in memory.get()]
         return {
             "time/step_s": seconds,
             "perf/tokens_per_s": tokens / seconds,

@@ -81,8 +81,7 @@ class ModelRewards:
         """The model's own score of each trajectory, head to tail; only after generation."""
         batch = _ends_of_answers(siblings)
         self._devices.to_scoring()
-        values = self._model.values(batch)
-        return Future(lambda: values.get()[batch.loss_mask])
+        return self._model.values(batch).map(lambda values_T: values_T[batch.loss_mask])
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """What the functions say of it."""

@@ -84,6 +84,10 @@ class Dispatch(Enum):
     RANK_ZERO = "rank 0 alone; the answer is its answer"
     REPLICATED = "every rank, with the same arguments; all answer the same, so the answer is rank 0's"
     DATA_PARALLEL = "every rank, with its data-parallel group's rows of the first argument, a Batch or a list"
+    EACH = (
+        "the rank that answers for each data-parallel group, with the group's entry of the first argument, a list; "
+        "where that is None, none. The answer is the list of the groups' answers, None where none was called"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -131,6 +134,170 @@ def test_a_worker_may_keep_its_arguments(probe: WorkerGroup, ranks: Ranks) -> No
     assert probe.kept().get() == [[sum(range(s, s + 20_000)) for s in range(4)]] * ranks.size
 
 
+def test_an_entry_for_each_data_group(ranks: Ranks, probe: WorkerGroup) -> None:
+    if ranks.size == 1:
+        assert probe.bill(["a"], 3).get() == [(0, "a", 3)]
+        assert probe.bill([None], 3).get() == [None]
+        return
+    grid = WorkerGroup(ranks, "each", Probe, ProbeSpec({"data": 2, "tensor": 2}))
+    assert grid.bill(["a", "b"], 3).get() == [(0, "a", 3), (2, "b", 3)]
+    assert grid.bill([None, "b"], price=3).get() == [None, (2, "b", 3)]
+    assert grid.bill([None, None], 3).get() == [None, None]
+
+
+def watch_until(cluster: Cluster, done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        cluster.watch()
+
+
+def test_callbacks_get_the_answers_in_a_watch(cluster: Cluster, probe: WorkerGroup, ranks: Ranks) -> None:
+    told: list[Any] = []
+    made: list[int] = []
+    first, second = probe.first(), probe.squares([1, 2, 3])
+
+    def total(squares: list[int]) -> int:
+        made.append(1)
+        return sum(squares)
+
+    first.then(lambda answer: told.append(("first", answer)))
+    sums = second.map(total)
+    sums.then(lambda answer: told.append(("sum", answer)))
+    second.then(lambda answer: told.append(("second", answer)))
+    assert told == []
+    watch_until(cluster, lambda: len(told) == 3)
+    assert told == [("first", 0), ("sum", 14), ("second", [1, 4, 9])]
+    assert sums.get() == 14 and made == [1]
+
+    second.then(lambda answer: told.append("late"))  # the answer is there already
+    assert len(told) == 3
+    cluster.watch()
+    assert told[3:] == ["late"]
+
+
+def test_a_callback_that_adds_one_has_it_run_in_the_next_watch(cluster: Cluster, probe: WorkerGroup) -> None:
+    told: list[str] = []
+    answer = probe.first()
+
+    def outer(_: Any) -> None:
+        told.append("outer")
+        answer.then(lambda _: told.append("inner"))
+
+    answer.then(outer)
+    watch_until(cluster, lambda: told)
+    assert told == ["outer"]
+    cluster.watch()
+    assert told == ["outer", "inner"]
+
+
+def test_callbacks_run_while_the_controller_waits_for_another_pool(
+    cluster: Cluster, tmp_path: Path, kind: str, probe: WorkerGroup
+) -> None:
+    """Each answer of one pool is asked for again by its callback, until, after some, the other may end."""
+    end, count = tmp_path / "end", 0
+
+    def again(_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 5:
+            end.touch()
+        else:
+            probe.first().then(again)
+
+    probe.first().then(again)
+    if kind == "inline":
+        watch_until(cluster, end.exists)
+    else:
+        other = WorkerGroup(cluster.spawn(ResourcePool("waiting", (1,))), "probe", Probe)
+        other.wait_for(end).get()
+    assert count == 5
+
+
+class Pipe:
+    """A source: a message a turn, and another for each that `refill` is to send."""
+
+    def __init__(self, refill: int = 0) -> None:
+        self._theirs, self._ours = multiprocessing.Pipe()
+        self._refill = refill
+        self.received: list[str] = []
+        self.on: Callable[[], None] = lambda: None
+        self.fails = False
+
+    def send(self) -> None:
+        self._theirs.send("message")
+
+    def connections(self) -> list[Any]:
+        return [self._ours]
+
+    def turn(self) -> None:
+        if self.fails:
+            raise UserError("reward.py: no such function")
+        if self._ours.poll():
+            self.received.append(self._ours.recv())
+            if len(self.received) <= self._refill:
+                self.send()
+            else:
+                self.on()
+
+
+@contextmanager
+def serving(cluster: Cluster, source: Pipe) -> Iterator[Pipe]:
+    cluster.sources.append(source)
+    try:
+        yield source
+    finally:
+        cluster.sources.remove(source)
+
+
+def test_sources_are_served_by_watch(cluster: Cluster) -> None:
+    with serving(cluster, Pipe()) as source:
+        cluster.watch(0.01)
+        assert source.received == []
+        Timer(0.2, source.send).start()
+        watch_until(cluster, lambda: source.received)
+        source.fails = True
+        with pytest.raises(UserError, match=r"reward\.py"):
+            cluster.watch(0.01)
+
+
+def test_sources_are_served_while_the_controller_waits(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    if kind == "inline":
+        pytest.skip("the controller never waits for a call")
+    with serving(cluster, Pipe(refill=20)) as source:
+        source.on = (tmp_path / "end").touch
+        group = spawned(cluster, kind)
+        source.send()
+        group.wait_for(tmp_path / "end").get()
+        assert len(source.received) == 21
+
+
+def test_watch_without_anything_under_way_returns(cluster: Cluster, probe: WorkerGroup) -> None:
+    probe.first().get()
+    cluster.watch()
+
+
+def test_a_callback_that_raises_does_so_in_whatever_waits(cluster: Cluster, probe: WorkerGroup) -> None:
+    told: list[str] = []
+
+    def broken(_: Any) -> None:
+        raise LookupError("of the callback")
+
+    answer = probe.first()
+    answer.then(broken)
+    answer.then(lambda _: told.append("after it"))
+    with pytest.raises(LookupError, match="of the callback"):
+        watch_until(cluster, lambda: told)
+    watch_until(cluster, lambda: told)
+    assert probe.first().get() == 0  # the pools go on
+
+
+def test_a_callback_must_not_wait(cluster: Cluster, probe: WorkerGroup) -> None:
+    probe.first().then(lambda _: cluster.watch())
+    with pytest.raises(AssertionError, match="a callback or a source's turn waits"):
+        watch_until(cluster, lambda: False)
+
+
 def test_unregistered_methods_are_refused(probe: WorkerGroup) -> None:
     with pytest.raises(AttributeError, match=r"Probe\.close is not registered"):
         _ = probe.close
@@ -143,7 +310,7 @@ def test_pools_work_at_the_same_time(cluster: Cluster, tmp_path: Path, kind: str
     begin, between = tmp_path / "begin", tmp_path / "between"
     left = groups[0].wait_for(between)
     right = groups[1].wait_for(begin, then=between)
-    threading.Timer(0.05, begin.touch).start()
+    Timer(0.05, begin.touch).start()
     assert len(left.get()) == len(right.get()) == 2
 
 
@@ -166,6 +333,20 @@ def test_an_error_of_a_worker_tells_where_it_was_raised(cluster: Cluster, kind: 
     for part in ("probe, rank 1 of 2 on ", "in fail", "ZeroDivisionError: of this rank"):
         assert part in told
     assert "cannot pickle" in raised(lambda: spawned(cluster, kind).unpicklable(), WorkerError)
+
+
+def test_a_failure_that_nobody_waits_for_comes_out_and_ends_all_pools(cluster: Cluster, kind: str) -> None:
+    if kind == "inline":
+        pytest.skip("a call raises when it is made")
+    told: list[Any] = []
+    waiting = WorkerGroup(cluster.spawn(ResourcePool("waiting", (1,))), "probe", Probe)
+    waiting.first().get()
+    answer = waiting.wait_for(Path("/nonexistent"))
+    failing = spawned(cluster, kind).fail(1)
+    failing.then(told.append)
+    assert "ZeroDivisionError: of this rank" in raised(lambda: answer, WorkerError)
+    assert "its processes have ended" in raised(waiting.first, WorkerLost)
+    assert told == []
 
 
 def test_the_users_mistake_comes_as_it_is(cluster: Cluster, kind: str) -> None:

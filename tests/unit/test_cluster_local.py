@@ -128,6 +128,16 @@ def test_a_call_that_hangs_ends_with_all_stacks() -> None:
     assert gone(pids)
 
 
+def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything() -> None:
+    cluster = LocalCluster(timeout_s=2)
+    others, group = spawn(cluster, "others", 1), spawn(cluster)
+    group.hang()
+    with pytest.raises(WorkerLost, match=r"longer than cluster\.timeout_s: 2"):
+        while True:
+            others.first().get()
+    cluster.close()
+
+
 def test_nothing_is_left_open_after_many_pools(cluster: LocalCluster) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -85,6 +85,17 @@ def test_a_call_that_hangs_ends_with_the_stacks_of_all_ranks(ray_nodes: Cluster)
     cluster.close()
 
 
+def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything(ray_nodes: Cluster) -> None:
+    cluster = RayCluster(timeout_s=2.0)
+    probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)
+    others = WorkerGroup(cluster.spawn(ResourcePool("others", (1,))), "probe", Probe)
+    probes.sum_without_rank_zero()
+    with pytest.raises(WorkerLost, match=r"(?s)pool main: no answer in 2 s; .*all_reduce\("):
+        while True:
+            others.node().get()
+    cluster.close()
+
+
 def test_the_pool_of_a_dead_node_starts_again_when_another_node_comes(ray_nodes: Cluster) -> None:
     cluster = RayCluster(timeout_s=60.0)
     probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)

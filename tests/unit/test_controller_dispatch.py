@@ -115,6 +115,22 @@ def test_the_same_for_all_and_for_one() -> None:
     assert collect(registered(Dispatch.REPLICATED), mesh, [arguments] * 3, [4, 4, 4]) == 4
 
 
+def test_each_data_group_gets_its_entry_where_it_has_one() -> None:
+    """Of ranks that hold one copy of a model, the one that answers is called."""
+    each = registered(Dispatch.EACH)
+    mesh = Mesh({"data": 3, "tensor": 2})
+    calls = distribute(each, mesh, Arguments((["a", None, "c"], 7), {"k": 1}))
+    assert [call and (call.take(), dict(call.kwargs)) for call in calls] == [
+        (("a", 7), {"k": 1}), None, None, None, (("c", 7), {"k": 1}), None,
+    ]  # fmt: skip
+    assert collect(each, mesh, calls, ["A", None, None, None, "C", None]) == ["A", None, "C"]
+    staged = Mesh({"pipeline": 2, "data": 2})  # the last stage answers
+    assert distribute(each, staged, Arguments(([None, {}],)))[3] == Arguments(({},))
+    assert collect(each, staged, [None] * 4, [None] * 4) == [None, None]
+    with pytest.raises(ValueError, match="2 entries for 3 data-parallel groups"):
+        distribute(each, mesh, Arguments((["a", "b"],)))
+
+
 def test_registration_is_inherited_and_may_be_overridden() -> None:
     class Quiet(Probe):
         def first(self) -> int:  # not marked: the base's mark stays

@@ -38,7 +38,7 @@ class MovingActor:
         logprobs_T = np.full(len(batch.response_ids), -1.0 - self.steps, np.float32)
         self.steps += 1
         self.batches.append(batch)
-        return Future(lambda: ({"actor/grad_norm": 1.0}, logprobs_T))
+        return Future(lambda: ({"actor/grad_norm": 1.0}, logprobs_T), notify=[].append)
 
 
 def scored_batch() -> Batch:

@@ -24,7 +24,8 @@ class Rollout:
     """A rollout group that answers sample s of prompt p with the s-th word of the prompt, greedily with 7."""
 
     def generate(self, requests: list, greedy: bool = False) -> Future[list[list[Trajectory]]]:
-        return Future(lambda: [[answer(r.prompt, s, greedy) for s in range(len(r.seeds))] for r in requests])
+        answers = [[answer(r.prompt, s, greedy) for s in range(len(r.seeds))] for r in requests]
+        return Future(lambda: answers, notify=[].append)
 
 
 def answer(prompt: Prompt, sample: int, greedy: bool) -> Trajectory:
