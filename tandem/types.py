@@ -110,6 +110,9 @@ class Request:
     """How many of the most probable tokens at each position come with each sample."""
     prompt_logprobs: bool = False
     """The prompt's own log-probs come with each sample."""
+    made: int = 0
+    """How many of the last `token_ids` the policy made in this answer, which goes on here: stop strings may begin in
+    them, and no random number that they took is used again. `sampling.max_tokens` counts new tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ Each method runs on the role's workers, one call a rank, and returns a Future of
 `[T]` response tokens of all rows, head to tail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from tandem.controller.groups import Future, RemoteWorkers
 from tandem.types import Batch, FloatArray, StepMetrics, TokenLoss, Trajectory
-from tandem.workers.rollout import RolloutRequest, RolloutWorker
+from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutWorker
 from tandem.workers.training import TrainWorker
 
 
@@ -93,6 +93,15 @@ class Rollout(RemoteWorkers[RolloutWorker]):
     def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> Future[list[list[Trajectory]]]:
         """Validation answers, drawn as `generation.eval` says."""
         return self.call(RolloutWorker.generate_for_eval, requests)
+
+    def advance(self, asks: Sequence[Mapping[int, Ask] | None], patience_s: float) -> Future[list[Advance | None]]:
+        """Each engine starts on its entry of `asks`, by number, and generates until one of all that it has under way is
+        complete, or until `patience_s` have passed; what is complete. None: the engine is not called."""
+        return self.call_each(RolloutWorker.advance, asks, patience_s)
+
+    def room(self) -> Future[list[int]]:
+        """Samples that each engine could start at once; negative where some wait already."""
+        return self._submit(RolloutWorker.room.__name__)
 
     def publish(self, version: int) -> Future[None]:
         """Serve the actor's present weights as `version`; without an actor, those that were loaded."""

@@ -71,6 +71,8 @@ class EngineLimits:
     """Token ids are 0 … vocabulary - 1."""
     stop_strings: bool
     """The engine has a tokenizer, which stop strings need."""
+    max_running: int
+    """Samples that are generated at once; further ones wait."""
 
     def check(self, request: Request) -> None:
         """Raises UserError unless an engine of these limits can serve `request`."""

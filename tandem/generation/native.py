@@ -79,6 +79,7 @@ class NativeEngine:
             positions=getattr(config, "max_position_embeddings", math.inf),
             vocabulary=config.vocab_size,
             stop_strings=tokenizer is not None,
+            max_running=max_running,
         )
         self._waiting: deque[list[NativeSample]] = deque()
         """Samples that have not started, in one list for each request."""
@@ -200,7 +201,9 @@ class NativeEngine:
         prompt_B = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         self._rows.extend(entry for group in groups for entry in group)
         started, state = self._rows[first:], self._state[first : len(self._rows)]
-        state["stream"] = streams([entry.request.seeds[entry.index] for entry in started])
+        state["stream"] = streams(
+            [entry.request.seeds[entry.index] for entry in started], [entry.request.made for entry in started]
+        )
         state["made"] = 0
         state["history"] = self._prompts + prompt_B
         self._prompts += len(prompts)

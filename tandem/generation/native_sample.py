@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tandem.generation.pending import PendingSample
+from tandem.generation.stopping import holds_stop_string
 from tandem.types import Completion, Delta, FloatArray, IntArray, PromptLogprobs, Status, TopLogprobs
 
 
@@ -41,8 +42,7 @@ class NativeSample(PendingSample):
         return TopLogprobs(np.stack([token_ids for token_ids, _ in new]), np.stack([logprobs for _, logprobs in new]))
 
     def ends_in_stop_string(self, token_ids: IntArray, tokenizer: Any) -> bool:
-        strings = self.request.sampling.stop_strings
-        # A token is at least a byte of text; a few more give the decoder the context of the first one.
-        tail = max(len(string.encode()) for string in strings) + 8
-        text = tokenizer.decode(token_ids[-tail:].tolist(), skip_special_tokens=False)
-        return any(string in text for string in strings)
+        """`token_ids`: those that this request has so far."""
+        request = self.request
+        before = request.token_ids[len(request.token_ids) - request.made :]
+        return holds_stop_string(np.concatenate((before, token_ids)), request.sampling.stop_strings, tokenizer)

@@ -28,6 +28,8 @@ class SteppedEngine(Protocol):
     max_tokens: int
     """Positions of a row: prompt and response together."""
     vocabulary: int
+    max_running: int
+    """Samples that it generates at once; further ones wait in it."""
 
     def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
         """Continue `request` with `seeds[sample]` from the next step on. Raises ValueError when it cannot.
@@ -121,7 +123,7 @@ def main(file: int) -> None:
     try:
         (module, function, arguments), *others = channel.receive(None)
         engine = getattr(importlib.import_module(module), function)(*arguments)
-        channel.send(("ready", engine.max_tokens, engine.vocabulary))
+        channel.send(("ready", engine.max_tokens, engine.vocabulary, engine.max_running))
         _ReplicaLoop(channel, engine).run(others)
     except ChannelClosed:
         return  # the parent is gone

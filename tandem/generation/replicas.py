@@ -43,7 +43,7 @@ class ReplicatedEngine:
         self._spec = spec
         self._config = config
         self._sync = sync
-        self._limits = EngineLimits(positions=0, vocabulary=0, stop_strings=tokenizer is not None)
+        self._limits = EngineLimits(positions=0, vocabulary=0, stop_strings=tokenizer is not None, max_running=0)
         self._version: int | None = None
         self._asleep = False
         self._publishing = False
@@ -238,8 +238,9 @@ class ReplicatedEngine:
             if sample := replica.samples.pop(number, None):
                 sample.results.put_nowait(error)
         elif verb == "ready":
-            positions, vocabulary = arguments
-            self._limits = replace(self._limits, positions=positions, vocabulary=vocabulary)
+            positions, vocabulary, running = arguments
+            running *= self._config.replicas
+            self._limits = replace(self._limits, positions=positions, vocabulary=vocabulary, max_running=running)
             replica.state = ReplicaState.STALE
         elif verb == "failed" and isinstance(arguments[0], UserError):
             raise arguments[0]

@@ -15,18 +15,21 @@ CHOICE = np.dtype([("stream", "u8"), ("made", "i8"), ("temperature", "f8"), ("to
 
 Array = np.ndarray[Any, Any]
 
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
 _BLOCK = 128
 """Tokens whose probabilities are added up before a large vocabulary's cumulative sum: that sum is not vectorised."""
 
 
-def streams(seeds: Sequence[int]) -> Array:
-    """The starting points of the random streams of `seeds`, any integers."""
-    return _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64))
+def streams(seeds: Sequence[int], used: Sequence[int] | None = None) -> Array:
+    """The starting points of the random streams of `seeds`, any integers, after `used` numbers of each."""
+    starts = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64))
+    return starts if used is None else starts + np.array(used, dtype=np.uint64) * _GAMMA
 
 
 def uniforms(stream_B: Array, made_B: Array) -> Array:
     """Number `made` of each row's stream: in [0, 1), 53 bits (splitmix64, Steele et al. 2014)."""
-    counters = (made_B.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    counters = (made_B.astype(np.uint64) + np.uint64(1)) * _GAMMA
     return (_mix(stream_B + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

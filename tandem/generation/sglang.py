@@ -56,6 +56,8 @@ class SglangEngine:
         self._version = -1
         self.max_tokens = int(self._manager.max_req_input_len)  # what lies beyond it SGLang keeps for itself
         self.vocabulary = int(self._manager.model_config.vocab_size)
+        states = self._wait(self._manager.get_internal_state())  # one a data-parallel scheduler
+        self.max_running = sum(int(state["effective_max_running_requests_per_dp"]) for state in states)
 
     def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
         follow = self._follow_stream if streamed else self._follow
@@ -111,7 +113,8 @@ class SglangEngine:
         if self._updating:
             _check(self._engine.end_weight_update())
             self._updating = False
-        self._wait(self._manager.update_weight_version(io_struct.UpdateWeightVersionReqInput(new_version=str(version))))
+        renamed = io_struct.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
+        self._wait(self._manager.update_weight_version(renamed))
         flushed = self._engine.flush_cache()
         _check((flushed.success, flushed.message))
         self._wait(self._manager.continue_generation(io_struct.ContinueGenerationReqInput(torch_empty_cache=False)))

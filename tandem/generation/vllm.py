@@ -64,6 +64,7 @@ class VllmEngine:
         self._version = -1
         self.max_tokens = int(self._engine.model_config.max_model_len)
         self.vocabulary = int(self._engine.model_config.get_vocab_size())
+        self.max_running = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
         prompt: Any = {"prompt_token_ids": request.token_ids.tolist()}

@@ -1,6 +1,5 @@
-"""Prompts -> trajectories of one turn: ask once, take the answer."""
+"""Prompt -> trajectories of one turn: ask once, take the answers."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -13,30 +12,18 @@ DecodeAll = Callable[[list[IntArray]], list[str]]
 
 
 async def single_turn(
-    prompts: Sequence[Prompt],
-    seeds: Sequence[Sequence[int]],
-    sampling: SamplingParams,
-    generate: Generate,
-    decode: DecodeAll,
-) -> list[list[Trajectory]]:
-    """For each prompt `len(seeds[i])` trajectories, in the order of the seeds; all requests are in flight together."""
-    answers = await asyncio.gather(
-        *(_ask(prompt, tuple(own), sampling, generate) for prompt, own in zip(prompts, seeds, strict=True))
-    )
-    texts = iter(decode([completion.token_ids for answer in answers for completion, _ in answer]))
-    return [
-        [_trajectory(prompt, completion, seconds, next(texts)) for completion, seconds in answer]
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-
-
-async def _ask(
-    prompt: Prompt, seeds: tuple[int, ...], sampling: SamplingParams, generate: Generate
-) -> list[tuple[Completion, float]]:
+    prompt: Prompt, seeds: Sequence[int], sampling: SamplingParams, generate: Generate, decode: DecodeAll
+) -> list[Trajectory]:
+    """A trajectory for each seed, in their order."""
     start = time.perf_counter()
-    request = Request(prompt.token_ids, sampling, seeds)
-    answer = [(completion, time.perf_counter() - start) async for completion in generate(request)]
-    return sorted(answer, key=lambda pair: pair[0].sample)
+    request = Request(prompt.token_ids, sampling, tuple(seeds))
+    answers = [(completion, time.perf_counter() - start) async for completion in generate(request)]
+    answers.sort(key=lambda pair: pair[0].sample)
+    texts = decode([completion.token_ids for completion, _ in answers])
+    return [
+        _trajectory(prompt, completion, seconds, text)
+        for (completion, seconds), text in zip(answers, texts, strict=True)
+    ]
 
 
 def _trajectory(prompt: Prompt, completion: Completion, seconds: float, text: str) -> Trajectory:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from tandem.config.tree import GenerationConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
+from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, stop_token_ids
 from tandem.rollout.single_turn import single_turn
@@ -24,8 +25,21 @@ from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
 from tandem.weights.bridge import Bridge
 from tandem.workers.host import Worker, WorkerContext
-from tandem.workers.registration import Dispatch, Mesh, Returns, register
+from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Returns, register
 from tandem.workers.training import TrainWorker
+
+
+def _ask_engines(mesh: Mesh, arguments: Arguments) -> Calls:
+    calls: Calls = [None] * mesh.size
+    for ranks in mesh.data_groups():
+        calls[ranks[0]] = arguments
+    return calls
+
+
+ANSWERING = OwnDispatch(
+    distribute=_ask_engines, collect=lambda mesh, _, answers: [answers[ranks[0]] for ranks in mesh.data_groups()]
+)
+"""The rank of each engine, with the same arguments; the answer is the list of the engines' answers."""
 
 
 class RolloutRequest(NamedTuple):
@@ -33,6 +47,23 @@ class RolloutRequest(NamedTuple):
 
     prompt: Prompt
     seeds: tuple[int, ...]
+
+
+class Ask(NamedTuple):
+    """A prompt to answer while other things go on (`RolloutWorker.advance`)."""
+
+    request: RolloutRequest
+    with_greedy: bool
+    """A greedy answer is wanted too."""
+
+
+class Advance(NamedTuple):
+    """What an engine has to show after a while."""
+
+    done: list[tuple[int, list[Trajectory], Trajectory | None]]
+    """The asks that are complete: number, siblings in the order of the seeds, greedy answer where it was wanted."""
+    room: int
+    """Samples that the engine could start at once; negative where some wait already."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +102,10 @@ class RolloutWorker(Worker[RolloutSpec]):
         else:
             self._devices(config.tensor_parallel)
         self._stop_token_ids = stop_token_ids(model, tokenizer)
+        self._generation = ResumableGeneration(self._engine, tokenizer) if self._engine is not None else None
         self._version = -1
+        self._answering: dict[int, asyncio.Task[tuple[list[Trajectory], Trajectory | None]]] = {}
+        """What `advance` was asked and has not returned, by number."""
         self._events = asyncio.new_event_loop()  # a Runner would touch the signal handlers at every call
 
     def _native(
@@ -112,14 +146,32 @@ class RolloutWorker(Worker[RolloutSpec]):
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> list[list[Trajectory]]:
         """A trajectory for each seed of each prompt, to train on."""
-        config = self.spec.generation
-        return self._run(requests, self._sampling(0.0 if greedy else config.temperature, config.top_p, config.top_k))
+        return self._run(requests, self._greedy() if greedy else self._drawn())
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> list[list[Trajectory]]:
         """Validation answers, drawn as `generation.eval` says."""
         how = self.spec.generation.eval
         return self._run(requests, self._sampling(how.temperature, how.top_p, top_k=0))
+
+    @register(Dispatch.EACH, mesh="generation")
+    def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Advance:
+        """Start on `asks`, in their order, and generate until one of all that are under way is complete, or until
+        `patience_s` have passed. The rest goes on in the next call. Raises what an answer raised."""
+        for number, ask in asks.items():
+            self._answering[number] = self._events.create_task(self._answer(ask))
+        if self._answering:
+            tasks = list(self._answering.values())
+            self._events.run_until_complete(
+                asyncio.wait(tasks, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            )
+        done = [number for number, task in self._answering.items() if task.done()]
+        return Advance([(number, *self._answering.pop(number).result()) for number in done], self._room())
+
+    @register(ANSWERING, mesh="generation")
+    def room(self) -> int:
+        """Samples that the engine could start at once; negative where some wait already."""
+        return self._room()
 
     @register(Dispatch.ALL, mesh="generation")
     def join_bridge(self, address: str) -> None:
@@ -140,28 +192,55 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def sleep(self) -> None:
-        """Give memory back until `wake`, as `generation.sleep` says."""
-        if self._engine is not None:
-            self._engine.sleep()
+        """Give memory back until `wake`, as `generation.sleep` says. Answers under way keep what they have and go on
+        after `wake`."""
+        if self._generation is not None:
+            self._generation.pause()
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def wake(self) -> None:
         """Take the memory again."""
-        if self._engine is not None:
-            self._engine.wake()
+        if self._generation is not None:
+            self._generation.resume()
 
     def close(self) -> None:
+        self._events.run_until_complete(_cancel_all())
         if self._engine is not None:
             self._engine.close()
         self._events.close()
 
     def _run(self, requests: Sequence[RolloutRequest], sampling: SamplingParams) -> list[list[Trajectory]]:
-        if self._engine is None:
+        if self._generation is None:
             return []  # the rank that hosts the engine answers
-        prompts, seeds = [request.prompt for request in requests], [request.seeds for request in requests]
-        return self._events.run_until_complete(
-            single_turn(prompts, seeds, sampling, self._engine.generate, self._decode)
-        )
+        if not self._generation.awake:
+            raise EngineError("the generation engine is not ready: wake it after sleep")
+
+        async def together() -> list[list[Trajectory]]:
+            return await asyncio.gather(*(self._trajectories(request, sampling) for request in requests))
+
+        return self._events.run_until_complete(together())
+
+    async def _answer(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
+        wanted = [self._trajectories(ask.request, self._drawn())]
+        if ask.with_greedy:
+            wanted.append(self._trajectories(ask.request._replace(seeds=ask.request.seeds[:1]), self._greedy()))
+        siblings, *greedy = await asyncio.gather(*wanted)
+        return siblings, greedy[0][0] if greedy else None
+
+    async def _trajectories(self, request: RolloutRequest, sampling: SamplingParams) -> list[Trajectory]:
+        assert self._generation is not None
+        return await single_turn(request.prompt, request.seeds, sampling, self._generation.generate, self._decode)
+
+    def _room(self) -> int:
+        assert self._engine is not None and self._generation is not None
+        return self._engine.limits.max_running - self._generation.unfinished
+
+    def _drawn(self) -> SamplingParams:
+        config = self.spec.generation
+        return self._sampling(config.temperature, config.top_p, config.top_k)
+
+    def _greedy(self) -> SamplingParams:
+        return self._sampling(0.0, self.spec.generation.top_p, self.spec.generation.top_k)
 
     def _sampling(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
         return SamplingParams(
@@ -176,6 +255,14 @@ class RolloutWorker(Worker[RolloutSpec]):
     def _decode(self, rows: list[IntArray]) -> list[str]:
         tokenizer: Any = self.spec.tokenizer  # its method is not typed
         return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
+
+
+async def _cancel_all() -> None:
+    """End what runs in this event loop besides."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def ranks_per_engine(tensor_parallel: int, ranks: int) -> int:

@@ -25,8 +25,9 @@ def expected_tokens(request: Request, sample: int) -> list[int]:
 
 
 def _tokens(request: Request, sample: int, salt: int) -> list[int]:
-    seed = request.seeds[sample] + int(request.token_ids.sum()) + salt
-    return [(seed * 31 + place * 7) % VOCABULARY for place in range(request.sampling.max_tokens)]
+    start, made = len(request.token_ids) - request.made, request.made
+    seed = request.seeds[sample] + int(request.token_ids[:start].sum()) + salt
+    return [(seed * 31 + place * 7) % VOCABULARY for place in range(made, made + request.sampling.max_tokens)]
 
 
 class SteppedEngine:
@@ -38,6 +39,7 @@ class SteppedEngine:
     def __init__(self, fault: Path, step_s: float = 0.002) -> None:
         self.max_tokens = 1000
         self.vocabulary = VOCABULARY
+        self.max_running = 8
         self._fault = fault
         salt = fault.with_name("salt")
         self._salt = int(salt.read_text()) if salt.exists() else 0
