@@ -44,7 +44,8 @@ class Rollouts:
     """bool: tokens the policy made, in scored rows."""
     policy_logprobs_T: Tensor | None = None
     """Log-probs of the policy that is about to be trained, by the trainer; with
-    `rollout_correction.skip_old_logprobs` those of the generation engine."""
+    `rollout_correction.skip_old_logprobs`, the default with `trainer.max_staleness`, those of the generation engine
+    for the weights that made each token."""
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
     squared_probs_T: Tensor | None = None

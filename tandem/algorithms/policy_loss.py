@@ -43,7 +43,8 @@ class PolicyLoss(ABC, Generic[Config]):
 
     w is the importance weight of the rollout correction, 1 without. Columns: `advantages`, `weights` and `shares`;
     `importance_weights` and `ref_logprobs` where there are any. No `old_logprobs` says that these trajectories are
-    trained on exactly once, by the weights that made them: then r is 1, with a gradient.
+    trained on exactly once, and were made by the weights that are trained: then r is 1, with a gradient. The loop
+    asserts it (`controller/learning.py`): tokens of older weights always come with old log-probs.
     """
 
     config: Config

@@ -59,6 +59,9 @@ class LossConfig(Section):
     aggregation: Aggregation = "token_mean"
     """How token losses become one; `fixed_length` divides by rows * max_response_tokens (Dr. GRPO)."""
 
+    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "old_policy"
+    """Whose probability of a token the surrogate divides the policy's by: what corrects for tokens of other weights."""
+
     def check(self, algorithm: "PolicyGradientConfig") -> None:
         """Raises ValueError where the loss makes no sense with the algorithm."""
 
@@ -96,7 +99,8 @@ class KLConfig(Section):
 
 
 class RolloutCorrectionConfig(Section):
-    """For generation engines whose log-probs differ from the trainer's: each token's loss times an importance weight.
+    """For tokens that another policy drew than the trainer's: each one's surrogate times an importance weight. Another
+    one is an engine whose log-probs differ, and, with `trainer.max_staleness`, older weights.
 
     The published ones: TIS is `truncate`, MIS `mask`, each by token or sequence; IcePop is `mask` with `lower: 0.5` and
     `upper: 5`; the geometric ones take the mean over a sequence.
@@ -109,8 +113,9 @@ class RolloutCorrectionConfig(Section):
     """Larger ratios are cut to it (truncate) or take the token's surrogate out of the loss (mask)."""
     lower: NonNegativeFloat = 0.0
     """With `mask`, tokens with smaller ratios leave the loss too."""
-    skip_old_logprobs: bool = False
-    """Take the engine's log-probs for those of the old policy, which saves a pass; the loss's own ratio corrects."""
+    skip_old_logprobs: bool | None = None
+    """Take the engine's log-probs for those of the old policy, which saves a pass; the loss's own ratio corrects.
+    Default: with `trainer.max_staleness` of 1 or more and `type: none`."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -119,6 +124,12 @@ class RolloutCorrectionConfig(Section):
         if self.lower and self.type != "mask":
             raise ValueError(f"lower: is of type: mask alone, not of {self.type}")
         return self
+
+    def takes_engine_logprobs(self, max_staleness: int) -> bool:
+        """`skip_old_logprobs`, or its default at this `trainer.max_staleness`."""
+        if self.skip_old_logprobs is None:
+            return max_staleness > 0 and self.type == "none"
+        return self.skip_old_logprobs
 
 
 class PolicyGradientConfig(Section):
@@ -149,6 +160,8 @@ class PolicyGradientConfig(Section):
 
     advantages_by_token: ClassVar[bool] = False
     """Advantages may differ between the tokens of a trajectory."""
+    needs_trainer_logprobs: ClassVar[bool] = False
+    """Advantages need the log-probs of the weights before the step: those of older weights do not do."""
 
     @model_validator(mode="before")
     @classmethod
@@ -172,6 +185,31 @@ class PolicyGradientConfig(Section):
         if self.resample_rounds and self.group_size == 1:
             raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
         return self
+
+    def check_staleness(self, max_staleness: int) -> None:
+        """Raises ValueError where tokens of older weights would be trained on as if they were of the newest."""
+        if max_staleness == 0:
+            return
+        correction, loss = self.rollout_correction, self.loss
+        engines = correction.takes_engine_logprobs(max_staleness)
+        stale = f"trainer.max_staleness: {max_staleness}"
+        mend = "set rollout_correction.type: truncate or mask"
+        if correction.type == "none" and loss.ratio_to == "nothing":
+            raise ValueError(
+                f"loss.type: {loss.type} has no ratio to the policy that sampled, so with {stale} nothing corrects for "
+                f"answers of older weights; {mend}, or loss.type: clip"
+            )
+        if correction.type == "none" and loss.ratio_to == "old_policy" and not engines:
+            raise ValueError(
+                f"rollout_correction.skip_old_logprobs: false leaves nothing with {stale} that corrects for answers of "
+                f"older weights; leave it out, or {mend}"
+            )
+        if self.needs_trainer_logprobs and engines:
+            mend = "set rollout_correction.skip_old_logprobs: false" if loss.ratio_to == "engine" else mend
+            raise ValueError(
+                f"type: {self.type} needs the log-probs of the weights before the step, and with {stale} the engine's, "
+                f"of older weights, stand in for them; {mend}"
+            )
 
     @property
     def shapes_rewards(self) -> bool:

@@ -337,3 +337,16 @@ class TrainConfig(RolloutConfig, RunConfig):
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"
             raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
         return algorithm
+
+    @field_validator("algorithm")
+    @classmethod
+    def _corrects_for_staleness(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
+        if trainer := info.data.get("trainer"):  # None where unsound
+            algorithm.check_staleness(trainer.max_staleness)
+        return algorithm
+
+    @property
+    def takes_engine_logprobs(self) -> bool:
+        """The generation engine's log-probs stand in for those of the old policy, so that the ratio of the loss is to
+        the policy that drew each token, whatever its version."""
+        return self.algorithm.rollout_correction.takes_engine_logprobs(self.trainer.max_staleness)

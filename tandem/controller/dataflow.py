@@ -136,9 +136,10 @@ def _score_answers(
 def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batch) -> None:
     """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
 
-    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass.
+    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass. Which log-probs
+    are those of the old policy is `needs_old_logprobs`'s and `TrainConfig.takes_engine_logprobs`'s to say.
     """
-    if config.algorithm.rollout_correction.skip_old_logprobs:
+    if config.takes_engine_logprobs:
         batch.tokens.old_logprobs = batch.tokens.rollout_logprobs
     old = roles.actor.logprobs(batch) if needs_old_logprobs(config, algorithm) else None
     ref = roles.reference.logprobs(batch) if roles.reference else None
@@ -208,7 +209,17 @@ def describe_batch(batch: Batch, config: TrainConfig, version: int) -> StepMetri
         assert batch.tokens.rollout_logprobs is not None
         metrics["rollout/entropy"] = float(-batch.tokens.rollout_logprobs[batch.loss_mask].mean())
         metrics["rollout/staleness/mean"] = float((version - batch.versions[batch.loss_mask]).mean())
+        if config.trainer.max_staleness:
+            metrics["rollout/staleness/max"] = float((version - batch.versions[batch.loss_mask]).max())
+            metrics["rollout/mixed_share"] = _mixed_share(batch)
     return metrics
+
+
+def _mixed_share(batch: Batch) -> float:
+    """The share of the trained rows whose trained tokens are of more than one version."""
+    rows_K, versions_K = batch.row_of_token[batch.loss_mask], batch.versions[batch.loss_mask]
+    _, starts = np.unique(rows_K, return_index=True)
+    return float((np.maximum.reduceat(versions_K, starts) > np.minimum.reduceat(versions_K, starts)).mean())
 
 
 def _check_staleness(batch: Batch, max_staleness: int, version: int) -> None:

@@ -130,7 +130,7 @@ def check_numbers(
     yield _check_publish(config, placement, again, roles.actor.logprobs(again).get(), moved)
 
     for step in range(2, 2 + _STEPS_AT_REST):
-        learn_step(roles, algorithm, config, groups, step, Clock())
+        learn_step(roles, algorithm, config, _as_if_made_by(step - 1, groups), step, Clock())
     roles.experience.devices.to_training()
     moved = float(np.abs(roles.actor.logprobs(batch).get() - after).max())
     cause = "weights change without a gradient"
@@ -174,6 +174,16 @@ def _rewarded(config: TrainConfig, siblings: list[Trajectory]) -> Group:
     names = config.algorithm.rewards if isinstance(config.algorithm, GDPOConfig) else ()
     values = [float(place % 2) for place in range(len(siblings))]
     return Group(siblings, [Score(value, dict.fromkeys(names, value)) for value in values], greedy=Score(0.5))
+
+
+def _as_if_made_by(version: int, groups: Sequence[Group]) -> list[Group]:
+    """The groups as a step of a synchronous run has them: made by the weights that it trains."""
+    return [
+        replace(
+            group, trajectories=[replace(t, versions=np.full_like(t.versions, version)) for t in group.trajectories]
+        )
+        for group in groups
+    ]
 
 
 def _agrees(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[bool, str]:
@@ -255,7 +265,7 @@ def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, 
     spec = replace(actor_spec(config), training=smaller)
     actor = placement.group(Role.Actor, Actor, TrainWorker, spec, name=name)
     if not needs_old_logprobs(config, algorithm):
-        batch.tokens.old_logprobs = None
+        batch.tokens.old_logprobs = batch.tokens.rollout_logprobs if config.takes_engine_logprobs else None
     norm = update(actor, None, algorithm, batch, config, 1)[f"{name}/grad_norm"]
     whole = done.metrics["actor/grad_norm"]
     found = f"gradient norm {whole:.6g} and {norm:.6g} by {smaller.tokens_per_micro_batch} tokens a micro-batch"

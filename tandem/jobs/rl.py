@@ -15,6 +15,7 @@ from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
+from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
@@ -25,7 +26,7 @@ from tandem.jobs.run import run_job
 from tandem.jobs.validation import summarize, validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
-from tandem.types import StepMetrics
+from tandem.types import Batch, StepMetrics
 
 
 class RlJob:
@@ -58,6 +59,7 @@ class RlJob:
         if branch is not None:
             print(branch.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
+        self._warned = False
 
     def step(self, step: int) -> StepMetrics:
         with failed_answers_saved(self._config, step):
@@ -66,8 +68,16 @@ class RlJob:
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
+        self._warn_of_mismatch(done.batch, step)
         described = describe_batch(done.batch, config, version=step - 1)
         return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
+
+    def _warn_of_mismatch(self, batch: Batch, step: int) -> None:
+        """Once a run, where the loss is anchored at the log-probs of an engine that is far from the trainer."""
+        warning = None if self._warned else mismatch_warning(batch, self._config, version=step - 1)
+        if warning is not None:
+            print(warning, flush=True)
+            self._warned = True
 
     def _advance(self, step: int) -> Step:
         """One step of the dataflow."""

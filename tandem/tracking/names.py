@@ -7,7 +7,8 @@ OF_ANSWERS = (
     "reward/not_scored", "reward/group_std/zero_share", "response_length/mean", "response_length/max",
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
     "rollout/mismatch_kl", "rollout/mismatch_max", "rollout/mismatch_share", "rollout/correction_mean",
-    "rollout/correction_share", "rollout/staleness/mean", "rollout/entropy", "rollout/resample/rounds",
+    "rollout/correction_share", "rollout/staleness/mean", "rollout/staleness/max", "rollout/mixed_share",
+    "rollout/drift_kl", "rollout/ess", "rollout/entropy", "rollout/resample/rounds",
     "rollout/resample/unused", "rollout/resample/uninformative", "time/generation_s", "time/reward_s",
     "time/preparation_s", "time/advantages_s", "time/update_s", "time/publish_s",
 )  # fmt: skip

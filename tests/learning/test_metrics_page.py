@@ -25,6 +25,7 @@ RUNS = {
     "adaptive KL": ["train", "algorithm={type: grpo, kl: {place: reward, control: adaptive}}"],
     "KL in the loss, several steps": ["train", "algorithm={type: grpo, minibatches: 2, kl: {place: loss}}"],
     "rollout correction": ["train", "algorithm={type: grpo, rollout_correction: {type: mask, lower: 0.5}}"],
+    "staleness": ["train", "trainer.max_staleness=1", "reward.functions=[rewards.py:length]"],
     "greedy baseline": ["train", "algorithm={type: remax}"],
     "several rewards": ["train", "algorithm={type: gdpo, rewards: {acc: 1}}"],
     "token baseline": ["train", "algorithm={type: otb}"],
@@ -39,6 +40,7 @@ NOT_HERE = {
     "critic/expert_load/max": "a mixture of experts on Megatron",
     "critic/expert_load/min": "a mixture of experts on Megatron",
     "perf/peak_memory_gib/<phase>": "a GPU",
+    "rollout/drift_kl": "a loop whose generation runs ahead of training",
 }
 """Rows that these runs cannot write, and what would."""
 

@@ -41,7 +41,7 @@ def test_there_is_a_page_for_each_file_and_none_besides() -> None:
 def test_a_page_says_what_a_reader_needs_to_choose(name: str) -> None:
     text = page_of(name)
     assert re.search(r"arXiv:\d{4}\.\d{5}|19\d\d|^No paper: .", text, re.MULTILINE)
-    assert "\nFormula" in text and "\nWhen: " in text
+    assert "\nFormula" in text and "\nWhen: " in text and "\nOff-policy: " in text
     assert f"Code: [{name}.py](../../tandem/algorithms/builtin/{name}.py)" in text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class DPPOLossConfig(LossConfig):
     """Tokens leave the loss when the policy moves too far from the one that sampled them (arXiv:2602.04879)."""
+
+    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "engine"
 
     type: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = "tv"

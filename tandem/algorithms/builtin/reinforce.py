@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.policy_loss import PolicyLoss, Tokens
 from tandem.config.algorithms import LossConfig
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 class ReinforceLossConfig(LossConfig):
     """Log-likelihood times advantage, without ratio and clip (Williams 1992)."""
+
+    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "nothing"
 
     type: Literal["reinforce"] = "reinforce"
 
