@@ -212,6 +212,26 @@ def test_a_worker_that_dies_costs_its_own_call_and_no_other_batch(patient_pool: 
     assert sorted(done) == list(range(8))
 
 
+def test_the_end_of_a_process_is_readable(patient_pool: WorkerPool) -> None:
+    done: list[bool] = []
+    patient_pool.add([call("1"), call("kill")], lambda: done.append(True))
+    while not done:
+        assert wait(patient_pool.connections(), 60)
+        patient_pool.turn()
+
+
+def test_scores_that_nobody_took_in_for_long_are_not_overdue() -> None:
+    pool = WorkerPool({F: {}}, count=1, timeout_s=0.5)
+    before = outcomes(pool, ["pid"])
+    (late,) = calls = [call("1")]
+    pool.add(calls, lambda: None)
+    pool.turn()
+    time.sleep(1)  # the controller is busy
+    turn_until(pool, lambda: not pool.connections())
+    assert late.scores[0].value == 1.0 and outcomes(pool, ["pid"]) == before
+    pool.close()
+
+
 def test_what_done_raises_comes_out_of_a_turn_and_other_batches_are_done(pool: WorkerPool) -> None:
     done: list[str] = []
 
