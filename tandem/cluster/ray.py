@@ -172,6 +172,7 @@ class RayRanks:
         """The calls of each rank, which does the first."""
         self._since = [0.0] * pool.size
         """When each rank began the first."""
+        self._signs_of_life = [actor.stacks.remote() for actor in self._actors]
 
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
@@ -221,6 +222,7 @@ class RayRanks:
         try:
             answer = ray.get(reference)
         except RayError as error:
+            self._cluster.stacks()  # which tells of the process that died, if any
             raise WorkerLost(f"pool {self._pool.name}: {error}") from None
         if isinstance(answer, TandemError):
             raise answer
@@ -237,14 +239,25 @@ class RayRanks:
     def stacks(self) -> str:
         """The stacks of each process; WorkerLost when one is dead."""
         references = [actor.stacks.remote() for actor in self._actors]
-        ready, _ = ray.wait(references, num_returns=self.size, timeout=_PATIENCE_S)
-        stacks = ""
-        for rank, reference in zip(self._ranks, references, strict=True):
+        told = self._told(references, _PATIENCE_S)
+        return "".join(f"{name}:\n{told.get(rank, 'too busy to answer')}\n" for rank, name in enumerate(self._ranks))
+
+    def check_alive(self) -> None:
+        """WorkerLost when a process is dead; does not wait, so that a busy process tells the next time."""
+        for rank in self._told(self._signs_of_life, 0):
+            self._signs_of_life[rank] = self._actors[rank].stacks.remote()
+
+    def _told(self, references: list[ObjectRef], patience_s: float) -> dict[int, str]:
+        """The stacks of the ranks that tell them; WorkerLost when one is dead."""
+        ready = set(ray.wait(references, num_returns=self.size, timeout=patience_s)[0])
+        told: dict[int, str] = {}
+        for rank, reference in enumerate(references):
             try:
-                stacks += f"{rank}:\n{ray.get(reference) if reference in ready else 'too busy to answer'}\n"
+                if reference in ready:
+                    told[rank] = ray.get(reference)
             except RayError as error:
-                raise WorkerLost(f"{rank}: the process died\n{error}") from None
-        return stacks
+                raise WorkerLost(f"{self._ranks[rank]}: the process died\n{error}") from None
+        return told
 
     def close(self, patience_s: float = _PATIENCE_S) -> None:
         if self in self._cluster.spawned:
@@ -309,38 +322,36 @@ class RayCluster:
             for reference in references
         }
         patience_s = self.events.patience_s(timeout_s, under_way=bool(connections or pending))
-        for reference in _ready(list(pending), connections, patience_s):
-            ranks, rank = pending[reference]
-            try:
+        try:
+            for reference in _ready(list(pending), connections, patience_s):
+                ranks, rank = pending[reference]
                 ranks.receive(rank, reference, self.events)
-            except TandemError as error:
-                self._failed(error)
-        still_pending = any(any(ranks.pending) for ranks in self.spawned)
-        if still_pending and time.monotonic() - self._looked > _LOOK_S:
-            self._look()
+            if time.monotonic() - self._looked > _LOOK_S:
+                self._looked = time.monotonic()
+                self._look()
+        except TandemError as error:
+            self._failed(error)
         self.events.run()
 
     def _look(self) -> None:
         """Raises WorkerLost when a process is dead, or a call is overdue."""
-        stacks = self._stacks()
-        self._looked = time.monotonic()
+        for ranks in self.spawned:
+            ranks.check_alive()
         if overdue := "; ".join(filter(None, [ranks.overdue() for ranks in self.spawned])):
-            self.end(patience_s=0.0)
-            raise WorkerLost(f"{overdue}; all processes are at\n{stacks}")
+            raise WorkerLost(f"{overdue}; all processes are at\n{self.stacks()}")
 
     def _failed(self, error: TandemError) -> NoReturn:
-        """The cause is a dead process, if any, as that breaks collectives."""
-        self._stacks()
-        self.end(patience_s=0.0)
+        """End everything. The cause is a dead process, if any, as that breaks collectives."""
+        try:
+            if not isinstance(error, WorkerLost):
+                self.stacks()
+        finally:
+            self.end(patience_s=0.0)
         raise error
 
-    def _stacks(self) -> str:
-        """The stacks of all processes. When one is dead, everything ends: WorkerLost."""
-        try:
-            return "".join([ranks.stacks() for ranks in self.spawned])
-        except WorkerLost:
-            self.end(patience_s=0.0)
-            raise
+    def stacks(self) -> str:
+        """The stacks of all processes; WorkerLost when one is dead."""
+        return "".join([ranks.stacks() for ranks in self.spawned])
 
     def end(self, patience_s: float = _PATIENCE_S) -> None:
         self.events.forget()

@@ -369,3 +369,13 @@ def test_close_is_safe_to_repeat(kind: str, cluster: Cluster) -> None:
     spawned(cluster, kind)
     cluster.close()
     cluster.close()
+
+
+def test_callbacks_of_what_has_ended_do_not_run(kind: str, cluster: Cluster) -> None:
+    told: list[Any] = []
+    answer = spawned(cluster, kind).first()
+    answer.get()
+    answer.then(told.append)
+    cluster.close()
+    cluster.watch()
+    assert told == []
