@@ -114,6 +114,17 @@ class Request:
     """How many of the last `token_ids` the policy made in this answer, which goes on here: stop strings may begin in
     them, and no random number that they took is used again. `sampling.max_tokens` counts new tokens alone."""
 
+    def seed(self, sample: int) -> int:
+        """The seed of a sample in an engine whose random numbers begin anew with each request, below 2**63.
+
+        One that goes on needs another seed than it began with: the numbers that chose its first tokens would choose
+        the next ones, which would not be drawn independently of them.
+        """
+        seed = self.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF
+        if self.made == 0:
+            return seed
+        return int(np.random.SeedSequence([seed, self.made]).generate_state(1, "u8")[0] >> np.uint64(1))
+
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:

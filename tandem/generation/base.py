@@ -34,7 +34,11 @@ class GenerationEngine(Protocol):
         """Yield each sample of `request` as it ends, in any order, exactly `len(request.seeds)` in all.
 
         Raises UserError before the first sample when the request does not keep to `limits`, and EngineError in every
-        call under way when generation fails. An iterator that is closed early gives its rows back.
+        call under way when generation fails. An iterator that is closed early gives its rows back. Weights that are
+        loaded meanwhile make the tokens from then on: versions within a sample never fall.
+
+        A request that continues an answer (`made` > 0) draws by other random numbers than its beginning did. Stop
+        strings may be looked for in the new text alone: `ResumableGeneration` looks at the seam.
         """
         ...
 
@@ -55,7 +59,8 @@ class GenerationEngine(Protocol):
         """Undo `sleep`. Safe to repeat."""
 
     def abort(self) -> None:
-        """End every running and waiting request; their samples come back with status `aborted`."""
+        """End every running and waiting request; their samples come back with status `aborted` and the tokens that
+        they have, from which a caller may go on."""
 
     def close(self) -> None:
         """Abort what runs and free everything; the engine is of no use after it."""

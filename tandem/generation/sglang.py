@@ -167,7 +167,7 @@ def _arguments(number: int, request: Request, sample: int) -> dict[str, Any]:
         "stop": list(sampling.stop_strings),
         "skip_special_tokens": False,  # a stop string may be the text of one
         "no_stop_trim": True,
-        "sampling_seed": request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
+        "sampling_seed": request.seed(sample),
     }
     return {
         "input_ids": request.token_ids.tolist(),

@@ -169,7 +169,7 @@ def _params(request: Request, sample: int, streamed: bool) -> Any:
         detokenize=bool(sampling.stop_strings),
         skip_special_tokens=False,  # a stop string may be the text of one
         ignore_eos=True,
-        seed=request.seeds[sample] & 0x7FFF_FFFF_FFFF_FFFF,
+        seed=request.seed(sample),
         logprobs=request.top_logprobs,
         prompt_logprobs=request.top_logprobs if request.prompt_logprobs else None,
         flat_logprobs=True,

@@ -15,6 +15,7 @@ from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Commit, Part
 
 VOCABULARY = 50
+MAX_RUNNING = 8
 IN_ANSWERS = ("token", "version", "unversioned", "older", "length")
 """Faults that are in an answer itself."""
 
@@ -39,7 +40,7 @@ class SteppedEngine:
     def __init__(self, fault: Path, step_s: float = 0.002) -> None:
         self.max_tokens = 1000
         self.vocabulary = VOCABULARY
-        self.max_running = 8
+        self.max_running = MAX_RUNNING
         self._fault = fault
         salt = fault.with_name("salt")
         self._salt = int(salt.read_text()) if salt.exists() else 0

@@ -1,8 +1,9 @@
 """What every GenerationEngine promises: one suite, run on each engine and on the fake."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,8 @@ from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
 from tandem.generation.native import NativeEngine
+from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.resumable import ResumableGeneration
 from tandem.models.attention import ATTENTION
 from tandem.types import Completion, Delta, Request, SamplingParams, Status, TopLogprobs
 
@@ -94,7 +97,7 @@ def request(*tokens: int, seeds: Sequence[int] = (0,), **sampling: Any) -> Reque
     return Request(np.array(tokens, dtype=np.int32), SamplingParams(**sampling), tuple(seeds))
 
 
-async def collect(engine: GenerationEngine, asked: Request) -> list[Completion]:
+async def collect(engine: GenerationEngine | ResumableGeneration, asked: Request) -> list[Completion]:
     return sorted([completion async for completion in engine.generate(asked)], key=lambda c: c.sample)
 
 
@@ -347,6 +350,123 @@ def test_abort_ends_what_runs_and_what_waits(make: Make) -> None:
     assert 0 < max(len(completion.token_ids) for completion in completions) < 90
     assert all(len(c.token_ids) == len(c.logprobs) == len(c.versions) for c in completions)
     assert tokens(ask(engine, MIXED[0])[0]) == tokens(ask(make(), MIXED[0])[0])
+
+
+async def over_sleep(
+    engine: GenerationEngine, asked: Sequence[Request], turns: Sequence[int], turn_s: float = 0.0
+) -> list[list[Completion]]:
+    """The engine sleeps after each number of `turns` of the event loop, with whatever is under way then."""
+    generation = ResumableGeneration(engine, letters())
+    answers = [asyncio.create_task(collect(generation, one)) for one in asked]
+    for count in turns:
+        for _ in range(count):
+            await asyncio.sleep(turn_s)
+        generation.pause()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        generation.resume()
+    completions = await asyncio.gather(*answers)
+    assert generation.unfinished == 0
+    return completions
+
+
+SEAMS = ([1], [5, 1, 7], [2] * 15)
+
+
+@pytest.mark.parametrize("turns", SEAMS, ids=str)
+@pytest.mark.parametrize("make", [partial(native, 4), partial(native, 64), fake], ids=["waiting", "running", "fake"])
+def test_what_a_sleep_interrupts_goes_on_as_if_nothing_had_been(make: Make, turns: list[int]) -> None:
+    """The same tokens of the same seeds, also where a stop token or a stop string ends them."""
+    (free,) = ask(make(), request(1, 2, seeds=range(4), max_tokens=40))
+    texts = ["".join(chr(97 + token) for token in row) for row in tokens(free)]
+    filtered = request(6, 5, seeds=range(3), max_tokens=30, top_k=6, top_p=0.9)
+    by_id = request(1, 2, seeds=range(4), max_tokens=40, stop_token_ids=(int(free[0].token_ids[9]),))
+    strings = tuple(text[place : place + 3] for text, place in zip(texts, (8, 11, 14, 21), strict=True))
+    asked = (*MIXED, filtered, by_id, request(1, 2, seeds=range(4), max_tokens=40, stop_strings=strings))
+    whole = ask(make(), *asked)
+    for before, after in zip(whole, run(over_sleep(make(), asked, turns)), strict=True):
+        assert tokens(after) == tokens(before)
+        for one, other in zip(before, after, strict=True):
+            assert (other.sample, other.status) == (one.sample, one.status)
+            np.testing.assert_allclose(other.logprobs, one.logprobs, atol=4e-5, rtol=0)
+            assert len(other.versions) == len(other.token_ids) and other.logprobs.dtype == np.float32
+
+
+def test_stop_strings_are_seen_over_the_seam_of_a_sleep(make: Make) -> None:
+    """Greedy, whose answers every engine continues alike; strings of nine tokens, which sleeps cut somewhere."""
+    engine = make()
+    asked = [request(place, 2, temperature=0.0, max_tokens=70) for place in range(8)]
+    free = ["".join(chr(97 + token) for token in row) for (row,) in map(tokens, ask(engine, *asked))]
+    asked = [
+        replace(one, sampling=replace(one.sampling, stop_strings=(text[start : start + 9],)))
+        for one, text, start in zip(asked, free, range(10, 50, 5), strict=True)
+    ]
+    turn_s = 0.004 if isinstance(engine, ReplicatedEngine) else 0.0
+    whole = ask(engine, *asked)
+    for turns in ([6] * 9, [4] * 20):
+        interrupted = run(over_sleep(engine, asked, turns, turn_s))
+        assert [tokens(one) for one in interrupted] == [tokens(one) for one in whole]
+        assert {one.status for (one,) in interrupted} == {Status.COMPLETED}
+
+
+class NewTextAlone(NativeEngine):
+    """An engine whose stop strings are looked for in the text of new tokens alone, as in those of others."""
+
+    def generate(self, request: Request) -> AsyncIterator[Completion]:
+        return super().generate(replace(request, made=0))
+
+
+def test_an_engine_that_sees_new_text_alone_is_cut_at_the_stop_string() -> None:
+    def make() -> NativeEngine:
+        engine = NewTextAlone(model(), max_running=4, tokenizer=letters())
+        engine.load_weights(0, None)
+        return engine
+
+    test_stop_strings_are_seen_over_the_seam_of_a_sleep(make)
+
+
+def test_an_abort_that_nobody_continues_stays_one_and_a_full_answer_is_truncated() -> None:
+    engine = native()
+    generation = ResumableGeneration(engine, None)
+
+    async def abort() -> list[Completion]:
+        answer = asyncio.create_task(collect(generation, request(1, seeds=(1, 2), max_tokens=60)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        engine.abort()
+        return await answer
+
+    assert {completion.status for completion in run(abort())} == {Status.ABORTED}
+    (full,) = ask(engine, request(1, max_tokens=3))[0]
+    left = run(generation._continue(request(1, max_tokens=3), replace(full, status=Status.ABORTED)))
+    assert left.status is Status.TRUNCATED and left.token_ids.tolist() == full.token_ids.tolist()
+
+
+def test_experts_of_a_continued_answer_are_those_of_the_pass_that_made_each_token() -> None:
+    """`[prompt and response but for the last token, layers, top_k]`; the number of the pass stands for the experts."""
+
+    class Routed(NativeEngine):
+        passes = 0
+
+        async def generate(self, request: Request) -> AsyncIterator[Completion]:
+            self.passes += 1
+            async for completion in super().generate(request):
+                positions = len(request.token_ids) + len(completion.token_ids) - 1
+                yield replace(completion, experts=np.full((positions, 2, 1), self.passes, dtype=np.int32))
+
+    engine = Routed(model(), max_running=4)
+    engine.load_weights(0, None)
+    ((completion,),) = run(over_sleep(engine, [request(1, 2, 3, max_tokens=12)], [5]))
+    assert completion.experts is not None and completion.experts.shape == (14, 2, 1)
+    first = int((completion.experts[:, 0, 0] == 1).sum())
+    assert 3 < first < 12 and completion.experts[:, 0, 0].tolist() == [1] * first + [2] * (14 - first)
+
+
+def test_a_continuation_draws_other_random_numbers_than_its_beginning() -> None:
+    begun = request(1, seeds=(7, 2**70 + 3, -5))
+    seeds = {replace(begun, made=made).seed(sample) for made in range(50) for sample in range(3)}
+    assert len(seeds) == 150 and all(0 <= seed < 2**63 for seed in seeds)
+    assert begun.seed(0) == 7
 
 
 def test_sleep_waits_for_nobody_and_wake_undoes_it(make: Make) -> None:

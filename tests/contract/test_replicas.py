@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stepped import expected_tokens
+from stepped import MAX_RUNNING, expected_tokens
 from test_generation import ask, collect, collect_stream, joined, request, run
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
 from tandem.generation.replica import Replica, ReplicaSpec, ReplicaState
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.resumable import ResumableGeneration
 from tandem.types import Completion, Delta, Request, Status
 from tandem.weights.base import Weights
 from tandem.weights.shared_memory import SharedMemorySync
@@ -56,6 +57,7 @@ def check(asked: Request, completions: list[Completion]) -> None:
     for completion in completions:
         assert completion.token_ids.tolist() == expected_tokens(asked, completion.sample)
         np.testing.assert_array_equal(completion.logprobs, -1.0 - completion.versions)
+        assert (np.diff(completion.versions) >= 0).all()
 
 
 def test_requests_are_spread_and_siblings_stay_together(make: Make) -> None:
@@ -185,20 +187,61 @@ def test_two_hundred_publishes_under_load_lose_no_request_and_mistake_no_version
     async def publish_under_load() -> int:
         done = 0
         answers = {asyncio.create_task(collect(engine, one)): one for one in asked}
+        oldest = dict.fromkeys(answers, 0)
         for version in range(1, 201):
             engine.load_weights(version, weights(version))
             await asyncio.sleep(0.005)
             for answer in [answer for answer in answers if answer.done()]:
                 one = answers.pop(answer)
                 check(one, answer.result())
+                assert all(completion.versions[0] >= oldest[answer] for completion in answer.result())
                 done += len({*np.concatenate([completion.versions for completion in answer.result()])}) > 1
-                answers[asyncio.create_task(collect(engine, one))] = one
+                again = asyncio.create_task(collect(engine, one))
+                answers[again], oldest[again] = one, version
         for answer, one in answers.items():
             check(one, await answer)
         return done
 
     assert run(publish_under_load()) > 10, "requests that publishes met on their way"
     assert engine.version == 200
+
+
+@pytest.mark.parametrize("sleep", ["never", "cache", "weights"])
+def test_what_runs_when_the_engine_sleeps_goes_on_by_the_weights_that_it_wakes_with(
+    make: Make, tmp_path: Path, sleep: str
+) -> None:
+    """Also where requests come while it sleeps, and where a replica is lost with what it had under way."""
+    engine = make(replicas=2, sleep=sleep)
+    generation = ResumableGeneration(engine, None)
+
+    async def suffer() -> None:
+        answers: dict[asyncio.Task[list[Completion]], tuple[Request, int]] = {}
+        for version in range(1, 25):
+            for place in range(3):
+                asked = request(place, version, seeds=range(3), max_tokens=60)
+                answers[asyncio.create_task(collect(generation, asked))] = asked, engine.version
+            await asyncio.sleep(0.03)
+            if version % 6 == 0:
+                strike(engine, "kill", tmp_path / "fault")
+            generation.pause()
+            generation.pause()
+            asleep = request(9, version, max_tokens=5)
+            answers[asyncio.create_task(collect(generation, asleep))] = asleep, version
+            await asyncio.sleep(0)
+            engine.load_weights(version, weights(version))
+            generation.resume()
+        continued = 0
+        for answer, (asked, oldest) in answers.items():
+            check(asked, await answer)
+            assert all(completion.versions[0] >= oldest for completion in await answer)
+            continued += any(len({*completion.versions}) > 1 for completion in await answer)
+        assert continued > 20 and generation.unfinished == 0
+
+    run(suffer())
+
+
+def test_replicas_have_room_for_what_all_of_them_generate_at_once(make: Make) -> None:
+    assert make(replicas=3).limits.max_running == 3 * MAX_RUNNING
 
 
 def test_a_restarted_replica_serves_only_by_the_current_weights(make: Make) -> None:

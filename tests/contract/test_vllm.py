@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.resumable import ResumableGeneration
 from tandem.jobs.serve import EngineAnswerer
-from tandem.types import Completion, SamplingParams
+from tandem.types import Completion, Request, SamplingParams, Status
 from tests.endpoint import TOKEN, served, wait_until
 
 BOUND = 2e-5
@@ -84,6 +85,45 @@ def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_be
             np.testing.assert_allclose(completion.logprobs, own, atol=1e-4, rtol=0)  # versions differ by far more
             used |= set(completion.versions.tolist())
     assert len(used) > 50
+
+
+def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_that_it_names(
+    engine: ReplicatedEngine,
+) -> None:
+    """Answers that are aborted, kept and continued, among others that a publish meets as they run."""
+    models = [changed(version) for version in range(6)]
+    asked = [request(place, seeds=range(2), max_tokens=80) for place in range(8)]
+    engine.load_weights(0, models[0].named_parameters())
+    generation = ResumableGeneration(engine, letters())
+
+    async def publish_under_load() -> dict[asyncio.Task[list[Completion]], tuple[Request, int]]:
+        answers: dict[asyncio.Task[list[Completion]], tuple[Request, int]] = {}
+        for version in range(1, 41):
+            if all(answer.done() for answer in answers):
+                answers |= {asyncio.create_task(collect(generation, one)): (one, version - 1) for one in asked}
+            await asyncio.sleep(0.03)
+            if version % 2:
+                generation.pause()
+            engine.load_weights(version, models[version % 6].named_parameters())
+            generation.resume()
+        await asyncio.wait(answers)
+        return answers
+
+    most = 0
+    for answer, (one, oldest) in asyncio.run(publish_under_load()).items():
+        for completion in answer.result():
+            versions = completion.versions
+            assert len(completion.token_ids) == len(versions) == 80 and completion.status is Status.TRUNCATED
+            assert (np.diff(versions) >= 0).all() and versions[0] >= oldest
+            expected = [reference_logprobs(model, one, completion) for model in models]
+            own = np.array([expected[version % 6][place] for place, version in enumerate(versions)])
+            np.testing.assert_allclose(completion.logprobs, own, atol=BOUND, rtol=0)
+            most = max(most, len({*versions.tolist()}))
+    assert most > 4, "several publishes met the same answer"
+
+
+def test_vllm_says_how_many_samples_it_runs_at_once(engine: ReplicatedEngine) -> None:
+    assert engine.limits.max_running >= 16
 
 
 def test_a_draw_from_a_part_of_the_vocabulary_keeps_the_logprob_of_the_whole(engine: ReplicatedEngine) -> None:
