@@ -154,7 +154,8 @@ class PolicyGradientConfig(Section):
     clip_rewards: PositiveFloat | None = None
     """Rewards are cut at ± this, after they are normalised."""
     resample_rounds: NonNegativeInt = 0
-    """Dynamic sampling (DAPO): how many times groups with equal rewards are replaced by those of further prompts."""
+    """Dynamic sampling (DAPO): each group with equal rewards is replaced by that of a further prompt, in each step so
+    many times `data.prompts_per_step` groups at most."""
     overlong_buffer: Share = 0.0
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
 

@@ -27,6 +27,9 @@ class SamplingConfig(Section):
     """0 keeps the whole vocabulary."""
     max_response_tokens: PositiveInt = 1024
     stop_strings: list[str] = []
+    partial_rollouts: bool = True
+    """With `trainer.max_staleness`, weights are published while answers are being made, which go on with the new ones.
+    false: a publish waits for what runs, so that an answer has one version and the run is the same every time."""
     eval: EvalSamplingConfig = EvalSamplingConfig()
 
 

@@ -15,8 +15,10 @@ from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
 from tandem.controller.roles import Actor, Critic, Model, Policy, Rollout, Trained, ValueModel
+from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import Devices, TimeSharing, UnsharedDevices
-from tandem.workers.rollout import RolloutSpec, RolloutWorker
+from tandem.types import Prompt
+from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
 
 
@@ -116,6 +118,41 @@ def _make_experience_roles(
         rewards = ModelRewards(reward_model, weight, functions, devices, alone=alone)
     devices.publish(0)
     return ExperienceRoles(rollout, rewards, devices)
+
+
+def make_producer(
+    config: TrainConfig,
+    experience: ExperienceRoles,
+    placement: Placement,
+    prompt_of: Callable[[int], Prompt],
+    total_steps: int,
+    needs: frozenset[Signal] = frozenset(),
+) -> RolloutProducer:
+    """Scored groups for `total_steps` steps; `prompt_of`: the prompt of each draw. The engines serve version 0."""
+    algorithm, size, with_greedy = config.algorithm, config.data.prompts_per_step, Signal.GREEDY_REWARDS in needs
+
+    def ask(draw: int) -> Ask:
+        step, place = divmod(draw, size)
+        seed = (config.trainer.seed, TRAIN, step + 1, place)
+        return Ask(seeded_request(prompt_of(draw), algorithm.group_size, *seed), with_greedy)
+
+    rules = RolloutRules(
+        groups_per_step=size,
+        samples_per_ask=algorithm.group_size + with_greedy,
+        total_steps=total_steps,
+        max_staleness=config.trainer.max_staleness,
+        partial_rollouts=config.generation.partial_rollouts,
+        max_replaced=algorithm.resample_rounds * size,
+    )
+    return RolloutProducer(
+        rules,
+        experience.rollout,
+        experience.reward,
+        experience.devices,
+        placement.watch,
+        ask,
+        stands_still=config.generation.type == "native" and placement.together(Role.Actor, Role.Rollout),
+    )
 
 
 def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:

@@ -1,10 +1,8 @@
 """The PPO family's dataflow: one function, one line a stage."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,15 +11,12 @@ from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts, Signal
 from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
-from tandem.controller.assembly import ExperienceRoles, Roles
+from tandem.controller.assembly import Roles
+from tandem.controller.clock import Clock
 from tandem.controller.learning import needs_old_logprobs, update
+from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
-from tandem.types import Batch, Group, Prompt, StepMetrics
-from tandem.workers.rollout import RolloutRequest, seeded_requests
-
-R = TypeVar("R")
-TRAIN, EVAL = 0, 1
-"""What seeds are drawn for."""
+from tandem.types import Batch, Group, StepMetrics
 
 
 class Step(NamedTuple):
@@ -32,105 +27,41 @@ class Step(NamedTuple):
     metrics: StepMetrics
 
 
-@dataclass(slots=True)
-class Clock:
-    """Runs stages and adds up the seconds of each as `time/<stage>_s`."""
-
-    seconds: StepMetrics = field(default_factory=dict[str, float])
-
-    def __call__(self, stage: str, run: Callable[[], R]) -> R:
-        start = time.perf_counter()
-        result = run()
-        name = f"time/{stage}_s"
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        return result
-
-
-def train_step(
-    roles: Roles, algorithm: Algorithm, config: TrainConfig, prompts: Iterator[Sequence[Prompt]], step: int
-) -> Step:
-    """Generate and score, then learn. `step` counts from 1; the weights that it trains are published as its version.
+def train_step(roles: Roles, algorithm: Algorithm, config: TrainConfig, rollouts: RolloutProducer, step: int) -> Step:
+    """Take the groups of a step, then learn; `step` counts from 1, the weights that it trains are published as its
+    version. Meanwhile further groups are generated and scored, `trainer.max_staleness` steps ahead at most.
 
     Sheng et al. 2024 (HybridFlow), figure 1: generation, preparation and learning stages of RLHF.
     """
-    clock = Clock()
-    groups, sampling_metrics = generate_and_score(roles.experience, config, prompts, step, clock, algorithm.needs)
-    done = learn_step(roles, algorithm, config, groups, step, clock)
-    return done._replace(metrics={**done.metrics, **sampling_metrics})
+    groups = rollouts.take(step)
+    done = learn_step(roles, algorithm, config, groups, step, rollouts)
+    return done._replace(metrics={**done.metrics, **rollouts.metrics()})
+
+
+class Phases(Protocol):
+    """Who hears when the models begin to compute and when they are trained: `Devices` or a `RolloutProducer`."""
+
+    def to_training(self) -> None:
+        """The models compute until the next publish."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """Serve the actor's present weights as `version`."""
+        ...
 
 
 def learn_step(
-    roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, clock: Clock
+    roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, phases: Phases
 ) -> Step:
     """Prepare, compute advantages, update, publish: what follows on scored groups."""
+    clock = Clock()
     batch = to_batch(groups)
-    roles.experience.devices.to_training()
+    phases.to_training()
     clock("preparation", lambda: prepare(roles, algorithm, config, batch))
     metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
     metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, batch, config, step))
-    clock("publish", lambda: roles.publish(step))
+    clock("publish", lambda: phases.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
-
-
-def generate_and_score(
-    roles: ExperienceRoles,
-    config: TrainConfig,
-    prompts: Iterator[Sequence[Prompt]],
-    step: int,
-    clock: Clock,
-    needs: frozenset[Signal] = frozenset(),
-) -> tuple[list[Group], StepMetrics]:
-    """A group for each prompt of a step, and metrics of how the groups were sampled.
-
-    Raises RewardShareExceeded, with the groups, where too many rewards failed.
-
-    With `algorithm.resample_rounds` (DAPO's dynamic sampling, Yu et al. 2025, equation 11) uninformative groups, whose
-    rewards are all equal, are replaced by groups of further prompts. After the last round they fill what is missing.
-    """
-    rounds = config.algorithm.resample_rounds
-    informative: list[Group] = []
-    uninformative: list[Group] = []
-    wanted = done = 0
-    while done <= rounds and (done == 0 or len(informative) < wanted):
-        batch = next(prompts)
-        seed = (config.trainer.seed, TRAIN, step, done) if done else (config.trainer.seed, TRAIN, step)
-        requests = seeded_requests(batch, config.algorithm.group_size, *seed)
-        for group in _score_answers(roles, requests, step, clock, needs):
-            (informative if not rounds or is_informative(group) else uninformative).append(group)
-        wanted, done = len(batch), done + 1
-    groups = informative + uninformative
-    if not rounds:
-        return groups, {}
-    return groups[:wanted], {
-        "rollout/resample/rounds": float(done),
-        "rollout/resample/unused": float(sum(len(group.scores) for group in groups[wanted:])),
-        "rollout/resample/uninformative": float(max(wanted - len(informative), 0)),
-    }
-
-
-def is_informative(group: Group) -> bool:
-    """Its rewards differ, so that a group-relative advantage is not zero everywhere."""
-    return len({score.value for score in group.scores if score.value is not None}) > 1
-
-
-def _score_answers(
-    roles: ExperienceRoles, requests: list[RolloutRequest], step: int, clock: Clock, needs: frozenset[Signal]
-) -> list[Group]:
-    """The scored answers to each request, with the score of its greedy answer where the algorithm needs it."""
-
-    def answer_and_score(requests: list[RolloutRequest], greedy: bool) -> list[Group]:
-        roles.devices.to_generation()
-        siblings = clock("generation", lambda: roles.rollout.generate(requests, greedy=greedy).get())
-        groups = clock("reward", lambda: roles.reward.score(siblings, step))
-        roles.reward.check_share(groups)  # here: nothing may be learned from what a broken reward leaves over
-        return groups
-
-    groups = answer_and_score(requests, greedy=False)
-    if Signal.GREEDY_REWARDS in needs:
-        one_each = [request._replace(seeds=request.seeds[:1]) for request in requests]
-        for group, greedy in zip(groups, answer_and_score(one_each, greedy=True), strict=True):
-            group.greedy = greedy.scores[0]
-    return groups
 
 
 def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batch) -> None:

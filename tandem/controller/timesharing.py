@@ -11,13 +11,16 @@ Each phase makes room before it takes any. Pools that generate alone stay awake,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from tandem.controller.roles import Model, Rollout
 
 
 class Devices(Protocol):
     """The loop announces each phase before it begins; a phase that is announced again changes nothing."""
+
+    takes_turns: ClassVar[bool]
+    """The engine sleeps in some phases."""
 
     def to_generation(self) -> None:
         """Generation follows."""
@@ -42,6 +45,7 @@ class UnsharedDevices:
 
     fill: Callable[[int], None]
     """Brings the actor's present weights to the engine, as a version."""
+    takes_turns: ClassVar[bool] = False
 
     def publish(self, version: int) -> None:
         """Nothing but the weights moves."""
@@ -68,6 +72,7 @@ class TimeSharing:
     """The same for the reward model."""
     fill: Callable[[int], None]
     """Brings the actor's present weights to the engine, as a version."""
+    takes_turns: ClassVar[bool] = True
     _phase: str = "publish"
 
     def to_generation(self) -> None:

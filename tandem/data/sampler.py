@@ -20,18 +20,26 @@ class Sampler(Iterator[list[int]]):
         self._rows_per_step = rows_per_step
         self._shuffle = shuffle
         self._seed = seed
-        self._drawn = 0
+        self.drawn = 0
+        """Rows that are behind: those of every step so far."""
         self._order = (0, self._order_of(0))
 
     def __next__(self) -> list[int]:
-        rows = [self._row(self._drawn + i) for i in range(self._rows_per_step)]
-        self._drawn += self._rows_per_step
+        rows = [self.row(self.drawn + i) for i in range(self._rows_per_step)]
+        self.drawn += self._rows_per_step
         return rows
+
+    def row(self, position: int) -> int:
+        """The row at a position of the epochs' orders, head to tail."""
+        epoch, index = divmod(position, self._length)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._order_of(epoch))
+        return int(self._order[1][index])
 
     @property
     def epoch(self) -> float:
         """Epochs gone through, the present one by its share."""
-        return self._drawn / self._length
+        return self.drawn / self._length
 
     def steps_for(self, epochs: int) -> int:
         """Steps until every row has been used `epochs` times."""
@@ -39,20 +47,14 @@ class Sampler(Iterator[list[int]]):
 
     def state(self) -> dict[str, int | bool]:
         """What `load_state` needs; plain enough for JSON."""
-        return {"drawn": self._drawn, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
+        return {"drawn": self.drawn, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue after the last row drawn; `rows_per_step` may differ. Raises UserError if the order would change."""
         for key, now in self.state().items():
             if key != "drawn" and state[key] != now:
                 raise UserError(f"cannot resume: data {key} was {state[key]}, is {now} now; put it back, or start anew")
-        self._drawn = int(state["drawn"])
-
-    def _row(self, position: int) -> int:
-        epoch, index = divmod(position, self._length)
-        if self._order[0] != epoch:
-            self._order = (epoch, self._order_of(epoch))
-        return int(self._order[1][index])
+        self.drawn = int(state["drawn"])
 
     def _order_of(self, epoch: int) -> IntArray:
         if not self._shuffle:

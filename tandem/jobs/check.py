@@ -22,7 +22,7 @@ from tandem.cluster import make_cluster
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
-from tandem.controller.dataflow import EVAL, Clock, Step, learn_step
+from tandem.controller.dataflow import Step, learn_step
 from tandem.controller.learning import needs_old_logprobs, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
@@ -34,7 +34,7 @@ from tandem.jobs.check_causes import LARGEST_AND_MEAN, difference, explain_logpr
 from tandem.jobs.inputs import Inputs
 from tandem.reward.manager import RewardManager
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Trajectory
-from tandem.workers.rollout import seeded_requests
+from tandem.workers.rollout import EVAL, seeded_requests
 from tandem.workers.training import TrainWorker
 
 _PROMPTS = 8
@@ -121,7 +121,7 @@ def check_numbers(
     worst = "" if sound else worst_tokens(inputs.tokenizer, batch, before)
     yield Verdict("log-probs, engine against trainer", sound, found, cause + worst)
 
-    showing = learn_step(roles, algorithm, config, groups, 1, Clock())
+    showing = learn_step(roles, algorithm, config, groups, 1, roles.experience.devices)
     again = to_batch([_rewarded(config, group) for group in _answer(config, roles, prompts, 1)])
     roles.experience.devices.to_training()
     after = roles.actor.logprobs(batch).get()
@@ -130,7 +130,7 @@ def check_numbers(
     yield _check_publish(config, placement, again, roles.actor.logprobs(again).get(), moved)
 
     for step in range(2, 2 + _STEPS_AT_REST):
-        learn_step(roles, algorithm, config, _as_if_made_by(step - 1, groups), step, Clock())
+        learn_step(roles, algorithm, config, _as_if_made_by(step - 1, groups), step, roles.experience.devices)
     roles.experience.devices.to_training()
     moved = float(np.abs(roles.actor.logprobs(batch).get() - after).max())
     cause = "weights change without a gradient"

@@ -11,8 +11,8 @@ from tandem.algorithms.base import Signal
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
-from tandem.controller.assembly import make_experience_roles
-from tandem.controller.dataflow import Clock, Step, describe_batch, generate_and_score, learn_step
+from tandem.controller.assembly import make_experience_roles, make_producer
+from tandem.controller.dataflow import Step, describe_batch, learn_step
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
@@ -29,23 +29,26 @@ from tandem.tracking.trajectories import read_groups, trajectories_path, write_t
 
 def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     """Generate, score and save the trajectories of every step with the model as it is; nothing is trained."""
-    train, trainer = inputs.train, config.trainer
+    train, trainer = inputs.train, config.trainer.model_copy(update={"max_staleness": 0})
+    config = config.model_copy(update={"trainer": trainer})
     assert train is not None
     sampler = Sampler(len(train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
     trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:
-        roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
+        placement = Placement(cluster, pools_of(config))
+        placement.sources.append(reward)
+        roles = make_experience_roles(config, inputs.tokenizer, placement, reward)
+        rollouts = make_producer(config, roles, placement, lambda draw: train[sampler.row(draw)], steps)
         for step in range(1, steps + 1):
-            clock = Clock()
-            prompts = ([train[row] for row in rows] for rows in sampler)
             with failed_answers_saved(config, step):
-                groups, sampling_metrics = generate_and_score(roles, config, prompts, step, clock)
+                groups = rollouts.take(step)
+            rollouts.resume(step, rollouts.cursor, {})  # no publish lets the next draws in: nothing is trained
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
             described = describe_batch(batch, config, version=0)
             for tracker in trackers:
-                tracker.log(step, {**reward_metrics(groups), **sampling_metrics, **described, **clock.seconds})
+                tracker.log(step, {**reward_metrics(groups), **rollouts.metrics(), **described})
     for tracker in trackers:
         tracker.close()
 
@@ -61,7 +64,7 @@ class ReplayJob(RlJob):
     def _advance(self, step: int) -> Step:
         groups = read_groups(self._files[step - 1])
         self._roles.experience.reward.check_share(groups)
-        return learn_step(self._roles, self._algorithm, self._config, groups, step, Clock())
+        return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 
 
 def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> Signals | None:

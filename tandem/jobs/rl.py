@@ -13,7 +13,7 @@ from tandem.checkpoint.branch import Branch
 from tandem.checkpoint.progress import Progress
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
-from tandem.controller.assembly import make_experience_roles, make_roles
+from tandem.controller.assembly import make_experience_roles, make_producer, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
@@ -60,6 +60,16 @@ class RlJob:
             print(branch.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
         self._warned = False
+        self._reward = reward
+        self._rollouts = make_producer(
+            config,
+            self._roles.experience,
+            placement,
+            lambda draw: self._train[self._sampler.row(draw)],
+            steps,
+            self._algorithm.needs,
+        )
+        placement.sources.append(reward)
 
     def step(self, step: int) -> StepMetrics:
         with failed_answers_saved(self._config, step):
@@ -81,8 +91,9 @@ class RlJob:
 
     def _advance(self, step: int) -> Step:
         """One step of the dataflow."""
-        prompts = ([self._train[row] for row in rows] for rows in self._sampler)
-        return train_step(self._roles, self._algorithm, self._config, prompts, step)
+        done = train_step(self._roles, self._algorithm, self._config, self._rollouts, step)
+        self._sampler.drawn = self._rollouts.cursor
+        return done
 
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val
@@ -90,6 +101,7 @@ class RlJob:
         roles, trainer = self._roles.experience, self._config.trainer
         if self._val_reward is not None:
             roles = replace(roles, reward=self._val_reward)
+        self._rollouts.settle()
         groups = validate(roles, val, self._config, trainer.seed, step)
         path = validation_path(trainer.run_dir, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
@@ -112,9 +124,13 @@ class RlJob:
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
         self._algorithm.load_state(state["algorithm"])
-        self._roles.publish(Progress.read(directory).step)
+        step = Progress.read(directory).step
+        self._roles.publish(step)
+        self._rollouts.resume(step, self._sampler.drawn, {})
 
     def close(self) -> None:
+        self._rollouts.close()
+        self.placement.sources.remove(self._reward)
         self.placement.close()
 
 

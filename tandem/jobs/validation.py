@@ -6,10 +6,9 @@ from statistics import fmean
 
 from tandem.config.tree import RolloutConfig
 from tandem.controller.assembly import ExperienceRoles
-from tandem.controller.dataflow import EVAL
 from tandem.data.dataset import RLHFDataset
 from tandem.types import Group, Score, StepMetrics
-from tandem.workers.rollout import seeded_requests
+from tandem.workers.rollout import EVAL, seeded_requests
 
 
 def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> list[Group]:

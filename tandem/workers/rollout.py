@@ -42,6 +42,10 @@ ANSWERING = OwnDispatch(
 """The rank of each engine, with the same arguments; the answer is the list of the engines' answers."""
 
 
+TRAIN, EVAL = 0, 1
+"""Purposes, for which different seeds are drawn."""
+
+
 class RolloutRequest(NamedTuple):
     """A prompt, and the seed of each answer that is wanted."""
 
@@ -281,9 +285,10 @@ def ranks_per_engine(tensor_parallel: int, ranks: int) -> int:
 
 
 def seeded_requests(prompts: Sequence[Prompt], samples: int, *seed: int) -> list[RolloutRequest]:
-    """A request for each prompt. Its seeds follow from `seed` (run, purpose, step) and the prompt's place in the step
-    alone: a resumed run draws the same ones."""
-    return [
-        RolloutRequest(prompt, tuple(np.random.SeedSequence([*seed, number]).generate_state(samples, "u8").tolist()))
-        for number, prompt in enumerate(prompts)
-    ]
+    """A request for each prompt; `seed` is of the run, the purpose and the step, to which the prompt's place comes."""
+    return [seeded_request(prompt, samples, *seed, place) for place, prompt in enumerate(prompts)]
+
+
+def seeded_request(prompt: Prompt, samples: int, *seed: int) -> RolloutRequest:
+    """Its seeds follow from `seed` (run, purpose, step, place in the step) alone: a resumed run draws the same ones."""
+    return RolloutRequest(prompt, tuple(np.random.SeedSequence(seed).generate_state(samples, "u8").tolist()))

@@ -23,7 +23,7 @@ LAYERS = {
     "serving": SERVING,
     "workers": WORKERS,
     "controller": CONTROLLER,
-    "cluster": CLUSTER,
+    **dict.fromkeys(("cluster", "simulation"), CLUSTER),
     "jobs": JOBS,
     **dict.fromkeys(("cli", "__main__"), COMMANDS),
 }

@@ -40,7 +40,6 @@ NOT_HERE = {
     "critic/expert_load/max": "a mixture of experts on Megatron",
     "critic/expert_load/min": "a mixture of experts on Megatron",
     "perf/peak_memory_gib/<phase>": "a GPU",
-    "rollout/drift_kl": "a loop whose generation runs ahead of training",
 }
 """Rows that these runs cannot write, and what would."""
 

@@ -1,0 +1,156 @@
+"""Asks to generation engines, a whole group each, and the answers back.
+
+    add --> waiting --own share first--> asked --RolloutWorker.advance, again and again--> answered(number, ...)
+
+An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
+validation and checkpoints fall between two slices. What an engine has no room for waits here, so that whichever engine
+is free first takes it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from tandem.controller.groups import Future
+from tandem.types import Trajectory
+from tandem.workers.rollout import Advance, Ask
+
+Answered = Callable[[int, list[Trajectory], Trajectory | None], None]
+"""Takes the number of an ask, its trajectories, and the greedy one where it was wanted."""
+_SLICE_S, _SLICE_S_AN_ENGINE = 0.05, 0.005
+"""How long a slice lasts at most: whatever the controller wants of a worker meanwhile waits for half of it on average,
+and at most 200 slices a second reach the controller."""
+
+
+class Rollout(Protocol):
+    """What is asked of the worker group of the engines."""
+
+    def advance(self, asks: list[Mapping[int, Ask] | None], patience_s: float) -> Future[list[Advance | None]]:
+        """Start new asks on the engines that have an entry and let these run for a while."""
+        ...
+
+    def room(self) -> Future[list[int]]:
+        """How many samples each engine could start now."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Engine:
+    number: int
+    room: int
+    """Samples that it could start at once, as far as is known here."""
+    asked: set[int] = field(default_factory=set[int])
+    """Asks that it has and that are not answered."""
+    own: deque[int] = field(default_factory=deque[int])
+    """Its share of what waits, less what others have taken; oldest first."""
+    in_call: bool = False
+    idle_since: float = 0.0
+    idle_s: float = 0.0
+
+
+class Engines:
+    """Spreads asks over engines. Nothing in here waits: answers come in `Cluster.watch`."""
+
+    def __init__(
+        self, rollout: Rollout, samples: int, share: int, at_once: bool, answered: Answered, now: Callable[[], float]
+    ) -> None:
+        """`samples`: those of one ask. `share`: asks that are spread evenly over the engines when they come together.
+
+        `at_once`: each engine gets its whole share when it comes and takes nothing of others, so that which samples
+        decode side by side does not depend on time.
+        """
+        self._rollout = rollout
+        self._samples = samples
+        self._share = share
+        self._at_once = at_once
+        self._answered = answered
+        self._now = now
+        self._waiting: dict[int, Ask] = {}
+        self._home: dict[int, _Engine] = {}
+        """Whose share each waiting ask is."""
+        self._engines = [_Engine(number, room, idle_since=now()) for number, room in enumerate(rollout.room().get())]
+        self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
+        self._running = 0
+        self.paused = False
+        """No further slice is asked for; one that is under way ends."""
+
+    @property
+    def unanswered(self) -> int:
+        """Asks that wait or run."""
+        return len(self._waiting) + self._running
+
+    def add(self, asks: Mapping[int, Ask]) -> None:
+        """Take new asks; numbers ascend from call to call. `give` sends them."""
+        self._waiting |= asks
+        numbers = list(asks)
+        for first in range(0, len(numbers), self._share):
+            by_room = sorted(self._engines, key=lambda engine: len(engine.own) * self._samples - engine.room)
+            shares = np.array_split(numbers[first : first + self._share], len(by_room))
+            for engine, share in zip(by_room, shares, strict=True):
+                engine.own.extend(share.tolist())
+                self._home.update(dict.fromkeys(share.tolist(), engine))
+
+    def give(self) -> None:
+        """Send what waits to engines that are between two slices."""
+        if not self.paused:
+            for engine in self._engines:
+                if not engine.in_call:
+                    self._give(engine)
+
+    def take_idle_s(self) -> float:
+        """Seconds since the last call of this that an engine had nothing to do, on average."""
+        now, total = self._now(), 0.0
+        for engine in self._engines:
+            total += engine.idle_s + (0.0 if engine.asked else now - engine.idle_since)
+            engine.idle_s, engine.idle_since = 0.0, now
+        return total / len(self._engines)
+
+    def _give(self, engine: _Engine) -> None:
+        new: dict[int, Ask] = {}
+        while (number := self._next(engine, first=not (engine.asked or new))) is not None:
+            new[number] = self._waiting.pop(number)
+            del self._home[number]
+            engine.room -= self._samples
+        if new and not engine.asked:
+            engine.idle_s += self._now() - engine.idle_since
+        self._running += len(new)
+        engine.asked.update(new)
+        if engine.asked:
+            engine.in_call = True
+            asks: list[Mapping[int, Ask] | None] = [None] * len(self._engines)
+            asks[engine.number] = new
+            self._rollout.advance(asks, self._slice_s).then(partial(self._ended, engine))
+
+    def _next(self, engine: _Engine, first: bool) -> int | None:
+        """The ask that the engine should start now; `first`: it has nothing else."""
+        if not (self._at_once or first or engine.room >= self._samples):
+            return None
+        while engine.own:
+            number = engine.own.popleft()
+            if self._home.get(number) is engine:
+                return number
+        if not self._waiting:
+            return None
+        oldest = next(iter(self._waiting))
+        home = self._home[oldest]
+        return oldest if home.asked and home.room < self._samples else None
+
+    def _ended(self, engine: _Engine, by_engine: list[Advance | None]) -> None:
+        advance = by_engine[engine.number]
+        assert advance is not None, "an engine that was called has not answered"
+        engine.in_call, engine.room = False, advance.room
+        for number, siblings, greedy in advance.done:
+            engine.asked.remove(number)
+            self._running -= 1
+            self._answered(number, siblings, greedy)
+        if not engine.asked:
+            engine.idle_since = self._now()
+        if self.paused:
+            return
+        self._give(engine)
+        if self._waiting:
+            self.give()

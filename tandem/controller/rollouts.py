@@ -1,0 +1,280 @@
+"""Prompts -> scored groups, ahead of training by at most `trainer.max_staleness` steps, in the order of the prompts.
+
+    draw --admitted by version--> Engines --> scoring --> decided in order --> kept --take--> a training step
+                                                              |
+                                                              +--> uninformative (dynamic sampling): one more draw
+
+Draw n is the n-th prompt in the order of the epochs; its row and seeds are functions of n. With P groups a step,
+weights of version v served and k the most staleness:
+
+    admitted   draw n, when n - dropped < (v + 1 + k) * P
+    trained    the next P kept groups in the order of draws, waiting for them; nothing else
+
+So the group at place m of those that are kept has m <= n - dropped < (v + 1 + k) * P. It is trained by the weights of
+version m // P <= v + k, and its tokens were made by v or later: no token is staler than k, and nothing is ever dropped
+for its age. A step's draws are admitted before the step begins, every answer ends, so nothing waits for ever. The state
+of a run is one number, the cursor: draws before it are trained or dropped. docs/async.md explains all of it.
+
+Concurrency: everything runs on the controller's thread.
+
+consumes:     draws, when a version is published; answers and scores, in callbacks of `Cluster.watch`
+produces:     the groups of each step
+waits for:    `take` for scored groups; `publish`, where answers must not see two versions, for what runs
+unblocked by: engines and reward workers; the cluster ends a call, and rewards a function, that takes too long
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from tandem.controller.clock import RolloutTimes
+from tandem.controller.engines import Engines, Rollout
+from tandem.controller.reward_model import Rewards, scores_groups
+from tandem.controller.timesharing import Devices
+from tandem.types import Group, StepMetrics, Trajectory
+from tandem.workers.rollout import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRules:
+    """How far ahead groups are made, and which."""
+
+    groups_per_step: int
+    samples_per_ask: int
+    total_steps: int
+    max_staleness: int = 0
+    partial_rollouts: bool = True
+    """A publish falls into answers that are being made; else it waits for them, and the run does not depend on time."""
+    max_replaced: int = 0
+    """Uninformative groups that further draws replace, in each step at most."""
+
+
+class _Kept(NamedTuple):
+    number: int
+    group: Group
+    decided: dict[int, list[Group]]
+    """By draw: this group, and before it those that were dropped since the one before."""
+
+
+class RolloutProducer:
+    """The producer. It starts with version 0 served, or where `resume` puts it."""
+
+    def __init__(
+        self,
+        rules: RolloutRules,
+        rollout: Rollout,
+        reward: Rewards,
+        devices: Devices,
+        watch: Callable[[], None],
+        ask: Callable[[int], Ask],
+        *,
+        stands_still: bool = False,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`watch` is the cluster's. `ask` gives the row and the seeds of a draw.
+
+        `stands_still`: the engines compute in the processes of models, and do nothing while these train.
+        """
+        self._rules = rules
+        self._reward = reward
+        self._devices = devices
+        self._watch = watch
+        self._ask_of = ask
+        self._stands_still = stands_still or devices.takes_turns
+        self._now = now
+        self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
+        """What is asked, and of which version, does not depend on time."""
+        size, samples = rules.groups_per_step, rules.samples_per_ask
+        self._engines = Engines(rollout, samples, size, self._in_rounds, self._answered, now)
+        self._version = 0
+        self._drawn = 0
+        """Draws that were admitted: all before this one."""
+        self._decided = 0
+        """Draws that are kept or dropped: all before this one."""
+        self._dropped = 0
+        self._replaced = 0
+        """Dropped draws for which another one may be admitted: in rounds not always all."""
+        self._dropped_in_step = 0
+        self._taken = 0
+        """Groups that were taken for training."""
+        self._answers: dict[int, tuple[list[Trajectory], Trajectory | None]] = {}
+        """Answers that are to be scored together with others of their step."""
+        self._scoring: set[int] = set()
+        self._scored: dict[int, list[Group]] = {}
+        """Groups that wait for a decision on those before them, each with the group of its greedy answer if any."""
+        self._restored: dict[int, Group] = {}
+        self._since_kept: dict[int, list[Group]] = {}
+        self._kept: deque[_Kept] = deque()
+        self._times = RolloutTimes(now)
+        self._replaced_in_step = self._uninformative = 0
+        self._closed = False
+        self.cursor = 0
+        """Draws that training has behind it: all before this one."""
+
+    def take(self, step: int) -> list[Group]:
+        """The groups of a step; waits for them. Raises RewardShareExceeded where too many of their rewards failed."""
+        size = self._rules.groups_per_step
+        with self._times.taking():
+            self._devices.to_generation()
+            self._go_on()
+            while (missing := size - len(self._kept)) > 0:
+                if self._reward.by_step and all(self._decided + place in self._answers for place in range(missing)):
+                    self._score_together(missing, step)
+                elif self._under_way:
+                    with self._times.waiting(for_rewards=self._engines.unanswered == 0):
+                        self._watch()
+                else:
+                    self._next_round()
+        kept = [self._kept.popleft() for _ in range(size)]
+        self._taken, self.cursor = self._taken + size, kept[-1].number + 1
+        groups = [one.group for one in kept]
+        self._times.took(groups)
+        self._replaced_in_step = sum(len(one.decided) - 1 for one in kept)
+        self._uninformative = sum(not is_informative(group) for group in groups)
+        self._reward.check_share([group for one in kept for decided in one.decided.values() for group in decided])
+        return groups
+
+    def to_training(self) -> None:
+        """The models compute until the next `publish`; engines that share their devices stand still meanwhile."""
+        if self._stands_still:
+            self.settle()
+            self._engines.paused = True
+        self._devices.to_training()
+
+    def publish(self, version: int) -> None:
+        """Serve the actor's present weights as `version`; with them further draws are admitted."""
+        self.settle()
+        self._devices.publish(version)
+        self._times.published()
+        self._version = version
+        self._replaced = self._dropped
+        if self._rules.max_staleness:
+            self._go_on()
+
+    def settle(self) -> None:
+        """Wait for what runs, where the run must not depend on time: before a publish and before validation."""
+        while self._in_rounds and self._under_way:
+            if self._engines.paused:
+                self._devices.to_generation()
+                self._go_on()
+            else:
+                self._watch()
+
+    def finished(self) -> dict[int, Group]:
+        """By draw: the scored groups that no step has taken yet, for a checkpoint."""
+        self.settle()
+        decided = [one.decided for one in self._kept] + [self._since_kept, self._scored]
+        return {number: groups[0] for part in decided for number, groups in part.items()}
+
+    def resume(self, version: int, cursor: int, finished: Mapping[int, Group]) -> None:
+        """Go on after step `version`, whose weights are served, at a cursor; `finished` groups are not asked again."""
+        self._version, self.cursor = version, cursor
+        self._drawn = self._decided = cursor
+        self._taken = version * self._rules.groups_per_step
+        self._dropped = self._replaced = cursor - self._taken
+        self._restored = dict(finished)
+
+    def metrics(self) -> StepMetrics:
+        """Of the step that was taken last."""
+        metrics = self._times.metrics()
+        if self._rules.max_replaced:
+            metrics["rollout/resample/replaced"] = float(self._replaced_in_step)
+            metrics["rollout/resample/uninformative"] = float(self._uninformative)
+        if self._rules.max_staleness:
+            metrics["time/rollout_idle_s"] = self._engines.take_idle_s()
+        return metrics
+
+    def close(self) -> None:
+        """Forget what runs: answers and scores that still come are nobody's."""
+        self._closed = self._engines.paused = True
+
+    @property
+    def _under_way(self) -> bool:
+        return self._engines.unanswered > 0 or bool(self._scoring)
+
+    def _go_on(self) -> None:
+        self._engines.paused = False
+        self._admit()
+        self._engines.give()
+
+    def _admit(self) -> None:
+        rules = self._rules
+        steps = min(self._version + 1 + rules.max_staleness, rules.total_steps)
+        limit = steps * rules.groups_per_step + self._replaced
+        new = range(self._drawn, max(limit, self._drawn))
+        self._drawn = new.stop
+        self._scored |= {number: [self._restored.pop(number)] for number in new if number in self._restored}
+        self._engines.add({number: self._ask_of(number) for number in new if number not in self._scored})
+        self._decide()
+
+    def _next_round(self) -> None:
+        """Replace what was dropped, after everything that was asked has been decided."""
+        drawn, self._replaced = self._drawn, self._dropped
+        self._go_on()
+        assert self._drawn > drawn, "groups are missing, and nothing is under way"
+
+    def _answered(self, number: int, siblings: list[Trajectory], greedy: Trajectory | None) -> None:
+        if self._closed:
+            return
+        if not scores_groups(self._reward):
+            self._answers[number] = siblings, greedy
+            return
+        self._scoring.add(number)
+        answers = [siblings] if greedy is None else [siblings, [greedy]]
+        self._reward.submit(answers, self._step_of(number), partial(self._take_scores, number))
+
+    def _score_together(self, count: int, step: int) -> None:
+        """Score the answers that a step lacks; where the reward model takes its turn on the devices, engines rest."""
+        numbers = range(self._decided, self._decided + count)
+        answers = [self._answers.pop(number) for number in numbers]
+        self._engines.paused = self._devices.takes_turns
+        with self._times.waiting(for_rewards=True):
+            groups = self._reward.score([siblings for siblings, _ in answers], step)
+            greedy = [[answer] for _, answer in answers if answer is not None]
+            greedy_groups = self._reward.score(greedy, step) if greedy else []
+        for place, number in enumerate(numbers):
+            self._take_scores(number, [groups[place], *greedy_groups[place : place + 1]])
+        if len(self._kept) < self._rules.groups_per_step:
+            self._devices.to_generation()
+            self._go_on()
+
+    def _take_scores(self, number: int, groups: list[Group]) -> None:
+        if self._closed:
+            return
+        self._scoring.discard(number)
+        if len(groups) > 1:
+            groups[0].greedy = groups[1].scores[0]
+        self._scored[number] = groups
+        dropped = self._dropped
+        self._decide()
+        if self._dropped > dropped and not self._in_rounds:
+            self._replaced = self._dropped
+            self._admit()
+            self._engines.give()
+
+    def _decide(self) -> None:
+        """Keep or drop, in the order of the draws, as far as they are scored."""
+        size = self._rules.groups_per_step
+        while self._decided in self._scored:
+            number = self._decided
+            self._since_kept[number] = groups = self._scored.pop(number)
+            self._decided += 1
+            if is_informative(groups[0]) or self._dropped_in_step == self._rules.max_replaced:
+                self._kept.append(_Kept(number, groups[0], self._since_kept))
+                self._since_kept = {}
+                if (self._taken + len(self._kept)) % size == 0:
+                    self._dropped_in_step = 0
+            else:
+                self._dropped += 1
+                self._dropped_in_step += 1
+
+    def _step_of(self, number: int) -> int:
+        return number // self._rules.groups_per_step + 1
+
+
+def is_informative(group: Group) -> bool:
+    """Its rewards differ, so that a group-relative advantage is not zero everywhere."""
+    return len({score.value for score in group.scores if score.value is not None}) > 1

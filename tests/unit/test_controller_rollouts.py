@@ -1,0 +1,95 @@
+"""The producer over random schedules in virtual time, and mutants of it, each of which some schedule must find."""
+
+# ruff: noqa: E501 - a mutant is a line
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tandem.controller import engines, rollouts
+from tests import schedules
+
+
+def test_nothing_is_stale_lost_doubled_or_stuck() -> None:
+    for seed in range(250):
+        schedules.run(seed)
+
+
+def test_without_partial_rollouts_nothing_depends_on_time() -> None:
+    """The same groups by the same versions on the same engines, however long answers and scores take."""
+    compared = 0
+    for seed in range(1000, 1200):
+        world = schedules.draw_world(seed)
+        if (world.staleness == 0 or not world.partial) and not world.kills:
+            assert schedules.run(seed)[1] == schedules.run(seed, timing=1)[1], seed
+            compared += 1
+    assert compared > 40
+
+
+MUTANTS = {
+    "a step further ahead": ("self._version + 1 + rules.max_staleness", "self._version + 2 + rules.max_staleness"),
+    "dropped groups have no successors": ("rules.groups_per_step + self._replaced\n", "rules.groups_per_step\n"),
+    "every dropped group has two": ("rules.groups_per_step + self._replaced\n", "rules.groups_per_step + 2 * self._replaced\n"),
+    "draws beyond the last step": (", rules.total_steps)", ", rules.total_steps + 1)"),
+    "the cursor is what was asked": ("self.cursor = self._taken + size, kept[-1].number + 1", "self.cursor = self._taken + size, self._drawn"),
+    "groups are taken as they come": (
+        "while self._decided in self._scored:\n            number = self._decided\n",
+        "while self._scored:\n            number = next(iter(self._scored))\n",
+    ),
+    "a resumed run has trained nothing": ("self._taken = version * self._rules.groups_per_step\n", "self._taken = 0\n"),
+    "a resumed run has dropped nothing": ("self._dropped = self._replaced = cursor - self._taken", "self._dropped = self._replaced = 0"),
+    "finished groups are asked again": ("if number not in self._scored})", "})"),
+    "finished groups begin at the wrong draw": ("return {number: groups[0]", "return {number + 1: groups[0]"),
+    "the count of dropped groups goes on": ("self._dropped_in_step = 0\n            else", "pass\n            else"),
+    "the published version is forgotten": ("        self._version = version\n        self._replaced", "        self._replaced"),
+    "a publish does not wait": ("        self.settle()\n        self._devices.publish", "        self._devices.publish"),
+    "engines go on in training": ("            self._engines.paused = True\n        self._devices.to_training", "        self._devices.to_training"),
+    "engines never go on": ("        self._engines.paused = False\n", ""),
+    "successors come as soon as they may": ("if self._dropped > dropped and not self._in_rounds:", "if self._dropped > dropped:"),
+    "a score is taken for decided": ("            self._decided += 1\n            if is_inf", "            self._decided += 2\n            if is_inf"),
+    "greedy answers are lost": ("groups[0].greedy = groups[1].scores[0]", "pass"),
+}  # fmt: skip
+OF_ENGINES = {
+    "an ask is sent twice": ("new[number] = self._waiting.pop(number)", "new[number] = self._waiting[number]"),
+    "a taken ask stays at home": ("if self._home.get(number) is engine:", "if number in self._home or True:"),
+    "an answered ask stays": ("self._running -= 1\n", "pass\n"),
+    "an engine is called once": ("        self._give(engine)\n        if self._waiting:", "        if self._waiting:"),
+    "a slice while standing still": ("        if self.paused:\n            return\n", ""),
+}  # fmt: skip
+
+
+def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
+    source = Path(str(module.__file__)).read_text()
+    assert source.count(old) == 1, f"{source.count(old)} times in {module.__name__}: {old!r}"
+    mutant = ModuleType(f"{module.__name__}_mutant")
+    sys.modules[mutant.__name__] = mutant  # dataclasses look for it
+    exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
+    return mutant
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name: str) -> None:
+    expect_found(mutated(rollouts, *MUTANTS[name]))
+
+
+@pytest.mark.parametrize("name", OF_ENGINES)
+def test_a_mutant_of_the_engines_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = mutated(engines, *OF_ENGINES[name])
+    monkeypatch.setattr(rollouts, "Engines", mutant.Engines)
+    expect_found(rollouts)
+
+
+def expect_found(module: ModuleType) -> None:
+    for seed in range(2000):
+        try:
+            trained = schedules.run(seed, module)[1]
+            world = schedules.draw_world(seed)
+            if (world.staleness == 0 or not world.partial) and not world.kills:
+                assert trained == schedules.run(seed, module, timing=1)[1]
+        except Exception:  # noqa: BLE001 - of whatever kind: it was found
+            return
+    raise AssertionError("no schedule found the mutant")
