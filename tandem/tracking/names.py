@@ -8,9 +8,9 @@ OF_ANSWERS = (
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
     "rollout/mismatch_kl", "rollout/mismatch_max", "rollout/mismatch_share", "rollout/correction_mean",
     "rollout/correction_share", "rollout/staleness/mean", "rollout/staleness/max", "rollout/mixed_share",
-    "rollout/drift_kl", "rollout/ess", "rollout/entropy", "rollout/resample/rounds",
-    "rollout/resample/unused", "rollout/resample/uninformative", "time/generation_s", "time/reward_s",
-    "time/preparation_s", "time/advantages_s", "time/update_s", "time/publish_s",
+    "rollout/drift_kl", "rollout/ess", "rollout/entropy", "rollout/resample/replaced",
+    "rollout/resample/uninformative", "perf/wanted_staleness", "time/rollout_idle_s", "time/generation_s",
+    "time/reward_s", "time/preparation_s", "time/advantages_s", "time/update_s", "time/publish_s",
 )  # fmt: skip
 OF_THE_ACTOR = (
     "actor/pg_loss", "actor/entropy", "actor/kl", "actor/kl_coefficient", "actor/clip_fraction", "actor/ratio/mean",
