@@ -219,6 +219,7 @@ class ServeConfig(Tree):
         "model.reward_model_path",
         "model.lora",
         "generation.eval",
+        "generation.partial_rollouts",
         "generation.sleep",
         "generation.sync",
     )

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-SECTIONS = ("actor_rollout_ref", "critic", "reward_model", "custom_reward_function", "ray_kwargs", "global_profiler")
+SECTIONS = (
+    "actor_rollout_ref", "critic", "reward_model", "custom_reward_function", "ray_kwargs", "global_profiler",
+    "async_training",
+)  # fmt: skip
 """Sections of a configuration of verl that ours does not have."""
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 
@@ -77,6 +80,9 @@ COUNTERPARTS: Mapping[str, str] = {
     "custom_reward_function.path": "reward.functions: [path/to/file.py:function]",
     "custom_reward_function.name": "reward.functions: [path/to/file.py:function]",
     "custom_reward_function.reward_kwargs": "reward.functions: [{function: …, arguments: {…}}]",
+    "async_training.staleness_threshold": "trainer.max_staleness, which counts training steps and bounds every token",
+    "async_training.partial_rollout": "generation.partial_rollouts",
+    "async_training.use_rollout_log_probs": "algorithm.rollout_correction.skip_old_logprobs",
     "data.train_batch_size": "data.prompts_per_step",
     "data.max_prompt_length": "data.max_prompt_tokens",
     "data.max_response_length": "generation.max_response_tokens",

@@ -24,7 +24,7 @@ from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.jsonl import JsonlTracker
-from tandem.tracking.trajectories import read_groups, trajectories_path, write_trajectories
+from tandem.tracking.trajectories import read_groups, staleness_of, trajectories_path, write_trajectories
 
 
 def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
@@ -62,7 +62,7 @@ class ReplayJob(RlJob):
         self.total_steps = len(files)
 
     def _advance(self, step: int) -> Step:
-        groups = read_groups(self._files[step - 1])
+        groups = read_groups(self._files[step - 1], step)
         self._roles.experience.reward.check_share(groups)
         return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 
@@ -77,8 +77,29 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
             f"--debug-train: algorithm.type: {config.algorithm.type} needs the rewards of greedy answers, which files "
             "of trajectories do not hold; train without it"
         )
-    unevaluated = config.trainer.model_copy(update={"eval_every": 0})
-    config = config.model_copy(update={"trainer": unevaluated})
+    trained = config.trainer.model_copy(update={"eval_every": 0, "max_staleness": _staleness(files, config, saved)})
+    config = config.model_copy(update={"trainer": trained})
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
         placement = Placement(cluster, pools_of(config))
         return run_job(config, lambda branch: ReplayJob(files, config, inputs, placement, reward, None, branch))
+
+
+def _staleness(files: Sequence[Path], config: TrainConfig, saved: Path) -> int:
+    """`trainer.max_staleness`, or that of the files where it is more: after `--debug-rollout` one model has answered
+    for all steps. Raises UserError where the algorithm has nothing that corrects for that."""
+    configured, most = config.trainer.max_staleness, max(staleness_of(path) for path in files)
+    if most <= configured:
+        return configured
+    try:
+        config.algorithm.check_staleness(most)
+    except ValueError as error:
+        raise UserError(
+            f"--debug-train {saved}: answers are of weights up to {most} steps older than those of their step. "
+            f"algorithm: {error}; or give a single file of step 1"
+        ) from error
+    print(
+        f"--debug-train {saved}: answers are of weights up to {most} steps older than those of their step; they are "
+        f"trained on as with trainer.max_staleness: {most}",
+        flush=True,
+    )
+    return most

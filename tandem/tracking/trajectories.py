@@ -5,7 +5,8 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,37 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
 
 
-def read_groups(path: Path) -> list[Group]:
-    """The trajectories of a file with their scores, siblings together; UserError when it is no such file."""
-    try:
+def read_groups(path: Path, step: int) -> list[Group]:
+    """The trajectories of a file with their scores, siblings together, for `step` of this run: versions are counted
+    from there, so that answers are as stale as in the step that they are of. UserError when it is no such file."""
+    with _says_what_is_wrong(path):
         rows = read_trajectories(path).to_pylist()
         groups: dict[int, Group] = {}
         for row in rows:
             group = groups.setdefault(row["group"], Group([], []))
-            group.trajectories.append(_trajectory(row))
+            group.trajectories.append(_trajectory(row, later=step - row["step"]))
             group.scores.append(_score(row))
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise UserError(f"{path}: not a file of trajectories ({error}); give one of RUN/trajectories") from error
     return list(groups.values())
 
 
-def _trajectory(row: dict[str, Any]) -> Trajectory:
+def staleness_of(path: Path) -> int:
+    """How many versions before those of its step the oldest trained token of a file was made; UserError as above."""
+    with _says_what_is_wrong(path):
+        table = read_trajectories(path, ["step", "policy_versions", "loss_mask"])
+        names = ("policy_versions", "loss_mask")
+        versions, trained = (table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in names)
+        return int((table["step"][0].as_py() - 1 - versions[trained]).max(initial=0))
+
+
+@contextmanager
+def _says_what_is_wrong(path: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise UserError(f"{path}: not a file of trajectories ({error}); give one of RUN/trajectories") from error
+
+
+def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
     ids = np.array(row["prompt_ids"], np.int32)
     status = Status(row["status"])
     return Trajectory(
@@ -79,7 +96,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         response_ids=np.array(row["response_ids"], np.int32),
         loss_mask=np.array(row["loss_mask"], np.bool_),
         rollout_logprobs=np.array(row["rollout_logprobs"], np.float32),
-        versions=np.array(row["policy_versions"], np.int32),
+        versions=np.array(row["policy_versions"], np.int32) + np.int32(later),
         text=row["response"],
         status=Status.COMPLETED if row["reward"] is None else status,
         turns=tuple(Turn(**turn) for turn in row["turns"]),

@@ -61,6 +61,33 @@ def test_no_trajectories_is_the_users_mistake(grpo_config: Path, tmp_path: Path)
     assert main([*arguments, str(tmp_path / "broken.parquet")]) == 2
 
 
+def test_answers_of_one_model_for_every_step_are_trained_on_as_stale_ones(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
+) -> None:
+    """As docs/debugging.md has it: first only the rollout, then only the training on what it has saved."""
+    (tmp_path / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
+    common = ["train", str(grpo_config), f"reward.functions=[{tmp_path}/reward.py:digits]", "trainer.steps=3"]
+    assert main([*common, f"trainer.run_dir={tmp_path}/look", "--debug-rollout"]) == 0
+    replay = ["--debug-train", f"{tmp_path}/look/trajectories"]
+    assert main([*common, f"trainer.run_dir={tmp_path}/learn", *replay]) == 0
+    assert "they are trained on as with trainer.max_staleness: 2\n" in capsys.readouterr().out
+    staleness = [record["rollout/staleness/max"] for record in read_metrics(tmp_path / "learn/metrics.jsonl")]
+    assert staleness == [0, 1, 2]
+
+    assert main([*common, f"trainer.run_dir={tmp_path}/no", *replay, "algorithm.loss.type=reinforce"]) == 2
+    assert "trainer.max_staleness: 2 nothing corrects for answers of older weights" in capsys.readouterr().err
+
+
+def test_a_file_of_any_step_is_trained_on_alone(grpo_config: Path, tmp_path: Path) -> None:
+    """Its versions are those of another run, to which this one has not come."""
+    whole = [str(grpo_config), "trainer.steps=3", "trainer.max_staleness=1", f"trainer.run_dir={tmp_path}/whole"]
+    assert main(["train", *whole]) == 0
+    replay = ["trainer.max_staleness=1", f"trainer.run_dir={tmp_path}/replay", "--debug-train"]
+    assert main(["train", str(grpo_config), *replay, f"{tmp_path}/whole/trajectories/step_000003.parquet"]) == 0
+    (record,) = read_metrics(tmp_path / "replay/metrics.jsonl")
+    assert record["rollout/staleness/max"] == 1
+
+
 def test_files_of_trajectories_hold_no_greedy_answers(
     capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
 ) -> None:

@@ -242,6 +242,14 @@ def test_supervised_fine_tuning_has_its_own_tree(sound: Path) -> None:
                 "actor_rollout_ref.rollout.n: a key of verl; write algorithm.group_size",
             ],
         ),
+        (
+            "async_training={partial_rollout: true, require_batches: 1}",
+            [
+                "async_training.partial_rollout: a key of verl; write generation.partial_rollouts",
+                "async_training.require_batches: a key of verl that has no counterpart here; "
+                "leave it out (docs/configuration.md has all keys)",
+            ],
+        ),
         ("trainer.logger=[wandb]", ["trainer.logger: a key of verl; write tracking"]),
         (
             "+trainer.total_epochs=3",

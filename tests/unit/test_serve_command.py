@@ -36,14 +36,16 @@ def test_mistakes_in_options_are_told_together_before_anything_is_loaded(capsys:
         "/nowhere",
         "generation.max_runing=3",
         "generation.eval={temperature: 1}",
+        "generation.partial_rollouts=false",
         "model.lora={}",
         "model.dtype=float16",
         "data.shuffle=true",
     )
-    assert "command line: 5 errors" in message
+    assert "command line: 6 errors" in message
     for words in (
         "generation.max_runing: unknown key; did you mean generation.max_running?",
         "generation.eval: this command has no use for it",
+        "generation.partial_rollouts: this command has no use for it",
         "model.lora: this command has no use for it",
         "model.dtype",
         "data: unknown key",
