@@ -78,7 +78,7 @@ class CallRequest:
 def process_main(setup: ProcessSetup) -> None:
     """The process's main function."""
     _prepare(setup)
-    host = WorkerHost(setup.rank, setup.size)
+    host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno())
     requests, answers = View(setup.requests), Arena(setup.answers)
 
     def join() -> None:

@@ -1,6 +1,7 @@
 """Where the workers of each role run: the pools of the configuration, started when their first role is made."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from tandem.config.tree import ModelsConfig, RolloutConfig
@@ -25,6 +26,8 @@ class Placement:
         self._kinds = kinds or {}
         self._running: dict[str, Ranks] = {}
         self._one_of_each_pool: list[RemoteWorkers[Any]] = []
+        self._peaks: list[list[StepMetrics]] = []
+        """What each pool's processes have last said of their memory."""
 
     def group(
         self, role: Role, group: type[Group], kind: type[Worker[Spec]], spec: Spec, name: str | None = None
@@ -63,11 +66,15 @@ class Placement:
     def costs(self, tokens: float, seconds: float) -> StepMetrics:
         """The time and throughput of a step, and the highest peak memory of any process so far.
 
-        Every rank of every pool is asked, so it waits for the calls that these have still to answer; callbacks run
-        meanwhile, and the calls that they submit come after it.
+        Nothing waits for pools that may be busy: all but the first one, which trains, are as they were a step before.
         """
         asked = [group.peak_memory() for group in self._one_of_each_pool]
-        peaks = [peak for memory in asked for peak in memory.get()]
+        if len(asked) > len(self._peaks):
+            self._peaks = [memory.get() for memory in asked]
+        self._peaks[0] = asked[0].get()
+        for pool, memory in enumerate(asked[1:], 1):
+            memory.then(partial(self._peaks.__setitem__, pool))
+        peaks = [peak for pool in self._peaks for peak in pool]
         return {
             "time/step_s": seconds,
             "perf/tokens_per_s": tokens / seconds,

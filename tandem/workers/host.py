@@ -33,6 +33,8 @@ class WorkerContext:
     neighbours: "Mapping[str, Worker[Any]]" = field(default_factory=dict[str, "Worker[Any]"])
     """The workers in this process, by name."""
     memory: PeakMemory = field(default_factory=PeakMemory)
+    calls: int | None = None
+    """A file descriptor that is readable while another call waits for this process; None where that is not known."""
 
 
 class Worker(Generic[Spec]):
@@ -63,10 +65,12 @@ class Worker(Generic[Spec]):
 class WorkerHost:
     """Makes the workers of one process and runs the controller's calls on them, one at a time."""
 
-    def __init__(self, rank: int = 0, size: int = 1, address: str = "127.0.0.1") -> None:
+    def __init__(self, rank: int = 0, size: int = 1, address: str = "127.0.0.1", calls: int | None = None) -> None:
+        """`calls`: as in WorkerContext."""
         self._rank = rank
         self._size = size
         self._address = address
+        self._calls = calls
         self.workers: dict[str, Worker[Any]] = {}
         self._memory = PeakMemory()
         find_user_files()
@@ -88,7 +92,7 @@ class WorkerHost:
 
     def create(self, name: str, kind: type[Worker[AnySpec]], spec: AnySpec) -> dict[str, Mesh]:
         """Make a worker; returns its meshes."""
-        context = WorkerContext(name, self._rank, self._size, self._address, self.workers, self._memory)
+        context = WorkerContext(name, self._rank, self._size, self._address, self.workers, self._memory, self._calls)
         with self._memory.measured("create"):
             self.workers[name] = kind(context, spec)
         return self.workers[name].meshes

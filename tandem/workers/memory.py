@@ -10,6 +10,7 @@ from tandem.types import StepMetrics
 
 _METRIC = "perf/peak_memory_gib"
 _PHASES = {
+    "advance": "generation",
     "generate": "generation",
     "generate_for_eval": "generation",
     "logprobs": "training",

@@ -160,15 +160,13 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     @register(Dispatch.EACH, mesh="generation")
     def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Advance:
-        """Start on `asks`, in their order, and generate until one of all that are under way is complete, or until
-        `patience_s` have passed. The rest goes on in the next call. Raises what an answer raised."""
+        """Start on `asks`, in their order, and generate until one of all that are under way is complete, until another
+        call waits for this process, where that is known, or until `patience_s` have passed. The rest goes on in the
+        next call. Raises what an answer raised."""
         for number, ask in asks.items():
             self._answering[number] = self._events.create_task(self._answer(ask))
         if self._answering:
-            tasks = list(self._answering.values())
-            self._events.run_until_complete(
-                asyncio.wait(tasks, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            )
+            self._generate_for(patience_s)
         done = [number for number, task in self._answering.items() if task.done()]
         return Advance([(number, *self._answering.pop(number).result()) for number in done], self._room())
 
@@ -223,6 +221,15 @@ class RolloutWorker(Worker[RolloutSpec]):
             return await asyncio.gather(*(self._trajectories(request, sampling) for request in requests))
 
         return self._events.run_until_complete(together())
+
+    def _generate_for(self, patience_s: float) -> None:
+        calls, another_call = self.context.calls, self._events.create_future()
+        if calls is not None:
+            self._events.add_reader(calls, lambda: another_call.done() or another_call.set_result(None))
+        ends = [*self._answering.values(), another_call]
+        self._events.run_until_complete(asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED))
+        if calls is not None:
+            self._events.remove_reader(calls)
 
     async def _answer(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
         wanted = [self._trajectories(ask.request, self._drawn())]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,19 @@ class ChainRollout(RolloutWorker):
         return FakeEngine(logits, tokenizer=tokenizer)
 
 
-@pytest.fixture
-def worker(sort4: Path) -> Iterator[ChainRollout]:
+def make_worker(sort4: Path, calls: int | None = None) -> ChainRollout:
     tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
     config = NativeGenerationConfig(max_response_tokens=MAX_TOKENS)
-    made = ChainRollout(WorkerContext("rollout"), RolloutSpec(ModelConfig(path=sort4 / "model"), config, tokenizer))
+    spec = RolloutSpec(ModelConfig(path=sort4 / "model"), config, tokenizer)
+    made = ChainRollout(WorkerContext("rollout", calls=calls), spec)
     made.publish(0)
-    yield made
-    made.close()
+    return made
+
+
+@pytest.fixture
+def worker(sort4: Path) -> Iterator[ChainRollout]:
+    with closing(make_worker(sort4)) as made:
+        yield made
 
 
 def ask(*token_ids: int, seeds: tuple[int, ...] = (1, 2), with_greedy: bool = False) -> Ask:
@@ -95,6 +102,19 @@ def test_slices_give_what_one_call_gives(worker: ChainRollout) -> None:
         assert responses(siblings) == responses(whole[number])
         np.testing.assert_array_equal(siblings[0].rollout_logprobs, whole[number][0].rollout_logprobs)
         assert (own_greedy and responses([own_greedy])) == (responses(greedy[0]) if number == 2 else None)
+
+
+def test_a_slice_ends_when_another_call_waits_and_nothing_is_lost(sort4: Path) -> None:
+    calls, controller = os.pipe()
+    with closing(make_worker(sort4, calls)) as worker:
+        os.write(controller, b"a call")
+        asks = {7: ask(COUNTED[0]), 8: ask(COUNTED[0], seeds=(3,))}
+        assert worker.advance(asks, 1000.0).done == [], "the answers take 36 steps"
+        assert worker.advance({}, 1000.0).done == []
+        os.read(calls, 100)
+        assert sorted(numbers([worker.advance({}, 1000.0) for _ in asks])) == [7, 8]
+    os.close(calls)
+    os.close(controller)
 
 
 def test_without_patience_or_anything_to_do_it_returns_at_once(worker: ChainRollout) -> None:
