@@ -237,6 +237,16 @@ class Group:
     """The score of the prompt's greedy answer, which is not among the trajectories; where the algorithm needs one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answers to a prompt that were made ahead of training, and that no step has taken yet."""
+
+    group: Group
+    """Without scores where these are due together with those of others of its step."""
+    greedy: Trajectory | None = None
+    """The greedy answer, where it is wanted and has no score yet."""
+
+
 @dataclass(slots=True)
 class TokenColumns(Generic[Array]):
     """One number a response token; a column that nothing has filled is None. numpy at rest, torch inside an engine."""

@@ -17,7 +17,7 @@ from tandem.controller import rollouts as real
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.simulation.virtual import Takes, VirtualCluster
-from tandem.types import Group, Prompt, Score, Status, Trajectory
+from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, Mesh, register
 from tandem.workers.rollout import Advance, Ask, RolloutRequest
@@ -250,11 +250,12 @@ Taken = tuple[int, int, int, int]
 """A group that was trained: its draw, its oldest and newest version, its engine."""
 
 
-def run(seed: int, module: ModuleType = real, timing: int = 0) -> tuple[int, list[Taken]]:
+def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = True) -> tuple[int, list[Taken]]:
     """One schedule: (events, what was trained). AssertionError, Deadlock where something does not hold."""
     world = draw_world(seed, timing)
+    world.kills *= killed
     record: list[list[Taken]] = []
-    checkpoint: tuple[int, int, dict[int, Group]] = (0, 0, {})
+    checkpoint: tuple[int, int, dict[int, Finished]] = (0, 0, {})
     most_staleness, cluster = world.staleness, world.cluster
     rollouts, rollout, actor = _start(world, seed, module)
     kills, step = world.kills, 0

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tandem.config.base import MAY_CHANGE, Section
+from tandem.config.tree import TrainConfig
+
+_SKIP_OLD_LOGPROBS = "algorithm.rollout_correction.skip_old_logprobs"
 
 
 class Change(NamedTuple):
@@ -28,10 +31,15 @@ def changes(before: Section, after: Section) -> list[Change]:
     """Every key in which two configurations of one kind differ, in the order of the tree.
 
     Two names of one file, by a symbolic link or by `..`, are no difference.
+    Nor is a default that was written out: runs of versions whose default of `skip_old_logprobs` was false have it so.
     Of two alternatives, such as `cluster.type: local` and `cluster.type: ray`, only the type is reported: what else
     they have has no counterpart.
     """
-    return list(_changes(before, after, "", allowed=False))
+    found = list(_changes(before, after, "", allowed=False))
+    if isinstance(before, TrainConfig) and isinstance(after, TrainConfig):
+        same = before.takes_engine_logprobs == after.takes_engine_logprobs
+        found = [change for change in found if not (same and change.key == _SKIP_OLD_LOGPROBS)]
+    return found
 
 
 def _changes(before: Section, after: Section, prefix: str, allowed: bool) -> Iterator[Change]:

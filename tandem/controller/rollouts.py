@@ -34,7 +34,7 @@ from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines, Rollout
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.timesharing import Devices
-from tandem.types import Group, StepMetrics, Trajectory
+from tandem.types import Finished, Group, StepMetrics, Trajectory
 from tandem.workers.rollout import Ask
 
 
@@ -105,7 +105,8 @@ class RolloutProducer:
         self._scoring: set[int] = set()
         self._scored: dict[int, list[Group]] = {}
         """Groups that wait for a decision on those before them, each with the group of its greedy answer if any."""
-        self._restored: dict[int, Group] = {}
+        self._restored: dict[int, Finished] = {}
+        """What a checkpoint kept of draws that are not admitted again yet."""
         self._since_kept: dict[int, list[Group]] = {}
         self._kept: deque[_Kept] = deque()
         self._times = RolloutTimes(now)
@@ -163,19 +164,26 @@ class RolloutProducer:
             else:
                 self._watch()
 
-    def finished(self) -> dict[int, Group]:
-        """By draw: the scored groups that no step has taken yet, for a checkpoint."""
+    def finished(self) -> dict[int, Finished]:
+        """By draw: the groups that no step has taken yet, for a checkpoint."""
         self.settle()
         decided = [one.decided for one in self._kept] + [self._since_kept, self._scored]
-        return {number: groups[0] for part in decided for number, groups in part.items()}
+        scored = {number: Finished(groups[0]) for part in decided for number, groups in part.items()}
+        answers = self._answers.items()
+        return scored | {number: Finished(Group(siblings, []), greedy) for number, (siblings, greedy) in answers}
 
-    def resume(self, version: int, cursor: int, finished: Mapping[int, Group]) -> None:
-        """Go on after step `version`, whose weights are served, at a cursor; `finished` groups are not asked again."""
+    def resume(self, version: int, cursor: int, finished: Mapping[int, Finished]) -> None:
+        """Go on after step `version`, whose weights are served, at a cursor; `finished` groups are not asked again.
+
+        Where nothing depends on time, as many draws are admitted as were before: all of them are in `finished`.
+        """
         self._version, self.cursor = version, cursor
         self._drawn = self._decided = cursor
         self._taken = version * self._rules.groups_per_step
         self._dropped = self._replaced = cursor - self._taken
         self._restored = dict(finished)
+        if self._in_rounds and finished:
+            self._replaced = max(self._replaced, max(finished) + 1 - self._first_without_replacements)
 
     def metrics(self) -> StepMetrics:
         """Of the step that was taken last."""
@@ -201,14 +209,23 @@ class RolloutProducer:
         self._engines.give()
 
     def _admit(self) -> None:
-        rules = self._rules
-        steps = min(self._version + 1 + rules.max_staleness, rules.total_steps)
-        limit = steps * rules.groups_per_step + self._replaced
+        limit = self._first_without_replacements + self._replaced
         new = range(self._drawn, max(limit, self._drawn))
         self._drawn = new.stop
-        self._scored |= {number: [self._restored.pop(number)] for number in new if number in self._restored}
-        self._engines.add({number: self._ask_of(number) for number in new if number not in self._scored})
+        restored = {number: self._restored.pop(number) for number in new if number in self._restored}
+        self._engines.add({number: self._ask_of(number) for number in new if number not in restored})
+        for number, finished in restored.items():
+            if finished.group.scores:
+                self._scored[number] = [finished.group]
+            else:
+                self._answers[number] = finished.group.trajectories, finished.greedy
         self._decide()
+
+    @property
+    def _first_without_replacements(self) -> int:
+        """The first draw that may not be admitted yet, had none been dropped."""
+        rules = self._rules
+        return min(self._version + 1 + rules.max_staleness, rules.total_steps) * rules.groups_per_step
 
     def _next_round(self) -> None:
         """Replace what was dropped, after everything that was asked has been decided."""

@@ -11,6 +11,7 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Branch
 from tandem.checkpoint.progress import Progress
+from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, make_roles
@@ -26,7 +27,7 @@ from tandem.jobs.run import run_job
 from tandem.jobs.validation import summarize, validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
-from tandem.types import Batch, StepMetrics
+from tandem.types import Batch, Prompt, StepMetrics
 
 
 class RlJob:
@@ -62,12 +63,7 @@ class RlJob:
         self._warned = False
         self._reward = reward
         self._rollouts = make_producer(
-            config,
-            self._roles.experience,
-            placement,
-            lambda draw: self._train[self._sampler.row(draw)],
-            steps,
-            self._algorithm.needs,
+            config, self._roles.experience, placement, self._prompt_of, steps, self._algorithm.needs
         )
         placement.sources.append(reward)
 
@@ -116,6 +112,8 @@ class RlJob:
         self._inputs.tokenizer.save_pretrained(directory / "model")
         state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
         write_text(directory / "state" / "rl.json", json.dumps(state))
+        if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:
+            write_rollouts(directory, self._rollouts.finished())
 
     def load(self, directory: Path) -> None:
         self._roles.experience.devices.to_training()
@@ -126,7 +124,10 @@ class RlJob:
         self._algorithm.load_state(state["algorithm"])
         step = Progress.read(directory).step
         self._roles.publish(step)
-        self._rollouts.resume(step, self._sampler.drawn, {})
+        self._rollouts.resume(step, self._sampler.drawn, read_rollouts(directory, self._prompt_of))
+
+    def _prompt_of(self, draw: int) -> Prompt:
+        return self._train[self._sampler.row(draw)]
 
     def close(self) -> None:
         self._rollouts.close()

@@ -73,6 +73,34 @@ def test_sections_of_one_name_mean_the_same_in_every_command() -> None:
     assert {key for key in train.keys() & others.keys() if train[key] != others[key]} == set()
 
 
+@pytest.mark.parametrize(
+    ("staleness", "before", "after", "told"),
+    [
+        (0, False, None, []),
+        (0, None, False, []),
+        (1, True, None, []),
+        (0, False, True, ["algorithm.rollout_correction.skip_old_logprobs: false -> true"]),
+        (0, None, True, ["algorithm.rollout_correction.skip_old_logprobs: null -> true"]),
+    ],
+)
+def test_a_default_that_was_written_out_is_no_difference(
+    staleness: int, before: bool | None, after: bool | None, told: list[str]
+) -> None:
+    """Of versions whose default was false, config.yaml has it."""
+
+    def read(skip: bool | None) -> TrainConfig:
+        return TrainConfig.model_validate(
+            {
+                "model": {"path": "m"},
+                "data": {"train_files": ["a.parquet"]},
+                "algorithm": {"type": "grpo", "rollout_correction": {"skip_old_logprobs": skip}},
+                "trainer": {"run_dir": "run", "steps": 1, "max_staleness": staleness},
+            }
+        )
+
+    assert [str(change).lower() for change in changes(read(before), read(after))] == told
+
+
 def test_two_names_of_one_file_are_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `cd`, or where a home directory is a symbolic link on one of two machines."""
     (tmp_path / "real/below").mkdir(parents=True)

@@ -1,0 +1,117 @@
+"""Answers made ahead of training come back from a checkpoint as they were, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
+from tandem.checkpoint.store import CheckpointStore
+from tandem.errors import UserError
+from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory, Turn
+
+RANDOM = np.random.default_rng(0)
+
+
+def prompt_of(draw: int) -> Prompt:
+    """Draw n is row n + 10."""
+    return Prompt(draw + 10, np.arange(draw + 1, dtype=np.int32), f"prompt {draw}", "source", draw, {"column": draw})
+
+
+def answer(draw: int, sample: int, length: int, experts: bool = False, **changes: Any) -> Trajectory:
+    made = Trajectory(
+        prompt_of(draw),
+        sample,
+        RANDOM.integers(0, 99, length).astype(np.int32),
+        RANDOM.random(length) < 0.7,
+        -RANDOM.random(length).astype(np.float32) * np.float32(1e-3),
+        np.sort(RANDOM.integers(3, 6, length)).astype(np.int32),
+        f"said {draw} \udc80 ünï",
+        Status.COMPLETED,
+        (Turn("policy", length),),
+        0.1 + 0.2,
+        RANDOM.integers(0, 8, (draw + length, 2, 3)).astype(np.uint8) if experts else None,
+    )
+    return replace(made, **changes)
+
+
+FINISHED = {
+    7: Finished(
+        Group(
+            [answer(7, 0, 5, experts=True), answer(7, 1, 0, status=Status.ABORTED, turns=(), text="")],
+            [
+                Score(1 / 3, {"acc": 1.0, "far": 1e-300}, "4", error="a reason", seconds=0.1),
+                Score(None, failure=Status.REWARD_TIMEOUT, error="Traceback …"),
+            ],
+            Score(-0.0),
+        )
+    ),
+    9: Finished(Group([answer(9, 0, 1, experts=True, turns=(Turn("policy", 0), Turn("tool", 1)))], [Score(0.0)])),
+    8: Finished(Group([answer(8, 0, 2), answer(8, 1, 3)], []), answer(8, 0, 4, status=Status.TRUNCATED)),
+}
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Of the same types, all the way down; floats by their bits."""
+    assert type(left) is type(right), (left, right)
+    if isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif hasattr(left, "__dataclass_fields__"):
+        for field in fields(left):
+            assert_same(getattr(left, field.name), getattr(right, field.name))
+    else:
+        assert repr(left) == repr(right)
+
+
+def written(directory: Path, finished: dict[int, Finished]) -> Path:
+    (directory / "state").mkdir()
+    write_rollouts(directory, finished)
+    return directory
+
+
+@pytest.mark.parametrize("draws", [[7, 9, 8], [8], []])
+def test_what_was_finished_comes_back_as_it_was(draws: list[int], tmp_path: Path) -> None:
+    finished = {draw: FINISHED[draw] for draw in draws}
+    assert_same(read_rollouts(written(tmp_path, finished), prompt_of), finished)
+
+
+def test_a_checkpoint_without_them_has_none(tmp_path: Path) -> None:
+    assert read_rollouts(tmp_path, prompt_of) == {}
+
+
+def test_arrays_may_be_written_to(tmp_path: Path) -> None:
+    one = read_rollouts(written(tmp_path, FINISHED), prompt_of)[7].group.trajectories[0]
+    one.loss_mask[:] = False
+
+
+@pytest.mark.parametrize("changed", [{"index": 4}, {"token_ids": np.array([5], np.int32)}])
+def test_answers_to_another_prompt_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, FINISHED)
+    told = r"answers to data row 17, which is not the prompt that it was; put the data back"
+    with pytest.raises(UserError, match=told):
+        read_rollouts(checkpoint, lambda draw: replace(prompt_of(draw), **changed))
+
+
+@pytest.mark.parametrize("name", ["rollouts.json", "rollouts.safetensors"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_damage_is_told_as_that_of_other_files(name: str, gone: bool, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    with store.write(3) as directory:
+        written(directory, FINISHED)
+    file = tmp_path / "checkpoints/step_000003/state" / name
+    content = file.read_bytes()
+    file.unlink() if gone else file.write_bytes(content[:-1] + b"x")
+    with pytest.raises(UserError, match=f"step_000003: damaged .*{name}.*name of an earlier one into .*latest"):
+        store.latest()
