@@ -27,7 +27,7 @@ from tandem.jobs.run import run_job
 from tandem.jobs.validation import summarize, validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
-from tandem.types import Batch, Prompt, StepMetrics
+from tandem.types import Batch, Group, Prompt, StepMetrics
 
 
 class RlJob:
@@ -54,6 +54,8 @@ class RlJob:
         steps = self.total_steps
         try:
             self._roles = make_roles(config, inputs.tokenizer, self._algorithm, steps, placement, reward, branch)
+            experience = self._roles.experience
+            self._rollouts = make_producer(config, experience, placement, self._prompt_of, steps, self._algorithm.needs)
         except BaseException:
             placement.close()
             raise
@@ -62,9 +64,6 @@ class RlJob:
         self._val_reward = val_reward
         self._warned = False
         self._reward = reward
-        self._rollouts = make_producer(
-            config, self._roles.experience, placement, self._prompt_of, steps, self._algorithm.needs
-        )
         placement.sources.append(reward)
 
     def step(self, step: int) -> StepMetrics:
@@ -99,6 +98,7 @@ class RlJob:
             roles = replace(roles, reward=self._val_reward)
         self._rollouts.settle()
         groups = validate(roles, val, self._config, trainer.seed, step)
+        check_versions(groups, step)
         path = validation_path(trainer.run_dir, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
         roles.reward.check_share(groups)
@@ -133,6 +133,17 @@ class RlJob:
         self._rollouts.close()
         self.placement.sources.remove(self._reward)
         self.placement.close()
+
+
+def check_versions(groups: list[Group], version: int) -> None:
+    """Assert that the weights of this version made every token of these answers."""
+    for group in groups:
+        for answer in group.trajectories:
+            others = set(answer.versions[answer.loss_mask].tolist()) - {version}
+            assert not others, (
+                f"validation of version {version}: row {answer.prompt.index}, sample {answer.sample} has tokens of "
+                f"versions {sorted(others)}"
+            )
 
 
 @contextmanager
