@@ -58,9 +58,36 @@ def one_process(recipe: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     return run(recipe, tmp_path_factory.mktemp("one"), {})
 
 
+@pytest.fixture(scope="module")
+def one_step_off(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Each answer has one version, so that the run is the same wherever it runs."""
+    return {
+        **recipe,
+        "generation": {**recipe.get("generation", {}), "partial_rollouts": False},
+        "trainer": {**recipe["trainer"], "max_staleness": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def one_process_one_step_off(one_step_off: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(one_step_off, tmp_path_factory.mktemp("one_step_off"), {})
+
+
 @pytest.mark.parametrize("case", RUNS)
 def test_the_run_is_that_of_one_process(case: str, one_process: Path, recipe: dict[str, Any], tmp_path: Path) -> None:
-    there = run(recipe, tmp_path, RUNS[case])
+    expect_same(run(recipe, tmp_path, RUNS[case]), one_process)
+
+
+@pytest.mark.parametrize("case", ["local, 2 ranks", "local, split", "ray, split"])
+def test_one_step_off_it_is_too(
+    case: str, one_process_one_step_off: Path, one_step_off: dict[str, Any], tmp_path: Path
+) -> None:
+    expect_same(run(one_step_off, tmp_path, RUNS[case]), one_process_one_step_off)
+    last = read_metrics(one_process_one_step_off / "metrics.jsonl")[-1]
+    assert last["rollout/staleness/mean"] == last["rollout/staleness/max"] == 1 and last["rollout/mixed_share"] == 0
+
+
+def expect_same(there: Path, one_process: Path) -> None:
     for step in range(1, STEPS + 1):
         used, expected = (
             read_trajectories(path / f"trajectories/step_{step:06d}.parquet", ["prompt_index", "sample", "reward"])
