@@ -6,6 +6,7 @@ Its one weight `w` is a number that every log-prob repeats, so that a token tell
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,52 @@ class SteppedEngine:
         except FileNotFoundError:
             return ""
         return text
+
+
+class DiaryEngine(SteppedEngine):
+    """Takes the weights of any model: its log-probs tell their version alone. Answers differ in length.
+
+    It writes its sleeps, wakes and versions into a file, and fails where it is asked for tokens while it sleeps.
+    """
+
+    def __init__(self, diary: Path) -> None:
+        super().__init__(diary.with_name("fault"), step_s=0.001)
+        self.max_running = 64
+        self._diary = diary
+        self._asleep = False
+
+    def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
+        left = answer_length(request.seeds[sample], request.sampling.max_tokens + request.made) - request.made
+        super().add(number, replace(request, sampling=replace(request.sampling, max_tokens=left)), sample, streamed)
+
+    def step(self) -> list[tuple[int, Completion | Delta]]:
+        if self._asleep:
+            raise RuntimeError("it sleeps")
+        return super().step()
+
+    def _end(self, number: int, status: Status, fault: str = "") -> Completion | Delta:
+        """As if a stop token had ended it."""
+        return super()._end(number, Status.COMPLETED if status is Status.TRUNCATED else status, fault)
+
+    def load(self, part: Part) -> None:
+        if isinstance(part, Commit):
+            self._weight, self._version = 1.0 + part.version, part.version
+            write_diary(self._diary, f"engine serves {part.version}")
+
+    def sleep(self, weights: bool) -> None:
+        self._asleep = True
+        write_diary(self._diary, "engine sleeps")
+
+    def wake(self) -> None:
+        self._asleep = False
+        write_diary(self._diary, "engine wakes")
+
+
+def answer_length(seed: int, most: int) -> int:
+    """Tokens that a DiaryEngine gives a seed: few, and to one in eight very many."""
+    return most - seed % 50 if seed % 8 == 0 else 1 + seed % 20
+
+
+def write_diary(diary: Path, entry: str) -> None:
+    with diary.open("a") as file:
+        file.write(f"{entry}\n")
