@@ -46,6 +46,10 @@ TRAIN, EVAL = 0, 1
 """Purposes, for which different seeds are drawn."""
 
 
+_COLLECTING_SHARE = 0.2
+"""Of the patience with a slice: until then it goes on where some groups are complete, and others are not."""
+
+
 class RolloutRequest(NamedTuple):
     """A prompt, and the seed of each answer that is wanted."""
 
@@ -160,9 +164,9 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     @register(Dispatch.EACH, mesh="generation")
     def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Advance:
-        """Start on `asks`, in their order, and generate until one of all that are under way is complete, until another
-        call waits for this process, where that is known, or until `patience_s` have passed. The rest goes on in the
-        next call. Raises what an answer raised."""
+        """Start on `asks`, in their order, and generate until one of all that are under way is complete, or a few that
+        end together; until another call waits for this process, where that is known; or until `patience_s` have
+        passed. The rest goes on in the next call. Raises what an answer raised."""
         for number, ask in asks.items():
             self._answering[number] = self._events.create_task(self._answer(ask))
         if self._answering:
@@ -226,10 +230,20 @@ class RolloutWorker(Worker[RolloutSpec]):
         calls, another_call = self.context.calls, self._events.create_future()
         if calls is not None:
             self._events.add_reader(calls, lambda: another_call.done() or another_call.set_result(None))
-        ends = [*self._answering.values(), another_call]
-        self._events.run_until_complete(asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED))
+        self._events.run_until_complete(self._until_some_are_complete(patience_s, another_call))
         if calls is not None:
             self._events.remove_reader(calls)
+
+    async def _until_some_are_complete(self, patience_s: float, another_call: asyncio.Future[None]) -> None:
+        """A group that is complete early in the slice waits for others: what ends at about the same time is answered
+        at the same time."""
+        pending: set[asyncio.Future[Any]] = {*self._answering.values(), another_call}
+        start, left_s = self._events.time(), patience_s
+        while len(pending) > 1:
+            done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            left_s = start + patience_s * _COLLECTING_SHARE - self._events.time()
+            if not done or another_call in done or left_s <= 0:
+                return
 
     async def _answer(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
         wanted = [self._trajectories(ask.request, self._drawn())]

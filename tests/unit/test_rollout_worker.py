@@ -18,6 +18,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.fake import FakeEngine
 from tandem.types import Prompt, Status, Trajectory
+from tandem.workers import rollout
 from tandem.workers.host import WorkerContext
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 
@@ -77,7 +78,10 @@ def responses(siblings: list[Trajectory]) -> list[list[int]]:
     return [trajectory.response_ids.tolist() for trajectory in siblings]
 
 
-def test_a_slice_ends_with_a_complete_group_and_the_rest_goes_on_in_the_next(worker: ChainRollout) -> None:
+def test_a_slice_ends_with_a_complete_group_and_the_rest_goes_on_in_the_next(
+    worker: ChainRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "_COLLECTING_SHARE", 0.0)
     first = worker.advance({7: ask(COUNTED[0]), 8: ask(COUNTED[-1]), 9: ask(COUNTED[18])}, 10.0)
     assert numbers([first]) == [8]
     assert first.room == MAX_RUNNING - 4, "two samples each of the other two"
@@ -90,6 +94,11 @@ def test_a_slice_ends_with_a_complete_group_and_the_rest_goes_on_in_the_next(wor
     assert responses(siblings) == [[*COUNTED[19:], STOP]] * 2 and greedy is None
     assert [trajectory.sample for trajectory in siblings] == [0, 1]
     assert {trajectory.status for trajectory in siblings} == {Status.COMPLETED}
+
+
+def test_groups_that_end_early_in_a_slice_are_answered_together(worker: ChainRollout) -> None:
+    asks = {7: ask(COUNTED[0]), 8: ask(COUNTED[-1]), 9: ask(COUNTED[18])}
+    assert numbers([worker.advance(asks, 1000.0)]) == [7, 8, 9], "all within a fifth of the patience"
 
 
 def test_slices_give_what_one_call_gives(worker: ChainRollout) -> None:
