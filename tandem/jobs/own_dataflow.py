@@ -97,6 +97,9 @@ def _refuse_what_loops_do(config: TrainConfig) -> None:
         key = "resume" if trainer.resume else "branch_from"
         mend = "to go on from a run's weights, give that run as model.path, and another trainer.run_dir"
         raise UserError(f"trainer.{key}: a dataflow of your own always starts at its first step; {mend}")
+    if trainer.max_staleness:
+        mend = "leave it out, and ask for the answers of later steps before the actor learns (docs/python.md)"
+        raise UserError(f"trainer.max_staleness: in a dataflow of your own the loop says what is asked when; {mend}")
     if config.model.reward_model_path:
         mend = "leave it out, and make a reward model with placement.group(Role.RewardModel, ValueModel, …)"
         raise UserError(f"model.reward_model_path: a dataflow of your own is scored by functions alone; {mend}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +34,17 @@ def every_role(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     tree["reward"] = {"functions": [f"{directory}/reward.py:digits"], "workers": 1}
     tree["trainer"] = {}
     return tree
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the quickstart from nothing; its warmed model and task are in `run-warmup` beside it."""
+    run = tmp_path_factory.mktemp("quickstart") / "run"
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/sort4/quickstart.py"), "--seed", "0", "--run-dir", str(run)],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return run

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("quickstart") / "run"
-    subprocess.run(
-        [sys.executable, str(ROOT / "examples/sort4/quickstart.py"), "--seed", "0", "--run-dir", str(run)],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return run
+from tests.conftest import ROOT
 
 
 def warmed(quickstart: Path) -> list[str]:

@@ -48,6 +48,10 @@ SMALL |= dict.fromkeys(("dpo", "reward-model"), SMALL["sft"])
 FEWER = {
     "mbpp_cure": ["algorithm.group_size=2"],
     "dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"],
+    "gsm8k_grpo_one_step_off": [
+        "generation={type: native, max_response_tokens: 8}",
+        "placement.pools={train: [1], generate: [1]}",
+    ],
 }
 
 
