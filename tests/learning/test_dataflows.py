@@ -120,7 +120,7 @@ def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict
     ("wrong", "told"),
     [
         ("trainer.resume=true", "trainer.resume: a dataflow of your own always starts"),
-        ("trainer.max_staleness=1", "trainer.max_staleness: in a dataflow of your own the loop says what is asked when"),
+        ("trainer.max_staleness=1", "trainer.max_staleness: in a dataflow of your own the loop says"),
         ("model.reward_model_path={model}", "model.reward_model_path: a dataflow of your own is scored by functions"),
     ],
 )
