@@ -257,7 +257,7 @@ def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = Tr
     record: list[list[Taken]] = []
     checkpoint: tuple[int, int, dict[int, Finished]] = (0, 0, {})
     most_staleness, cluster = world.staleness, world.cluster
-    rollouts, rollout, actor = _start(world, seed, module)
+    rollouts, rollout, actor = start(world, seed, module)
     kills, step = world.kills, 0
     while step < world.steps:
         step += 1
@@ -282,7 +282,7 @@ def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = Tr
             world.training = False
             step, cursor, kept = checkpoint
             record = record[:step]
-            rollouts, rollout, actor = _start(world, seed, module)
+            rollouts, rollout, actor = start(world, seed, module)
             if step:
                 rollout.publish(step, 0.0).get()
             rollouts.resume(step, cursor, kept)
@@ -291,7 +291,7 @@ def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = Tr
     return cluster.events, [taken for groups in record for taken in groups]
 
 
-def _start(world: World, seed: int, module: ModuleType) -> tuple[Any, Any, Any]:
+def start(world: World, seed: int, module: ModuleType) -> tuple[Any, Any, Any]:
     engines = world.cluster.spawn(ResourcePool("generation", (world.ranks,)))
     models = engines if world.colocated else world.cluster.spawn(ResourcePool("training", (1,)))
     rollout: Any = WorkerGroup(engines, "rollout", FakeEngine, world)

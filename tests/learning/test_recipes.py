@@ -90,4 +90,4 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     if command == "train":
         assert last["reward/errors"] == last["reward/timeouts"] == 0
     if recipe == "dapo":
-        assert last["rollout/resample/rounds"] == 3 and last["rollout/resample/unused"] == 2 * 4 * 2
+        assert last["rollout/resample/replaced"] == 2 * 4 and last["rollout/resample/uninformative"] == 4
