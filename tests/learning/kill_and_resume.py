@@ -1,11 +1,12 @@
 """Runs a training again and again, killed at some point and resumed. Prints `done` when every one ended the same.
 
+    python kill_and_resume.py CONFIG DIRECTORY STEPS [kills] [seed]
+
 A program of its own: it forks after the expensive imports, which only a process without threads may do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -26,7 +27,10 @@ from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 
-KILLS = 10
+KILLS, AT_A_SAVE = 10, 5
+"""Of so many kills one is in the middle of a checkpoint."""
+OF_THE_CLOCK = ("generation_s", "reward_s")
+"""Columns of trajectories that no two runs have alike."""
 
 
 def child(arguments: list[str], before: Callable[[], None] = lambda: None) -> int:
@@ -78,16 +82,17 @@ def outcome(run: Path, steps: int) -> dict[str, Any]:
         for path in sorted(checkpoint.rglob("*"))
         if path.suffix in (".safetensors", ".distcp")
     }
-    used = [
-        read_trajectories(run / "trajectories" / f"step_{step:06d}.parquet", ["prompt_index"])[
-            "prompt_index"
-        ].to_pylist()
-        for step in range(1, steps + 1)
-    ]
-    return {"numbers": numbers, "weights": weights, "used": used}
+    tables = [read_trajectories(run / f"trajectories/step_{step:06d}.parquet") for step in range(1, steps + 1)]
+    answers = [sha256(repr(table.drop(OF_THE_CLOCK).to_pydict()).encode()).hexdigest() for table in tables]
+    used = [table["prompt_index"].to_pylist() for table in tables]
+    return {"numbers": numbers, "weights": weights, "answers": answers, "used": used}
 
 
-def run_all(config: str, directory: Path, steps: int) -> None:
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: int = 0) -> None:
     def arguments(run: Path) -> list[str]:
         return ["train", config, f"trainer.run_dir={run}"]
 
@@ -95,18 +100,23 @@ def run_all(config: str, directory: Path, steps: int) -> None:
     assert finished(child(arguments(directory / "whole")))
     seconds = time.monotonic() - start
     expected = outcome(directory / "whole", steps)
-    assert len(expected["weights"]) == 4, "policy and critic, weights and optimizer"
-    rows = [index for indices in expected["used"] for index in sorted(set(indices))]
-    epoch = len(set(rows))
-    assert all(sorted(rows[i : i + epoch]) == sorted(set(rows)) for i in range(0, len(rows), epoch)), "once an epoch"
-    rng = random.Random(0)
-    for kill in range(KILLS):
+    critic = "critic_optimizer" in Path(config).read_text()
+    learned = [name for name in expected["weights"] if "rollouts" not in name]
+    assert len(learned) == (4 if critic else 2), "of each model weights and optimizer"
+    if "resample_rounds" not in Path(config).read_text():
+        rows = [index for indices in expected["used"] for index in dict.fromkeys(indices)]
+        epoch = len(set(rows))
+        assert all(sorted(rows[i : i + epoch]) == sorted({*rows}) for i in range(0, len(rows), epoch)), "once an epoch"
+    rng = random.Random(seed)
+    for kill in range(kills):
         run = directory / f"killed_{kill}"
-        if kill == 0:
-            os.waitpid(child(arguments(run), kill_at_save(2)), 0)
+        if kill % AT_A_SAVE == 0:
+            os.waitpid(child(arguments(run), kill_at_save(1 + rng.randrange(steps // 3))), 0)
         else:
-            process = child(arguments(run))
-            time.sleep(rng.uniform(0.1, 0.95) * seconds)
+            process, step = child(arguments(run)), rng.randrange(steps)
+            while lines(run / "metrics.jsonl") < step:
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, seconds / steps))
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
         reached = len(read_metrics(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
@@ -120,5 +130,4 @@ def run_all(config: str, directory: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run_all(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
-    print(json.dumps({"kills": KILLS}))
+    run_all(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

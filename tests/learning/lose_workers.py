@@ -19,7 +19,7 @@ from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
-from kill_and_resume import outcome
+from kill_and_resume import lines, outcome
 
 from tandem.cli import main
 from tandem.config.load import load_config
@@ -33,7 +33,7 @@ def train(
     done = threading.Event()
 
     def watch() -> None:
-        while _lines(run / "metrics.jsonl") < step and not done.wait(0.005):
+        while lines(run / "metrics.jsonl") < step and not done.wait(0.005):
             pass
         if disturb and not done.wait(after_s):
             disturb()
@@ -46,10 +46,6 @@ def train(
     watcher.join()
     assert status == 0, f"{run} ended with status {status}: {said.getvalue()[-3000:]}"
     return said.getvalue().count("restarting from the last checkpoint")
-
-
-def _lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def kill_one(rng: random.Random) -> None:
@@ -109,7 +105,7 @@ def lose(config: str, directory: Path, times: int, seed: int) -> None:
         restarts = train(config, run, disturb, rng.randint(1, steps - 2), rng.uniform(0, 0.05))
         assert restarts == 1, f"{run}: {restarts} restarts"
         assert outcome(run, steps) == expected, f"{run}: another outcome"
-        print(f"{number + 1}: same outcome, {_lines(run / 'metrics.jsonl') - steps} steps repeated", flush=True)
+        print(f"{number + 1}: same outcome, {lines(run / 'metrics.jsonl') - steps} steps repeated", flush=True)
         if nodes:
             nodes.complete()
     print(f"done in {time.monotonic() - start:.0f} s", flush=True)
