@@ -2,7 +2,8 @@
 
     python lose_workers.py CONFIG DIRECTORY TIMES [seed]
 
-With `cluster.type: ray` in CONFIG a whole node of two on this machine is killed, else one process.
+With `cluster.type: ray` in CONFIG a whole node of two on this machine is killed, else one process. Where answers go on
+over a publish, no two runs are alike: then one run, or a few, go through all losses, and what was trained is looked at.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -24,19 +27,24 @@ from kill_and_resume import lines, outcome
 from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
+from tandem.tracking.trajectories import read_trajectories
 
 
 def train(
-    config: str, run: Path, disturb: Callable[[], None] | None = None, step: int = 0, after_s: float = 0.0
+    config: str,
+    run: Path,
+    disturb: Callable[[threading.Event], None] | None = None,
+    step: int = 0,
+    after_s: float = 0.0,
 ) -> int:
-    """One run to its end, disturbed a moment after `step`; how often it was restarted."""
+    """One run to its end, disturbed a moment after `step`; how often it was restarted. `disturb` is told the end."""
     done = threading.Event()
 
     def watch() -> None:
         while lines(run / "metrics.jsonl") < step and not done.wait(0.005):
             pass
         if disturb and not done.wait(after_s):
-            disturb()
+            disturb(done)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -48,9 +56,61 @@ def train(
     return said.getvalue().count("restarting from the last checkpoint")
 
 
+def survive(settings: TrainConfig, config: str, directory: Path, times: int, seed: int) -> None:
+    """Every prompt is trained once an epoch, and no token is staler than the bound, whatever dies."""
+    rng, start, lost, number = random.Random(seed), time.monotonic(), 0, 0
+    while lost < times:
+        run, killed = directory / f"survived_{number}", Counter[str]()
+        restarts = train(config, run, partial(kill_many, run, rng, times - lost, killed))
+        assert restarts <= killed.total(), f"{run}: {restarts} restarts, lost were {killed}"
+        staleness = check_trained(run, settings)
+        lost, number = lost + killed.total(), number + 1
+        repeated = lines(run / "metrics.jsonl") - (settings.trainer.steps or 0)
+        print(
+            f"{run.name}: lost {dict(killed)}, {restarts} restarts, {repeated} steps repeated, {staleness}", flush=True
+        )
+    print(f"done in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def kill_many(run: Path, rng: random.Random, times: int, killed: Counter[str], done: threading.Event) -> None:
+    """Kill one worker after another: mostly after a further step, else at any time, also while others start."""
+    while killed.total() < times and not done.is_set():
+        seen, patience_s = lines(run / "metrics.jsonl"), 60.0 if rng.random() < 0.7 else rng.uniform(0, 4)
+        limit = time.monotonic() + patience_s
+        while lines(run / "metrics.jsonl") == seen and time.monotonic() < limit and not done.wait(0.005):
+            pass
+        if not done.wait(rng.uniform(0, 0.3)) and (workers := _workers()):
+            victim = rng.choice(workers)
+            os.kill(victim.pid or 0, signal.SIGKILL)
+            killed[victim.name] += 1
+
+
+def check_trained(run: Path, settings: TrainConfig) -> str:
+    """Of the last record of each step: its prompts, and how stale its tokens are."""
+    steps, most = settings.trainer.steps or 0, settings.trainer.max_staleness
+    used: list[int] = []
+    staleness: Counter[int] = Counter()
+    for step in range(1, steps + 1):
+        rows = read_trajectories(run / f"trajectories/step_{step:06d}.parquet").to_pylist()
+        used += {row["group"]: row["prompt_index"] for row in rows}.values()
+        for row in rows:
+            trained = zip(row["policy_versions"], row["loss_mask"], strict=True)
+            staleness.update(step - 1 - version for version, own in trained if own)
+    assert set(staleness) <= set(range(most + 1)), f"{run}: versions behind the trainer: {staleness}"
+    epoch = len(set(used))
+    assert len(used) == steps * settings.data.prompts_per_step
+    for first in range(0, len(used), epoch):
+        part = used[first : first + epoch]
+        assert len(set(part)) == len(part), f"{run}: a prompt comes twice in the epoch that begins at draw {first}"
+    return f"tokens by staleness {dict(sorted(staleness.items()))}"
+
+
+def _workers() -> list[multiprocessing.process.BaseProcess]:
+    return [process for process in multiprocessing.active_children() if "rank" in process.name]
+
+
 def kill_one(rng: random.Random) -> None:
-    workers = [process for process in multiprocessing.active_children() if "rank" in process.name]
-    os.kill(rng.choice(workers).pid or 0, signal.SIGKILL)
+    os.kill(rng.choice(_workers()).pid or 0, signal.SIGKILL)
 
 
 class Nodes:
@@ -94,6 +154,9 @@ def _children(parent: int) -> list[int]:
 def lose(config: str, directory: Path, times: int, seed: int) -> None:
     settings = load_config(TrainConfig, Path(config))
     steps = settings.trainer.steps or 0
+    if settings.trainer.max_staleness and settings.generation.partial_rollouts and settings.cluster.type == "local":
+        survive(settings, config, directory, times, seed)
+        return
     rng = random.Random(seed)
     nodes = Nodes() if settings.cluster.type == "ray" else None
     start = time.monotonic()
@@ -101,7 +164,7 @@ def lose(config: str, directory: Path, times: int, seed: int) -> None:
     expected = outcome(directory / "whole", steps)
     for number in range(times):
         run = directory / f"disturbed_{number}"
-        disturb = nodes.kill if nodes else lambda: kill_one(rng)
+        disturb = (lambda _: nodes.kill()) if nodes else (lambda _: kill_one(rng))
         restarts = train(config, run, disturb, rng.randint(1, steps - 2), rng.uniform(0, 0.05))
         assert restarts == 1, f"{run}: {restarts} restarts"
         assert outcome(run, steps) == expected, f"{run}: another outcome"
