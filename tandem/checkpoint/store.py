@@ -5,7 +5,8 @@
     <run>/checkpoints/.*.tmp                       being written, or being deleted
 
 A write flushes every file, then renames: a directory under its final name is whole. Size and SHA-256 of each file are
-in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded.
+in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded. Both take a second a
+GB or more, so threads do it, while the controller goes on serving whoever generates ahead of training.
 """
 
 import errno
@@ -13,20 +14,28 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
 from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
 
+_THREADS = 4
+_TURN_S = 0.005
+"""Between two looks at what the caller has to do meanwhile."""
+
 
 class CheckpointStore:
     """The checkpoints of one run. Belongs to the process that writes the run: it deletes leftovers of killed writes."""
 
-    def __init__(self, run_dir: Path, keep_last: int) -> None:
+    def __init__(self, run_dir: Path, keep_last: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """`meanwhile` is called again and again while files are flushed; it does not wait, and what it raises ends the
+        write."""
         self.directory = run_dir / "checkpoints"
         self._keep_last = keep_last
+        self._meanwhile = meanwhile
         for leftover in self.directory.glob(".*.tmp"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
@@ -44,7 +53,8 @@ class CheckpointStore:
         try:
             yield temporary
             written = [path for path in temporary.rglob("*") if path.is_file()]
-            files = {str(path.relative_to(temporary)): _describe(path) for path in written}
+            sealed = zip(written, self._seal(written), strict=True)
+            files = {str(path.relative_to(temporary)): described for path, described in sealed}
             write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
             sync_tree(temporary)
         except BaseException as error:
@@ -62,6 +72,17 @@ class CheckpointStore:
         for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
             write_text(self.directory / pointer, final.name + "\n")
         self._prune(step)
+
+    def _seal(self, files: Sequence[Path]) -> list[dict[str, object]]:
+        """Flush files to the disk; what the manifest says of each."""
+        with ThreadPoolExecutor(_THREADS) as threads:
+            sealed = [threads.submit(_seal, file) for file in files]
+            try:
+                while wait(sealed, _TURN_S).not_done:
+                    self._meanwhile()
+            finally:
+                threads.shutdown(cancel_futures=True)
+        return [one.result() for one in sealed]
 
     def latest(self) -> Path | None:
         """The checkpoint to resume from, None before the first one; raises UserError when it is damaged."""
@@ -104,6 +125,11 @@ def damage(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError) as error:
         return str(error)
     return f"not what was written: {', '.join(changed)}" if changed else None
+
+
+def _seal(file: Path) -> dict[str, object]:
+    sync(file)
+    return _describe(file)
 
 
 def _describe(file: Path) -> dict[str, object]:

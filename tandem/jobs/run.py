@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -119,7 +120,8 @@ class _Attempt:
         self._stop = stop
         self._best = BestValue(config.trainer)
         self._position = _Position()
-        self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last)
+        watch = partial(job.placement.watch, 0.0)
+        self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last, watch)
         self._trackers: list[Tracker] = []
 
     def run(self, checkpoint: Path | None) -> bool:

@@ -84,8 +84,19 @@ def outcome(run: Path, steps: int) -> dict[str, Any]:
     }
     tables = [read_trajectories(run / f"trajectories/step_{step:06d}.parquet") for step in range(1, steps + 1)]
     answers = [sha256(repr(table.drop(OF_THE_CLOCK).to_pydict()).encode()).hexdigest() for table in tables]
-    used = [table["prompt_index"].to_pylist() for table in tables]
+    used = [
+        [*{row["group"]: row["prompt_index"] for row in table.select(["group", "prompt_index"]).to_pylist()}.values()]
+        for table in tables
+    ]
     return {"numbers": numbers, "weights": weights, "answers": answers, "used": used}
+
+
+def check_epochs(rows: list[int]) -> None:
+    """Each prompt comes once an epoch, the last one of which may not be complete."""
+    length = len(set(rows))
+    for first in range(0, len(rows), length):
+        epoch = rows[first : first + length]
+        assert len(set(epoch)) == len(epoch), f"a prompt comes twice in the epoch that begins at draw {first}"
 
 
 def lines(path: Path) -> int:
@@ -104,9 +115,7 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
     learned = [name for name in expected["weights"] if "rollouts" not in name]
     assert len(learned) == (4 if critic else 2), "of each model weights and optimizer"
     if "resample_rounds" not in Path(config).read_text():
-        rows = [index for indices in expected["used"] for index in dict.fromkeys(indices)]
-        epoch = len(set(rows))
-        assert all(sorted(rows[i : i + epoch]) == sorted({*rows}) for i in range(0, len(rows), epoch)), "once an epoch"
+        check_epochs([row for rows in expected["used"] for row in rows])
     rng = random.Random(seed)
     for kill in range(kills):
         run = directory / f"killed_{kill}"

@@ -22,7 +22,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 
-from kill_and_resume import lines, outcome
+from kill_and_resume import check_epochs, lines, outcome
 
 from tandem.cli import main
 from tandem.config.load import load_config
@@ -97,11 +97,8 @@ def check_trained(run: Path, settings: TrainConfig) -> str:
             trained = zip(row["policy_versions"], row["loss_mask"], strict=True)
             staleness.update(step - 1 - version for version, own in trained if own)
     assert set(staleness) <= set(range(most + 1)), f"{run}: versions behind the trainer: {staleness}"
-    epoch = len(set(used))
     assert len(used) == steps * settings.data.prompts_per_step
-    for first in range(0, len(used), epoch):
-        part = used[first : first + epoch]
-        assert len(set(part)) == len(part), f"{run}: a prompt comes twice in the epoch that begins at draw {first}"
+    check_epochs(used)
     return f"tokens by staleness {dict(sorted(staleness.items()))}"
 
 

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import tandem.checkpoint.store
 from tandem.checkpoint.store import CheckpointStore, damage
 from tandem.errors import TandemError, UserError, WorkerError
 
@@ -106,6 +108,31 @@ def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
     save(store, 10, "second")
     assert names(tmp_path) == ["latest", "step_000005", "step_000010"]
     assert (tmp_path / "checkpoints/step_000010/model/data.bin").read_text() == "model second"
+
+
+def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
+    """And what it raises meanwhile leaves everything as it was."""
+    turns: list[int] = []
+    original = tandem.checkpoint.store.sync
+
+    def slow_sync(path: Path) -> None:
+        limit = time.monotonic() + 10
+        while path.name == "data.bin" and len(turns) < 3 and time.monotonic() < limit:
+            time.sleep(0.001)
+        original(path)
+
+    monkeypatch.setattr(tandem.checkpoint.store, "sync", slow_sync)
+    save(CheckpointStore(tmp_path, 2, lambda: turns.append(1)), 1)
+    assert len(turns) >= 3 and damage(tmp_path / "checkpoints/step_000001") is None
+
+    def fail() -> None:
+        turns.append(1)
+        raise WorkerError("a worker is lost meanwhile")
+
+    turns.clear()
+    with pytest.raises(WorkerError, match="meanwhile"):
+        save(CheckpointStore(tmp_path, 2, fail), 2)
+    assert names(tmp_path) == ["latest", "step_000001"]
 
 
 KILL_EVERYWHERE = """
