@@ -131,6 +131,7 @@ class RlJob:
 
     def close(self) -> None:
         self._rollouts.close()
+        self._reward.forget()
         self.placement.sources.remove(self._reward)
         self.placement.close()
 

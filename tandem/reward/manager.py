@@ -81,6 +81,10 @@ class RewardManager:
                 groups,
             )
 
+    def forget(self) -> None:
+        """Nobody wants the groups that were submitted, as those of a run that goes on from an earlier step."""
+        self._pool.forget()
+
     def close(self) -> None:
         """End the workers, whatever is under way. Safe to repeat."""
         self._pool.close()

@@ -51,6 +51,10 @@ class _Batch:
     done: Callable[[], None]
 
 
+def _nothing() -> None:
+    pass
+
+
 class WorkerPool:
     """`count` processes that have loaded `references`, each with its arguments; others they load when called.
 
@@ -112,6 +116,16 @@ class WorkerPool:
         self._hand_out()
         while self._complete:
             self._complete.popleft()()
+
+    def forget(self) -> None:
+        """Nobody wants what was added: calls that no worker has been given are not made, and no `done` is called."""
+        given = {id(call) for worker in self._workers for call in worker.pending}
+        self._batches = {call: batch for call, batch in self._batches.items() if call in given}
+        for batch in self._batches.values():
+            batch.done = _nothing
+        self._waiting.clear()
+        self._complete.clear()
+        self._has_new = False
 
     def close(self) -> None:
         """End the workers and whatever they started; nobody hears of calls without scores. Safe to repeat."""

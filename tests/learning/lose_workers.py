@@ -103,7 +103,7 @@ def check_trained(run: Path, settings: TrainConfig) -> str:
 
 
 def _workers() -> list[multiprocessing.process.BaseProcess]:
-    return [process for process in multiprocessing.active_children() if "rank" in process.name]
+    return [process for process in multiprocessing.activechildren() if "rank" in process.name]
 
 
 def kill_one(rng: random.Random) -> None:
@@ -113,26 +113,28 @@ def kill_one(rng: random.Random) -> None:
 class Nodes:
     """A head without CPUs, and two nodes of which one holds the workers."""
 
+    count = 2
+
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.complete()
-        self._cluster.connect()
+        self.cluster.connect()
 
     def complete(self) -> None:
         """Replace what was killed."""
-        while len(self._cluster.worker_nodes) < 2:
-            self._cluster.add_node(num_cpus=1)
+        while len(self.cluster.worker_nodes) < self.count:
+            self.cluster.add_node(num_cpus=1)
 
     def kill(self) -> None:
         """The node with the workers, and all that runs there: by itself that would notice only after a while."""
-        for node in list(self._cluster.worker_nodes):
-            processes = _children(node.all_processes["raylet"][0].process.pid)
+        for node in list(self.cluster.worker_nodes):
+            processes = children(node.all_processes["raylet"][0].process.pid)
             if any(_busy(process) for process in processes):
                 for process in processes:
                     os.kill(process, signal.SIGKILL)
-                self._cluster.remove_node(node, allow_graceful=False)
+                self.cluster.remove_node(node, allow_graceful=False)
 
 
 def _busy(process: int) -> bool:
@@ -140,7 +142,7 @@ def _busy(process: int) -> bool:
     return name.startswith(b"ray::") and not any(other in name for other in (b"IDLE", b"Agent"))
 
 
-def _children(parent: int) -> list[int]:
+def children(parent: int) -> list[int]:
     found: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

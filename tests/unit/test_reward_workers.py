@@ -164,6 +164,32 @@ def test_each_batch_is_done_in_a_later_turn_and_an_empty_one_too(pool: WorkerPoo
     assert values == [[float(row) for row in range(8 * number)] for number in range(5)]
 
 
+def test_what_is_forgotten_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A call that runs ends, for nobody; those that wait are not made. What is added afterwards is scored."""
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "def slow(completion):\n"
+        f"    log = pathlib.Path({str(tmp_path / 'log')!r}).open('a')\n"
+        "    print(completion, file=log, flush=True)\n"
+        "    while completion == 'runs' and not pathlib.Path(log.name).with_name('go').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return 1.0\n"
+    )
+    reference, done = f"{tmp_path}/slow.py:slow", list[str]()
+    pool = WorkerPool({reference: {}}, count=1, timeout_s=60.0)
+    for completion in ("runs", "waits", "waits, too"):
+        pool.add([call(completion, reference=reference)], lambda: done.append("of the past"))
+    turn_until(pool, (tmp_path / "log").exists)
+    pool.add([], lambda: done.append("of the past"))
+    pool.forget()
+    pool.add([call("new", reference=reference)], lambda: done.append("new"))
+    (tmp_path / "go").touch()
+    turn_until(pool, lambda: done)
+    assert done == ["new"] and (tmp_path / "log").read_text() == "runs\nnew\n"
+    assert not pool.connections()
+    pool.close()
+
+
 def test_a_batch_added_by_another_that_is_done_is_scored(pool: WorkerPool) -> None:
     first, second, nested = [call("1")], [call("2")], [call("3")]
     done: list[str] = []
