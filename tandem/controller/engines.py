@@ -4,7 +4,8 @@
 
 An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
 validation and checkpoints fall between two slices. What an engine has no room for waits here, so that whichever engine
-is free first takes it.
+is free first takes it. Room for one sample is enough for a group: an engine whose slots wait until as many are free as
+a group has siblings leaves many of them empty where lengths differ.
 """
 
 from collections import deque
@@ -126,8 +127,8 @@ class Engines:
             self._rollout.advance(asks, self._slice_s).then(partial(self._ended, engine))
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
-        """The ask that the engine should start now; `first`: it has nothing else."""
-        if not (self._at_once or first or engine.room >= self._samples):
+        """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
+        if not (self._at_once or first or engine.room > 0):
             return None
         while engine.own:
             number = engine.own.popleft()
@@ -137,7 +138,7 @@ class Engines:
             return None
         oldest = next(iter(self._waiting))
         home = self._home[oldest]
-        return oldest if home.asked and home.room < self._samples else None
+        return oldest if home.asked and home.room <= 0 else None
 
     def _ended(self, engine: _Engine, by_engine: list[Advance | None]) -> None:
         advance = by_engine[engine.number]

@@ -1,0 +1,86 @@
+"""Which engine gets which ask, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tandem.controller.engines import Engines
+from tandem.controller.groups import Future
+from tandem.types import Prompt
+from tandem.workers.rollout import Advance, Ask, RolloutRequest
+
+SAMPLES = 4
+
+
+class Slices:
+    """Engines whose slices end when the test says so."""
+
+    def __init__(self, *room: int) -> None:
+        self._room = list(room)
+        self.given: list[list[int]] = [[] for _ in room]
+        """The asks that each engine has had, by number."""
+        self._ends: dict[int, Callable[[list[Advance | None]], None]] = {}
+
+    def room(self) -> Future[list[int]]:
+        return Future(lambda: self._room, notify=lambda _: None)
+
+    def advance(self, asks: list[Mapping[int, Ask] | None], patience_s: float) -> Any:
+        [(engine, new)] = [(engine, new) for engine, new in enumerate(asks) if new is not None]
+        self.given[engine] += new
+        slices = self
+
+        class Under:
+            def then(self, callback: Callable[[list[Advance | None]], None]) -> None:
+                slices._ends[engine] = callback
+
+        return Under()
+
+    def end(self, engine: int, room: int, *done: int) -> None:
+        """A slice ends with so much room and these groups."""
+        answers: list[Advance | None] = [None] * len(self.given)
+        answers[engine] = Advance([(number, [], None) for number in done], room)
+        self._ends.pop(engine)(answers)
+
+
+def give(slices: Slices, count: int, at_once: bool = False) -> Engines:
+    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now=lambda: 0.0)  # type: ignore[arg-type]
+    prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
+    engines.add(dict.fromkeys(range(count), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
+    engines.give()
+    return engines
+
+
+def test_a_slot_that_is_free_is_given_the_next_group_though_not_all_of_it_fits() -> None:
+    slices = Slices(8)
+    give(slices, count=4)
+    assert slices.given == [[0, 1]]
+    slices.end(0, room=0)
+    assert slices.given == [[0, 1]], "the engine is full"
+    slices.end(0, room=1)
+    assert slices.given == [[0, 1, 2]], "and three of its samples wait in the engine"
+    slices.end(0, -2, 0)
+    assert slices.given == [[0, 1, 2]]
+    slices.end(0, 2, 1)
+    assert slices.given == [[0, 1, 2, 3]]
+
+
+def test_an_engine_with_room_takes_what_waits_for_a_full_one() -> None:
+    slices = Slices(4, 4)
+    give(slices, count=6)
+    assert slices.given == [[0], [3]]
+    slices.end(1, 4, 3)
+    assert slices.given == [[0], [3, 4]]
+    slices.end(1, 4, 4)
+    slices.end(1, 4, 5)
+    assert slices.given == [[0], [3, 4, 5, 1]], "its own share first"
+    slices.end(0, 4, 0)
+    assert slices.given == [[0, 2], [3, 4, 5, 1]]
+
+
+def test_where_nothing_may_depend_on_time_each_engine_gets_its_share_at_once() -> None:
+    slices = Slices(4, 4)
+    give(slices, count=6, at_once=True)
+    assert slices.given == [[0, 1, 2], [3, 4, 5]]
