@@ -55,4 +55,5 @@ def test_it_does_not_where_nothing_corrects_for_their_age(
             config.model_dump() | {"algorithm": config.algorithm.model_dump() | {"rollout_correction": correction}}
         )
     records = train(example.uncorrected(config))
-    assert records[-1]["val/sort4/acc/mean@4"] < 0.7
+    validated = [record["val/sort4/acc/mean@4"] for record in records if "val/sort4/acc/mean@4" in record]
+    assert len(validated) == 6 and fmean(validated) < 0.6  # 0.29 to 0.45 in six runs; the others are above 0.9
