@@ -15,16 +15,18 @@ import time
 from functools import partial
 from pathlib import Path
 
-from disturb_stages import arm
+from disturb_stages import STAGES, arm
 from kill_and_resume import lines
 from lose_workers import Nodes, check_trained, children, train
+from ray.util import placement_group_table
 
 import tandem.cluster.ray
+from tandem.cluster.ray import RayCluster, RayRanks
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.controller.rollouts import RolloutProducer
+from tandem.controller.pools import ResourcePool
 
-LOSSES = [("take", "generation"), ("publish", "generation"), ("publish", "training"), ("learn", "generation")]
+LOSSES = [("take", "generation"), ("publish", "generation"), ("publish", "training"), ("save", "training")]
 """The stage, and whose node is lost in it."""
 
 
@@ -33,19 +35,24 @@ class Three(Nodes):
 
     count = 3
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.node_of: dict[str, str] = {}
+        spawn = RayCluster.spawn
+
+        def noted(cluster: RayCluster, pool: ResourcePool) -> RayRanks:
+            ranks = spawn(cluster, pool)
+            self.node_of[pool.name] = placement_group_table(ranks._group)["bundles_to_node_id"][0]
+            return ranks
+
+        RayCluster.spawn = noted  # type: ignore[method-assign]
+
     def kill_node_of(self, pool: str) -> None:
-        seen: list[bytes] = []
-        for node in list(self.cluster.worker_nodes):
-            processes = children(node.all_processes["raylet"][0].process.pid)
-            names = [Path(f"/proc/{process}/cmdline").read_bytes() for process in processes]
-            seen += names
-            if any(f"{pool} rank".encode() in name for name in names):
-                for process in processes:
-                    os.kill(process, signal.SIGKILL)
-                self.cluster.remove_node(node, allow_graceful=False)
-                print(f"lost the node of {pool}: {[name[:40] for name in names]}", file=sys.stderr, flush=True)
-                return
-        raise AssertionError(f"no node has pool {pool}: {[name[:60] for name in seen]}")
+        assert len(set(self.node_of.values())) == 2, "each pool has a node"
+        node = next(node for node in self.cluster.worker_nodes if node.node_id == self.node_of[pool])
+        for process in children(node.all_processes["raylet"][0].process.pid):
+            os.kill(process, signal.SIGKILL)
+        self.cluster.remove_node(node, allow_graceful=False)
 
 
 def lose(config: str, directory: Path) -> None:
@@ -53,7 +60,7 @@ def lose(config: str, directory: Path) -> None:
     tandem.cluster.ray._CPUS = 1.0  # so that each process takes a node of its own
     nodes = Three()
     for number, (stage, pool) in enumerate(LOSSES):
-        original = {name: vars(RolloutProducer)[name] for name in ("take", "publish")}
+        original = [(owner, name, getattr(owner, name)) for owner, name in STAGES.values()]
         arm(stage, 3, 0.0, partial(nodes.kill_node_of, pool))
         run = directory / f"lost_{number}"
         restarts = train(config, run)
@@ -61,8 +68,8 @@ def lose(config: str, directory: Path) -> None:
         repeated = lines(run / "metrics.jsonl") - (settings.trainer.steps or 0)
         told = f"the node of {pool} lost in {stage}: went on, {repeated} steps repeated"
         print(f"{told}, {check_trained(run, settings)}", flush=True)
-        for name, method in original.items():
-            setattr(RolloutProducer, name, method)
+        for owner, name, method in original:
+            setattr(owner, name, method)
         nodes.complete()
     print(f"{len(LOSSES)} nodes lost, done in {time.monotonic() - start:.0f} s", flush=True)
 

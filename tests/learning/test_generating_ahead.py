@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-SPLIT = {"pools": {"training": [1], "generation": [1]}, "roles": {"rollout": "generation"}}
+SPLIT = {"pools": {"training": [1], "generation": [1]}, "roles": {"actor": "training", "rollout": "generation"}}
 REWARDS = """
 def digits(completion):
     return sum(map(str.isdigit, completion)) / 8
