@@ -242,7 +242,7 @@ class Finished:
     """The answers to a prompt that were made ahead of training, and that no step has taken yet."""
 
     group: Group
-    """Without scores where these are due together with those of others of its step."""
+    """Without scores where these are due together with those of others of its step, or a reward failed."""
     greedy: Trajectory | None = None
     """The greedy answer, where it is wanted and has no score yet."""
 

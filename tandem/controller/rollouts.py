@@ -34,8 +34,10 @@ from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines, Rollout
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.timesharing import Devices
-from tandem.types import Finished, Group, StepMetrics, Trajectory
+from tandem.types import Finished, Group, Status, StepMetrics, Trajectory
 from tandem.workers.rollout import Ask
+
+_FAILED = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class RolloutProducer:
         """By draw: the groups that no step has taken yet, for a checkpoint."""
         self.settle()
         decided = [one.decided for one in self._kept] + [self._since_kept, self._scored]
-        scored = {number: Finished(groups[0]) for part in decided for number, groups in part.items()}
+        scored = {number: _finished(groups) for part in decided for number, groups in part.items()}
         answers = self._answers.items()
         return scored | {number: Finished(Group(siblings, []), greedy) for number, (siblings, greedy) in answers}
 
@@ -218,7 +220,7 @@ class RolloutProducer:
             if finished.group.scores:
                 self._scored[number] = [finished.group]
             else:
-                self._answers[number] = finished.group.trajectories, finished.greedy
+                self._answered(number, finished.group.trajectories, finished.greedy)
         self._decide()
 
     @property
@@ -290,6 +292,14 @@ class RolloutProducer:
 
     def _step_of(self, number: int) -> int:
         return number // self._rules.groups_per_step + 1
+
+
+def _finished(groups: list[Group]) -> Finished:
+    """A group, and that of its greedy answer if any, for a checkpoint: without scores where a reward failed. A resumed
+    run has them scored again, for what made it fail may be over; a run that this has stopped would stop once more."""
+    if not any(score.failure in _FAILED for group in groups for score in group.scores):
+        return Finished(groups[0])
+    return Finished(Group(groups[0].trajectories, []), *(group.trajectories[0] for group in groups[1:]))
 
 
 def is_informative(group: Group) -> bool:

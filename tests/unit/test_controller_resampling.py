@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -13,11 +13,17 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import UnsharedDevices
+from tandem.errors import RewardShareExceeded
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, seeded_request
 
-REWARD = "def compute_score(completion, ground_truth):\n    return float(completion)\n"
+REWARD = """
+def compute_score(completion, ground_truth):
+    if completion == "2":
+        open(__file__.replace("reward.py", "judge"))
+    return float(completion)
+"""
 
 
 class Rollout:
@@ -61,8 +67,21 @@ def settings(tmp_path: Path) -> TrainConfig:
 
 def run(settings: TrainConfig, *prompts: str, steps: int = 1, with_greedy: bool = False) -> tuple[list, dict]:
     """The groups of the last step, and its counts."""
-    rollout, size, samples = Rollout(), settings.data.prompts_per_step, settings.algorithm.group_size
+    size, samples = settings.data.prompts_per_step, settings.algorithm.group_size
     rules = RolloutRules(size, samples, steps, max_replaced=settings.algorithm.resample_rounds * size)
+    with closing(RewardManager(settings.reward)) as reward:
+        producer = make_producer(rules, reward, prompts, with_greedy)
+        for step in range(1, steps + 1):
+            groups = producer.take(step)
+            producer.publish(step)
+        counts = producer.metrics()
+    return groups, {name.rpartition("/")[2]: value for name, value in counts.items() if "resample" in name}
+
+
+def make_producer(
+    rules: RolloutRules, reward: RewardManager, prompts: Sequence[str], with_greedy: bool
+) -> RolloutProducer:
+    rollout = Rollout()
 
     def watch() -> None:
         due, rollout.due = rollout.due, []
@@ -72,15 +91,9 @@ def run(settings: TrainConfig, *prompts: str, steps: int = 1, with_greedy: bool 
 
     def ask(draw: int) -> Ask:
         prompt = Prompt(draw, np.zeros(1, np.int32), prompts[draw], "test", "", {})
-        return Ask(seeded_request(prompt, samples, draw), with_greedy)
+        return Ask(seeded_request(prompt, 2, draw), with_greedy)
 
-    with closing(RewardManager(settings.reward)) as reward:
-        producer = RolloutProducer(rules, rollout, reward, UnsharedDevices(lambda version: None), watch, ask)
-        for step in range(1, steps + 1):
-            groups = producer.take(step)
-            producer.publish(step)
-        counts = producer.metrics()
-    return groups, {name.rpartition("/")[2]: value for name, value in counts.items() if "resample" in name}
+    return RolloutProducer(rules, rollout, reward, UnsharedDevices(lambda version: None), watch, ask)
 
 
 def texts(groups: list) -> list[str]:
@@ -96,14 +109,14 @@ def test_exactly_the_uninformative_groups_are_replaced(settings: TrainConfig) ->
 
 def test_after_so_many_the_step_is_filled_all_the_same(settings: TrainConfig) -> None:
     """Two rounds of three prompts may be replaced."""
-    groups, counts = run(settings, *["1 1"] * 6, "0 0", "0 1", "2 2")
-    assert texts(groups) == ["0 0", "0 1", "2 2"]
+    groups, counts = run(settings, *["1 1"] * 6, "0 0", "0 1", "4 4")
+    assert texts(groups) == ["0 0", "0 1", "4 4"]
     assert counts == {"replaced": 6, "uninformative": 2}
 
 
 def test_each_step_begins_to_count_anew(settings: TrainConfig) -> None:
-    groups, counts = run(settings, *["1 1"] * 6, "0 0", "0 1", "2 2", "3 3", "0 1", "0 2", "0 3", steps=2)
-    assert texts(groups) == ["0 1", "0 2", "0 3"]
+    groups, counts = run(settings, *["1 1"] * 6, "0 0", "0 1", "4 4", "3 3", "0 1", "0 4", "0 3", steps=2)
+    assert texts(groups) == ["0 1", "0 4", "0 3"]
     assert counts == {"replaced": 1, "uninformative": 0}
 
 
@@ -114,6 +127,29 @@ def test_without_it_every_group_is_kept(settings: TrainConfig) -> None:
 
 
 def test_greedy_answers_are_scored_where_they_are_needed(settings: TrainConfig) -> None:
-    groups, _ = run(settings, "1 0", "0 1", "2 1", with_greedy=True)
+    groups, _ = run(settings, "1 0", "0 1", "4 1", with_greedy=True)
     assert [group.greedy.value for group in groups] == [7.0] * 3
     assert [len(group.trajectories) for group in groups] == [2] * 3
+
+
+def test_what_failed_is_scored_again_where_a_run_goes_on(settings: TrainConfig, tmp_path: Path) -> None:
+    """The judge of answer 2 is there only after the run has stopped for it."""
+    prompts = ["0 1", "0 1", "0 1", "0 1", "1 2", "1 0"]
+    rules = RolloutRules(3, 2, total_steps=2, max_staleness=1, partial_rollouts=False)
+    rewards = settings.reward.model_copy(update={"max_error_share": 0.0})
+    with closing(RewardManager(rewards)) as reward:
+        producer = make_producer(rules, reward, prompts, with_greedy=True)
+        producer.take(1)
+        producer.publish(1)
+        finished = producer.finished()
+        assert {draw: len(one.group.scores) for draw, one in finished.items()} == {3: 2, 4: 0, 5: 2}
+        assert finished[4].greedy is not None and finished[3].greedy is None
+        with pytest.raises(RewardShareExceeded):
+            producer.take(2)
+        (tmp_path / "judge").touch()
+        resumed = make_producer(rules, reward, prompts, with_greedy=True)
+        resumed.resume(1, 3, finished)
+        groups = resumed.take(2)
+    assert [[score.value for score in group.scores] for group in groups] == [[0, 1], [1, 2], [1, 0]]
+    assert [group.greedy.value for group in groups] == [7.0] * 3
+    assert all(group.trajectories is finished[draw].group.trajectories for draw, group in enumerate(groups, 3))

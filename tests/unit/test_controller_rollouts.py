@@ -54,7 +54,7 @@ MUTANTS = {
     "a resumed run has trained nothing": ("self._taken = version * self._rules.groups_per_step\n", "self._taken = 0\n"),
     "a resumed run has dropped nothing": ("self._dropped = self._replaced = cursor - self._taken", "self._dropped = self._replaced = 0"),
     "finished groups are asked again": ("if number not in restored})", "})"),
-    "finished groups begin at the wrong draw": ("scored = {number: Finished", "scored = {number + 1: Finished"),
+    "finished groups begin at the wrong draw": ("scored = {number: _finished", "scored = {number + 1: _finished"),
     "answers without scores are forgotten": ("return scored | {number: F", "return scored | {-number: F"),
     "the count of dropped groups goes on": ("self._dropped_in_step = 0\n            else", "pass\n            else"),
     "the published version is forgotten": ("        self._version = version\n        self._replaced", "        self._replaced"),
