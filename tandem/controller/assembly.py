@@ -1,5 +1,6 @@
 """Configuration -> the roles of a run: which models and engines there are, and how weights get to the engines."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +128,7 @@ def make_producer(
     prompt_of: Callable[[int], Prompt],
     total_steps: int,
     needs: frozenset[Signal] = frozenset(),
+    now: Callable[[], float] = time.perf_counter,
 ) -> RolloutProducer:
     """Scored groups for `total_steps` steps; `prompt_of`: the prompt of each draw. The engines serve version 0."""
     algorithm, size, with_greedy = config.algorithm, config.data.prompts_per_step, Signal.GREEDY_REWARDS in needs
@@ -152,6 +154,7 @@ def make_producer(
         placement.watch,
         ask,
         stands_still=config.generation.type == "native" and placement.together(Role.Actor, Role.Rollout),
+        now=now,
     )
 
 

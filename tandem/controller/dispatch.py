@@ -7,6 +7,7 @@ Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -47,22 +48,19 @@ def collect(registered: Registration, mesh: Mesh, calls: Calls, answers: list[An
         case Dispatch.DATA_PARALLEL:
             return _join_groups(registered.returns, mesh, calls, answers)
         case Dispatch.EACH:
-            return [answers[rank] for rank in _answering_ranks(mesh)]
-
-
-def _answering_ranks(mesh: Mesh) -> list[int]:
-    return [group[0] for group in mesh.data_groups()]
+            ranks = mesh.answering_ranks
+            called = compress(range(len(ranks)), map(calls.__getitem__, ranks))
+            return {group: answers[ranks[group]] for group in called}
 
 
 def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
     entries, *others = arguments.args
-    ranks = _answering_ranks(mesh)
-    if len(entries) != len(ranks):
-        raise ValueError(f"{len(entries)} entries for {len(ranks)} data-parallel groups: each needs one, or None")
+    ranks = mesh.answering_ranks
     calls: Calls = [None] * mesh.size
-    for rank, entry in zip(ranks, entries, strict=True):
-        if entry is not None:
-            calls[rank] = replace(arguments, args=(entry, *others))
+    for group, entry in entries.items():
+        if not 0 <= group < len(ranks):
+            raise ValueError(f"an entry for data-parallel group {group}, where groups are 0 to {len(ranks) - 1}")
+        calls[ranks[group]] = Arguments((entry, *others), arguments.kwargs)
     return calls
 
 
@@ -84,7 +82,7 @@ def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
 
 
 def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: list[Any]) -> Any:
-    answering_ranks = _answering_ranks(mesh)
+    answering_ranks = mesh.answering_ranks
     called = [arguments for rank in answering_ranks if (arguments := calls[rank]) is not None]
     whole: Rows = called[0].args[0]
     everything = np.arange(len(whole))

@@ -30,7 +30,7 @@ and at most 200 slices a second reach the controller."""
 class Rollout(Protocol):
     """What is asked of the worker group of the engines."""
 
-    def advance(self, asks: list[Mapping[int, Ask] | None], patience_s: float) -> Future[list[Advance | None]]:
+    def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
         """Start new asks on the engines that have an entry and let these run for a while."""
         ...
 
@@ -122,9 +122,7 @@ class Engines:
         engine.asked.update(new)
         if engine.asked:
             engine.in_call = True
-            asks: list[Mapping[int, Ask] | None] = [None] * len(self._engines)
-            asks[engine.number] = new
-            self._rollout.advance(asks, self._slice_s).then(partial(self._ended, engine))
+            self._rollout.advance({engine.number: new}, self._slice_s).then(partial(self._ended, engine))
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
@@ -140,9 +138,8 @@ class Engines:
         home = self._home[oldest]
         return oldest if home.asked and home.room <= 0 else None
 
-    def _ended(self, engine: _Engine, by_engine: list[Advance | None]) -> None:
+    def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:
         advance = by_engine[engine.number]
-        assert advance is not None, "an engine that was called has not answered"
         engine.in_call, engine.room = False, advance.room
         for number, siblings, greedy in advance.done:
             engine.asked.remove(number)

@@ -8,7 +8,7 @@ controller is one thread: whatever it waits for, it waits in `Cluster.watch`, wh
 and runs the callbacks of all calls that are answered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -138,7 +138,7 @@ class RemoteWorkers(Generic[W]):
         A subclass of the kind may override the method, and with `register` how it is dispatched.
         """
         dispatch = registration(self._kind, method.__name__).dispatch
-        assert dispatch not in (Dispatch.ALL, Dispatch.EACH), "take call_all or call_each: it has a list"
+        assert dispatch not in (Dispatch.ALL, Dispatch.EACH), "take call_all or call_each: it has several"
         return self._submit(method.__name__, *args, **kwargs)
 
     def call_all(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[list[R]]:
@@ -149,12 +149,12 @@ class RemoteWorkers(Generic[W]):
     def call_each(
         self,
         method: Callable[Concatenate[W, Entry, P], R],
-        entries: Sequence[Entry | None],
+        entries: Mapping[int, Entry],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> Future[list[R | None]]:
-        """Call a method that is registered for `Dispatch.EACH`, each data-parallel group with its entry; the answers by
-        group, None where the entry was None."""
+    ) -> Future[dict[int, R]]:
+        """Call a method that is registered for `Dispatch.EACH`: the data-parallel groups that have an entry, each with
+        its own; their answers, by number of the group."""
         assert registration(self._kind, method.__name__).dispatch is Dispatch.EACH, "take call or call_all"
         return self._submit(method.__name__, entries, *args, **kwargs)
 

@@ -94,9 +94,9 @@ class Rollout(RemoteWorkers[RolloutWorker]):
         """Validation answers, drawn as `generation.eval` says."""
         return self.call(RolloutWorker.generate_for_eval, requests)
 
-    def advance(self, asks: Sequence[Mapping[int, Ask] | None], patience_s: float) -> Future[list[Advance | None]]:
-        """Each engine starts on its entry of `asks`, by number, and generates until one of all that it has under way is
-        complete, or until `patience_s` have passed; what is complete. None: the engine is not called."""
+    def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
+        """Each engine that has an entry starts on these asks, by number, and generates until one of all that it has
+        under way is complete, or until `patience_s` have passed; what is complete, by engine."""
         return self.call_each(RolloutWorker.advance, asks, patience_s)
 
     def room(self) -> Future[list[int]]:

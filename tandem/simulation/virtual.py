@@ -7,9 +7,11 @@ for ever: that is a Deadlock, at once.
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import compress
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,13 +33,42 @@ class Takes(NamedTuple):
 
     seconds: float
     finish: Callable[[], Any]
+    slice_s: float = math.inf
+    """The call is of slices so long, which the worker has joined because nothing would happen between them. It ends
+    after the present one when anything else waits for the rank."""
 
 
-@dataclass(slots=True)
 class _Call:
-    answers: list[Any]
-    missing: int
-    callbacks: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """A call of some ranks."""
+
+    __slots__ = ("answers", "callbacks", "cluster", "missing")
+
+    def __init__(self, cluster: "VirtualCluster", ranks: int, called: int) -> None:
+        self.cluster = cluster
+        self.answers: list[Any] = [None] * ranks
+        self.missing = called
+        self.callbacks: list[Callable[[], None]] = []
+
+    def wait(self) -> list[Any]:
+        while self.missing:
+            self.cluster.watch()
+        return self.answers
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        if self.missing:
+            self.callbacks.append(callback)
+        else:
+            self.cluster.at(self.cluster.now, callback)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A call that a rank works on."""
+
+    call: _Call
+    taken: Takes
+    began: float
+    ends: float
 
 
 class VirtualCluster:
@@ -46,15 +77,19 @@ class VirtualCluster:
     def __init__(self, ties: Random | None = None) -> None:
         """`ties`: decides what comes first of what happens at the same time; without, what was begun first."""
         self.now = 0.0
+        self.happening = 0.0
+        """When what happens on a rank happens: before `now` where the controller was busy meanwhile."""
         self.sources: list[Source] = []
         self.events = 0
         """Events so far."""
         self._ties = ties
         self._count = itertools.count()
         self._queue: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._pools: list[VirtualRanks] = []
 
     def spawn(self, pool: ResourcePool) -> "VirtualRanks":
-        return VirtualRanks(pool, self)
+        self._pools.append(VirtualRanks(pool, self))
+        return self._pools[-1]
 
     def at(self, when: float, happen: Callable[[], None]) -> None:
         """Call `happen` when the clock is there."""
@@ -66,9 +101,19 @@ class VirtualCluster:
         if not self._queue:
             raise Deadlock(f"at {self.now:g} s of virtual time everything is idle, and the controller waits")
         when, _, _, happen = heapq.heappop(self._queue)
+        self.happening = when
         self.now = max(self.now, when)
         self.events += 1
         happen()
+
+    def spend(self, seconds: float) -> None:
+        """The controller is busy: what happens meanwhile it takes in afterwards."""
+        self.now += seconds
+
+    def cut_slices(self) -> None:
+        """There is news for the ranks: calls of many slices end after the present one."""
+        for pool in self._pools:
+            pool.cut_slices()
 
     def close(self) -> None:
         """Nothing that was under way happens any more."""
@@ -85,7 +130,8 @@ class VirtualRanks:
         self._cluster = cluster
         self._workers: list[dict[str, Worker[Any]]] = [{} for _ in range(pool.size)]
         self._queues: list[deque[tuple[_Call, str, str, Arguments]]] = [deque() for _ in range(pool.size)]
-        self._busy = [False] * pool.size
+        self._running: dict[int, _Running] = {}
+        """By rank."""
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         for rank, workers in enumerate(self._workers):
@@ -93,43 +139,58 @@ class VirtualRanks:
         return self._workers[0][name].meshes
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
-        call = _Call([None] * self.size, sum(arguments is not None for arguments in calls))
-        for rank, arguments in enumerate(calls):
-            if arguments is not None:
-                self._queues[rank].append((call, name, method, arguments))
-                self._start(rank)
-
-        def wait() -> list[Any]:
-            while call.missing:
-                self._cluster.watch()
-            return call.answers
-
-        def notify(callback: Callable[[], None]) -> None:
-            if call.missing:
-                call.callbacks.append(callback)
+        called = list(compress(range(self.size), calls))  # the truth of Arguments is that they are there
+        call = _Call(self._cluster, self.size, len(called))
+        for rank in called:
+            arguments = calls[rank]
+            assert arguments is not None
+            self._queues[rank].append((call, name, method, arguments))
+            if rank in self._running:
+                self._cut(rank)
             else:
-                self._cluster.at(self._cluster.now, callback)
+                self._start(rank, self._cluster.now)
+        return Future(call.wait, call.notify)
 
-        return Future(wait, notify)
+    def cut_slices(self) -> None:
+        """Calls of many slices end after the present one."""
+        for rank in self._running:
+            self._cut(rank)
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _start(self, rank: int) -> None:
-        if self._busy[rank] or not self._queues[rank]:
+    def _start(self, rank: int, now: float) -> None:
+        if not self._queues[rank]:
             return
         call, name, method, arguments = self._queues[rank].popleft()
-        self._busy[rank] = True
-        taken = getattr(self._workers[rank][name], method)(*arguments.take(), **arguments.kwargs)
+        self._cluster.happening = now
+        taken: Takes = getattr(self._workers[rank][name], method)(*arguments.take(), **arguments.kwargs)
+        ends = now + taken.seconds
+        running = self._running[rank] = _Running(call, taken, now, ends)
+        self._cluster.at(ends, lambda: self._end(rank, running, ends))
+        if self._queues[rank]:
+            self._cut(rank)
 
-        def end() -> None:
-            self._busy[rank] = False
-            self.busy_s[rank] += taken.seconds
-            call.answers[rank] = taken.finish()
-            call.missing -= 1
-            self._start(rank)
-            if not call.missing:
-                for callback in call.callbacks:
-                    callback()
+    def _cut(self, rank: int) -> None:
+        running, now = self._running[rank], self._cluster.now
+        slice_s = running.taken.slice_s
+        if math.isinf(slice_s):
+            return
+        ends = running.began + max(1, math.ceil((now - running.began) / slice_s)) * slice_s
+        if ends < running.ends:
+            running.ends = ends
+            self._cluster.at(ends, lambda: self._end(rank, running, ends))
 
-        self._cluster.at(self._cluster.now + taken.seconds, end)
+    def _end(self, rank: int, running: _Running, ended: float) -> None:
+        if self._running.get(rank) is not running or ended != running.ends:
+            return  # it was cut
+        del self._running[rank]
+        self.busy_s[rank] += ended - running.began
+        call = running.call
+        call.answers[rank] = running.taken.finish()
+        call.missing -= 1
+        self._start(rank, ended)
+        if not call.missing:
+            callbacks, call.callbacks = call.callbacks, []  # they know the call: without a cycle it is freed at once
+            for callback in callbacks:
+                callback()

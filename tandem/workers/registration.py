@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +39,15 @@ class Mesh:
     def data_groups(self) -> list[list[int]]:
         """The ranks of each data-parallel group. The first of them answers for the group: it is in the last pipeline
         stage, which holds the outputs."""
+        return self._data_groups
+
+    @cached_property
+    def answering_ranks(self) -> list[int]:
+        """The rank that answers for each data-parallel group."""
+        return [group[0] for group in self._data_groups]
+
+    @cached_property
+    def _data_groups(self) -> list[list[int]]:
         ranks = np.arange(self.size).reshape(tuple(self.shape.values()))
         dimensions = list(self.shape)
         if "pipeline" in dimensions:
@@ -85,8 +95,8 @@ class Dispatch(Enum):
     REPLICATED = "every rank, with the same arguments; all answer the same, so the answer is rank 0's"
     DATA_PARALLEL = "every rank, with its data-parallel group's rows of the first argument, a Batch or a list"
     EACH = (
-        "the rank that answers for each data-parallel group, with the group's entry of the first argument, a list; "
-        "where that is None, none. The answer is the list of the groups' answers, None where none was called"
+        "the rank that answers for each data-parallel group that the first argument, a mapping by number of the group, "
+        "has an entry for, with that entry. The answer is the mapping of these groups' answers"
     )
 
 
@@ -135,6 +145,7 @@ def register(
     return mark
 
 
+@cache  # every call of the controller asks
 def registration(kind: type, method: str) -> Registration:
     """How `kind.method` is called; AttributeError when it is not registered."""
     for base in kind.__mro__:

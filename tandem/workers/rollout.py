@@ -31,13 +31,13 @@ from tandem.workers.training import TrainWorker
 
 def _ask_engines(mesh: Mesh, arguments: Arguments) -> Calls:
     calls: Calls = [None] * mesh.size
-    for ranks in mesh.data_groups():
-        calls[ranks[0]] = arguments
+    for rank in mesh.answering_ranks:
+        calls[rank] = arguments
     return calls
 
 
 ANSWERING = OwnDispatch(
-    distribute=_ask_engines, collect=lambda mesh, _, answers: [answers[ranks[0]] for ranks in mesh.data_groups()]
+    distribute=_ask_engines, collect=lambda mesh, _, answers: [answers[rank] for rank in mesh.answering_ranks]
 )
 """The rank of each engine, with the same arguments; the answer is the list of the engines' answers."""
 

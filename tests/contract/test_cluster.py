@@ -136,13 +136,13 @@ def test_a_worker_may_keep_its_arguments(probe: WorkerGroup, ranks: Ranks) -> No
 
 def test_an_entry_for_each_data_group(ranks: Ranks, probe: WorkerGroup) -> None:
     if ranks.size == 1:
-        assert probe.bill(["a"], 3).get() == [(0, "a", 3)]
-        assert probe.bill([None], 3).get() == [None]
+        assert probe.bill({0: "a"}, 3).get() == {0: (0, "a", 3)}
+        assert probe.bill({}, 3).get() == {}
         return
     grid = WorkerGroup(ranks, "each", Probe, ProbeSpec({"data": 2, "tensor": 2}))
-    assert grid.bill(["a", "b"], 3).get() == [(0, "a", 3), (2, "b", 3)]
-    assert grid.bill([None, "b"], price=3).get() == [None, (2, "b", 3)]
-    assert grid.bill([None, None], 3).get() == [None, None]
+    assert grid.bill({0: "a", 1: "b"}, 3).get() == {0: (0, "a", 3), 1: (2, "b", 3)}
+    assert grid.bill({1: "b"}, price=3).get() == {1: (2, "b", 3)}
+    assert grid.bill({}, 3).get() == {}
 
 
 def watch_until(cluster: Cluster, done: Callable[[], object]) -> None:

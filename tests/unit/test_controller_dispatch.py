@@ -119,16 +119,16 @@ def test_each_data_group_gets_its_entry_where_it_has_one() -> None:
     """Of ranks that hold one copy of a model, the one that answers is called."""
     each = registered(Dispatch.EACH)
     mesh = Mesh({"data": 3, "tensor": 2})
-    calls = distribute(each, mesh, Arguments((["a", None, "c"], 7), {"k": 1}))
+    calls = distribute(each, mesh, Arguments(({0: "a", 2: "c"}, 7), {"k": 1}))
     assert [call and (call.take(), dict(call.kwargs)) for call in calls] == [
         (("a", 7), {"k": 1}), None, None, None, (("c", 7), {"k": 1}), None,
     ]  # fmt: skip
-    assert collect(each, mesh, calls, ["A", None, None, None, "C", None]) == ["A", None, "C"]
+    assert collect(each, mesh, calls, ["A", None, None, None, "C", None]) == {0: "A", 2: "C"}
     staged = Mesh({"pipeline": 2, "data": 2})  # the last stage answers
-    assert distribute(each, staged, Arguments(([None, {}],)))[3] == Arguments(({},))
-    assert collect(each, staged, [None] * 4, [None] * 4) == [None, None]
-    with pytest.raises(ValueError, match="2 entries for 3 data-parallel groups"):
-        distribute(each, mesh, Arguments((["a", "b"],)))
+    assert distribute(each, staged, Arguments(({1: {}},)))[3] == Arguments(({},))
+    assert collect(each, staged, [None] * 4, [None] * 4) == {}
+    with pytest.raises(ValueError, match="an entry for data-parallel group 3, where groups are 0 to 2"):
+        distribute(each, mesh, Arguments(({3: "b"},)))
 
 
 def test_registration_is_inherited_and_may_be_overridden() -> None:

@@ -22,27 +22,25 @@ class Slices:
         self._room = list(room)
         self.given: list[list[int]] = [[] for _ in room]
         """The asks that each engine has had, by number."""
-        self._ends: dict[int, Callable[[list[Advance | None]], None]] = {}
+        self._ends: dict[int, Callable[[dict[int, Advance]], None]] = {}
 
     def room(self) -> Future[list[int]]:
         return Future(lambda: self._room, notify=lambda _: None)
 
-    def advance(self, asks: list[Mapping[int, Ask] | None], patience_s: float) -> Any:
-        [(engine, new)] = [(engine, new) for engine, new in enumerate(asks) if new is not None]
+    def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Any:
+        [(engine, new)] = asks.items()
         self.given[engine] += new
         slices = self
 
         class Under:
-            def then(self, callback: Callable[[list[Advance | None]], None]) -> None:
+            def then(self, callback: Callable[[dict[int, Advance]], None]) -> None:
                 slices._ends[engine] = callback
 
         return Under()
 
     def end(self, engine: int, room: int, *done: int) -> None:
         """A slice ends with so much room and these groups."""
-        answers: list[Advance | None] = [None] * len(self.given)
-        answers[engine] = Advance([(number, [], None) for number in done], room)
-        self._ends.pop(engine)(answers)
+        self._ends.pop(engine)({engine: Advance([(number, [], None) for number in done], room)})
 
 
 def give(slices: Slices, count: int, at_once: bool = False) -> Engines:

@@ -1,0 +1,110 @@
+"""Step times of real runs, and what `tandem simulate` says of them from a run with trainer.max_staleness: 0.
+
+    python benchmarks/simulation.py [--steps 24]      (two cores; some minutes)
+
+A tiny model that has learned nothing answers sort4's prompts: it ends an answer at any token with the same chance, so
+lengths are geometric, 100 tokens on average, up to 384. Speeds and lengths are measured in one run with generation and
+training on a process each and k = 0; every other run is predicted from them. The reward is of the length, so that no
+row is left out of training; the learning rate is as good as zero, so that lengths stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples/sort4"))
+
+from task import make  # noqa: E402
+
+from tandem.cli import main as tandem  # noqa: E402
+from tandem.config.load import load_config  # noqa: E402
+from tandem.config.tree import TrainConfig  # noqa: E402
+from tandem.simulation.options import Options, setup_of  # noqa: E402
+from tandem.simulation.run import simulate  # noqa: E402
+from tandem.tracking.jsonl import read_metrics  # noqa: E402
+
+SPLIT = ["placement.pools={a: [1], g: [1]}", "placement.roles={rollout: g}"]
+RUNS = {
+    "split, k = 0": [*SPLIT, "trainer.max_staleness=0"],
+    "split, k = 1": [*SPLIT, "trainer.max_staleness=1"],
+    "split, k = 2": [*SPLIT, "trainer.max_staleness=2"],
+    "time-shared, k = 0": ["trainer.max_staleness=0"],
+    "time-shared, k = 1": ["trainer.max_staleness=1"],
+}
+MEASURED = "split, k = 0"
+WARM_UP = 5
+"""Steps that are not counted: memory is allocated, and the first groups are made ahead."""
+REWARD = (
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) % 2\n"
+)
+
+
+def settings(folder: Path, name: str, steps: int, more: Sequence[str]) -> list[str]:
+    """The configuration of a run."""
+    return [
+        f"model.path={folder}/task/model",
+        f"data.train_files=[{folder}/task/train.jsonl]",
+        "data.val_files=[]",
+        "generation.max_response_tokens=384",
+        "generation.eval={}",
+        "training.optimizer.lr=1e-9",
+        f'reward.functions=["{folder}/reward.py:compute_score"]',
+        "reward.workers=1",
+        f"trainer.run_dir={folder}/{name.replace(' ', '').replace(',', '-')}",
+        f"trainer.steps={steps}",
+        "trainer.eval_every=0",
+        *RUNS[name],
+        *more,
+    ]
+
+
+def step_time(times: Sequence[float], staleness: int) -> float:
+    """The median over windows of steps, whose mean it is, in seconds: with k, k + 1 steps may get their groups at once,
+    and wait for the next together."""
+    size = 2 * (staleness + 1)
+    return median(fmean(times[first : first + size]) for first in range(WARM_UP, len(times) - size + 1))
+
+
+def measured_times(run_dir: Path) -> list[float]:
+    return [record["time/step_s"] for record in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def predict(config: TrainConfig, measured: Path, steps: int) -> float:
+    outcome = simulate(config, setup_of(Options(run=measured), config), steps)
+    return step_time(outcome.step_times_s, config.trainer.max_staleness)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--folder", type=Path, help="where the runs stay; those that are there are kept")
+    parser.add_argument("more", nargs="*", help="section.key=value")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        if not (folder / "task").exists():
+            make(folder / "task", 0)
+        (folder / "reward.py").write_text(REWARD)
+        configs: dict[str, TrainConfig] = {}
+        for name in RUNS:
+            overrides = settings(folder, name, given.steps, given.more)
+            configs[name] = load_config(TrainConfig, ROOT / "recipes/sort4_grpo.yaml", overrides)
+            done = (configs[name].trainer.run_dir / "report.html").exists()
+            if not done and tandem(["train", str(ROOT / "recipes/sort4_grpo.yaml"), *overrides]):
+                sys.exit(1)
+        measured = configs[MEASURED].trainer.run_dir
+        print(f"{'':20} {'predicted s':>12} {'measured s':>12} {'off':>7}")
+        for name, config in configs.items():
+            predicted = predict(config, measured, 60)
+            real = step_time(measured_times(config.trainer.run_dir), config.trainer.max_staleness)
+            print(f"{name:20} {predicted:12.3f} {real:12.3f} {predicted / real - 1:+7.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Outcomes of simulations, for people."""
+
+from collections.abc import Iterator, Sequence
+
+from tandem.config.tree import TrainConfig
+from tandem.simulation.lengths import Lengths
+from tandem.simulation.measured import engines_on
+from tandem.simulation.run import Outcome, simulate
+from tandem.simulation.speeds import Setup
+from tandem.simulation.virtual import Deadlock
+
+NEAR = 0.02
+"""A step time that is so little above the fastest is as good."""
+_HEAD = "  k    step s   tokens/s  trainer waits  engines idle    rows  staleness"
+
+
+def print_table(config: TrainConfig, setup: Setup, staleness: Sequence[int], steps: int) -> None:
+    """Simulate the run at each staleness. Raises Deadlock where it would hang."""
+    for line in describe(config, setup, steps):
+        print(line, flush=True)
+    for line in rows([_simulate(config, setup, value, steps) for value in staleness]):
+        print(line)
+
+
+def _simulate(config: TrainConfig, setup: Setup, staleness: int, steps: int) -> Outcome:
+    try:
+        return simulate(_with_staleness(config, staleness), setup, steps)
+    except Deadlock as error:
+        raise Deadlock(f"k = {staleness}: {error}") from None
+
+
+def _with_staleness(config: TrainConfig, value: int) -> TrainConfig:
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_staleness": value})})
+
+
+def best(outcomes: Sequence[Outcome]) -> Outcome:
+    """The least staleness whose step takes hardly longer than the fastest."""
+    fastest = min(outcome.step_s for outcome in outcomes)
+    near = [outcome for outcome in outcomes if outcome.step_s <= (1 + NEAR) * fastest]
+    return min(near, key=lambda outcome: outcome.max_staleness)
+
+
+def describe(config: TrainConfig, setup: Setup, steps: int) -> Iterator[str]:
+    """What is simulated, and of what speeds."""
+    speeds, engine = setup.speeds, setup.speeds.engine
+    prompts, samples = config.data.prompts_per_step, config.algorithm.group_size
+    yield f"{steps} steps of {prompts} prompts x {samples} answers; {_placement(config)}"
+    yield f"speeds of {setup.source}:"
+    yield (
+        f"  an iteration of an engine {engine.iteration_s * 1e3:.4g} ms + {engine.row_s * 1e6:.4g} us a row + "
+        f"{engine.context_token_s * 1e9:.4g} ns a token of context; "
+        f"prefill {engine.prefill_token_s * 1e6:.4g} us a token"
+    )
+    yield (
+        f"  training {speeds.train_step_s:.4g} s a step + {speeds.train_token_s * 1e6:.4g} us a token; "
+        f"publish {speeds.publish_s:.4g} s, pause {speeds.pause_s:.4g} s, scores {speeds.reward_s:.4g} s, "
+        f"controller {speeds.controller_s:.4g} s a step"
+    )
+    yield f"  {_lengths(setup.lengths, prompts)}"
+
+
+def rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A table with a line for each staleness, and which is best."""
+    yield _HEAD
+    for one in outcomes:
+        yield (
+            f"{one.max_staleness:>3} {one.step_s:>9.3f} {one.tokens_per_s:>10.0f} {one.trainer_waits:>14.0%} "
+            f"{one.engines_idle:>13.0%} {one.rows:>7.1f} {one.mean_staleness:>10.2f}"
+        )
+    yield f"best: k = {best(outcomes).max_staleness}, the smallest within {NEAR:.0%} of the fastest"
+
+
+def _placement(config: TrainConfig) -> str:
+    ranks = sum(config.nodes_of("rollout"))
+    engines = f"{engines_on(config.generation, ranks)} x {config.generation.type} on {ranks} ranks"
+    roles = config.placement.roles
+    first = next(iter(config.placement.pools), "")
+    if roles.get("rollout", first) == roles.get("actor", first):
+        return f"{engines}, which training takes in turns"
+    return f"{engines}, training on {sum(config.nodes_of('actor'))} others"
+
+
+def _lengths(lengths: Lengths, prompts: int) -> str:
+    drawn = [lengths.of(draw) for draw in range(20 * prompts)]
+    responses = sorted(length for answers, _ in drawn for length in answers)
+    mean, prompt = sum(responses) / len(responses), sum(tokens for _, tokens in drawn) / len(drawn)
+    return (
+        f"answers of {mean:.0f} tokens on average, half of them below {responses[len(responses) // 2]:.0f}, "
+        f"the longest of 20 steps {responses[-1]:.0f}; prompts of {prompt:.0f}"
+    )
