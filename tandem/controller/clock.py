@@ -36,6 +36,7 @@ class RolloutTimes:
     _waited_for_rewards_s: float = 0.0
     _took_at: float = 0.0
     _longest_answer_s: float = 0.0
+    _settled_s: float = 0.0
     _training_s: float = 0.0
 
     @contextmanager
@@ -43,7 +44,7 @@ class RolloutTimes:
         """A step takes its groups."""
         start, self._waited_for_rewards_s = self.now(), 0.0
         yield
-        self._took_at = self.now()
+        self._took_at, self._settled_s = self.now(), 0.0
         self._waited_s = self._took_at - start
 
     @contextmanager
@@ -54,12 +55,19 @@ class RolloutTimes:
         if for_rewards:
             self._waited_for_rewards_s += self.now() - start
 
+    @contextmanager
+    def settling(self) -> Generator[None]:
+        """What runs is waited for after the step has taken its groups."""
+        start = self.now()
+        yield
+        self._settled_s += self.now() - start
+
     def took(self, groups: Iterable[Group]) -> None:
         self._longest_answer_s = max(one.generation_s for group in groups for one in group.trajectories)
 
     def published(self) -> None:
         """The step has been trained, and its weights are served."""
-        self._training_s = self.now() - self._took_at
+        self._training_s = self.now() - self._took_at - self._settled_s
 
     def metrics(self) -> StepMetrics:
         """`perf/wanted_staleness`: from this k on the longest answer of the step does not make the trainer wait, where

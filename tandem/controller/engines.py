@@ -3,9 +3,9 @@
     add --> waiting --own share first--> asked --RolloutWorker.advance, again and again--> answered(number, ...)
 
 An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
-validation and checkpoints fall between two slices. What an engine has no room for waits here, so that whichever engine
-is free first takes it. Room for one sample is enough for a group: an engine whose slots wait until as many are free as
-a group has siblings leaves many of them empty where lengths differ.
+validation and checkpoints fall between two slices. What an engine has no room for waits here; the oldest ask goes to
+another engine that has room, where its own is full. Room for one sample is enough for a group: an engine whose slots
+wait until as many are free as a group has siblings leaves many of them empty where lengths differ.
 """
 
 from collections import deque
@@ -23,8 +23,7 @@ from tandem.workers.rollout import Advance, Ask
 Answered = Callable[[int, list[Trajectory], Trajectory | None], None]
 """Takes the number of an ask, its trajectories, and the greedy one where it was wanted."""
 _SLICE_S, _SLICE_S_AN_ENGINE = 0.05, 0.005
-"""How long a slice lasts at most: whatever the controller wants of a worker meanwhile waits for half of it on average,
-and at most 200 slices a second reach the controller."""
+"""How long a slice lasts at most, so that engines with long answers send the controller 200 slices a second in all."""
 
 
 class Rollout(Protocol):

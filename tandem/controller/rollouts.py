@@ -12,14 +12,17 @@ weights of version v served and k the most staleness:
 
 So the group at place m of those that are kept has m <= n - dropped < (v + 1 + k) * P. It is trained by the weights of
 version m // P <= v + k, and its tokens were made by v or later: no token is staler than k, and nothing is ever dropped
-for its age. A step's draws are admitted before the step begins, every answer ends, so nothing waits for ever. The state
-of a run is one number, the cursor: draws before it are trained or dropped. docs/async.md explains all of it.
+for its age. When a step waits for groups, its draws have been admitted, and every answer ends, so nothing waits for
+ever. The state of a run is one number, the cursor: draws before it are trained or dropped. docs/async.md explains all
+of it.
 
 Concurrency: everything runs on the controller's thread.
 
-consumes:     draws, when a version is published; answers and scores, in callbacks of `Cluster.watch`
+consumes:     draws, when a version is published, a step begins or one is to be replaced; answers and scores, in
+              callbacks of `Cluster.watch`
 produces:     the groups of each step
-waits for:    `take` for scored groups; `publish`, where answers must not see two versions, for what runs
+waits for:    `take` for scored groups; where the run must not depend on time, `publish`, `settle`, `finished` and, on
+              shared devices, `to_training` for what runs
 unblocked by: engines and reward workers; the cluster ends a call, and rewards a function, that takes too long
 """
 
@@ -158,13 +161,14 @@ class RolloutProducer:
             self._go_on()
 
     def settle(self) -> None:
-        """Wait for what runs, where the run must not depend on time: before a publish and before validation."""
-        while self._in_rounds and self._under_way:
-            if self._engines.paused:
-                self._devices.to_generation()
-                self._go_on()
-            else:
-                self._watch()
+        """Wait for what runs, where the run must not depend on time: before a publish, validation or a checkpoint."""
+        with self._times.settling():
+            while self._in_rounds and self._under_way:
+                if self._engines.paused:
+                    self._devices.to_generation()
+                    self._go_on()
+                else:
+                    self._watch()
 
     def finished(self) -> dict[int, Finished]:
         """By draw: the groups that no step has taken yet, for a checkpoint."""
