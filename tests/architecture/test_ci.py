@@ -43,3 +43,9 @@ def test_what_is_promised_must_not_be_skipped(tmp_path: Path) -> None:
     skip = "SKIPPED [9] tests/unit/test_reward_cure.py:28: no sandbox on this machine: bwrap is not installed"
     ended = ci(tmp_path, one=f"0 {skip}\n1 passed in 1s")
     assert ended.returncode == 1 and "these must run here" in ended.stdout
+
+
+def test_files_of_tests_have_different_names() -> None:
+    """pytest takes two of one name for the same module, and collects neither."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
