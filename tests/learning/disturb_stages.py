@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kill_and_resume import child, lines
+from kill_and_resume import apart, child, lines
 from lose_workers import check_trained
 
 import tandem.controller.dataflow
@@ -156,7 +156,7 @@ def disturb(config: str, directory: Path, number: int, rng: random.Random) -> st
     if status != 0:
         status, _ = run(["train", "--resume", str(path)], errors)
         assert status == 0, f"{what}; resumed: {status}\n{errors.read_text()[-3000:]}"
-    return f"{what}; {check_trained(path, settings)}"
+    return f"{what}; {apart(check_trained, path, settings)}"
 
 
 def main(config: str, directory: Path, times: int, seed: int) -> None:
