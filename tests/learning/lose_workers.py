@@ -60,6 +60,7 @@ def survive(settings: TrainConfig, config: str, directory: Path, times: int, see
     """Every prompt is trained once an epoch, and no token is staler than the bound, whatever dies."""
     rng, start, lost, number = random.Random(seed), time.monotonic(), 0, 0
     while lost < times:
+        assert number <= times, f"only {lost} workers were lost in {number} runs"
         run, killed = directory / f"survived_{number}", Counter[str]()
         restarts = train(config, run, partial(kill_many, run, rng, times - lost, killed))
         assert restarts <= killed.total(), f"{run}: {restarts} restarts, lost were {killed}"
@@ -103,7 +104,7 @@ def check_trained(run: Path, settings: TrainConfig) -> str:
 
 
 def _workers() -> list[multiprocessing.process.BaseProcess]:
-    return [process for process in multiprocessing.activechildren() if "rank" in process.name]
+    return [process for process in multiprocessing.active_children() if "rank" in process.name]
 
 
 def kill_one(rng: random.Random) -> None:
