@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -35,9 +35,9 @@ class Rollout:
     def room(self) -> Future[list[int]]:
         return Future(lambda: [100], self.due.append)
 
-    def advance(self, asks: list, patience_s: float) -> Future[list]:
+    def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
         done = [(number, *self.answers(ask)) for number, ask in asks[0].items()]
-        return Future(lambda: [Advance(done, 100)], self.due.append)
+        return Future(lambda: {0: Advance(done, 100)}, self.due.append)
 
     def answers(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
         prompt, samples = ask.request.prompt, range(len(ask.request.seeds))
