@@ -75,6 +75,8 @@ class Engines:
         self._engines = [_Engine(number, room, idle_since=now()) for number, room in enumerate(rollout.room().get())]
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
         self._running = 0
+        self._in_call = 0
+        """Engines that have a slice under way."""
         self.paused = False
         """No further slice is asked for; one that is under way ends."""
 
@@ -121,6 +123,7 @@ class Engines:
         engine.asked.update(new)
         if engine.asked:
             engine.in_call = True
+            self._in_call += 1
             self._rollout.advance({engine.number: new}, self._slice_s).then(partial(self._ended, engine))
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
@@ -140,6 +143,7 @@ class Engines:
     def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:
         advance = by_engine[engine.number]
         engine.in_call, engine.room = False, advance.room
+        self._in_call -= 1
         for number, siblings, greedy in advance.done:
             engine.asked.remove(number)
             self._running -= 1
@@ -149,5 +153,5 @@ class Engines:
         if self.paused:
             return
         self._give(engine)
-        if self._waiting:
+        if self._waiting and self._in_call < len(self._engines):
             self.give()

@@ -89,7 +89,6 @@ class RolloutProducer:
         self._watch = watch
         self._ask_of = ask
         self._stands_still = stands_still or devices.takes_turns
-        self._now = now
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
         """What is asked, and of which version, does not depend on time."""
         size, samples = rules.groups_per_step, rules.samples_per_ask

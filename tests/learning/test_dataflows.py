@@ -60,10 +60,11 @@ def one_process(recipe: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def one_step_off(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Each answer has one version, so that the run is the same wherever it runs."""
+    """Each answer has one version, so that the run is the same wherever it runs. So few samples decode at once that
+    those of the next step are under way when training begins."""
     return {
         **recipe,
-        "generation": {**recipe.get("generation", {}), "partial_rollouts": False},
+        "generation": {**recipe.get("generation", {}), "partial_rollouts": False, "max_running": 4},
         "trainer": {**recipe["trainer"], "max_staleness": 1},
     }
 

@@ -69,7 +69,7 @@ OF_ENGINES = {
     "an ask is sent twice": ("new[number] = self._waiting.pop(number)", "new[number] = self._waiting[number]"),
     "a taken ask stays at home": ("if self._home.get(number) is engine:", "if number in self._home or True:"),
     "an answered ask stays": ("self._running -= 1\n", "pass\n"),
-    "an engine is called once": ("        self._give(engine)\n        if self._waiting:", "        if self._waiting:"),
+    "an engine is called once": ("        self._give(engine)\n        if self._waiting and self._in_call < len(self._engines):\n            self.give()\n", ""),
     "a slice while standing still": ("        if self.paused:\n            return\n", ""),
 }  # fmt: skip
 
