@@ -22,10 +22,10 @@ from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDis
 
 def _one_word_each(mesh: Mesh, arguments: Arguments) -> Calls:
     words = arguments.args[0].split()
-    return [replace(arguments, args=(words[rank],)) if rank < len(words) else None for rank in range(mesh.size)]
+    return {rank: replace(arguments, args=(word,)) for rank, word in zip(range(mesh.size), words, strict=False)}
 
 
-ONE_WORD_EACH = OwnDispatch(_one_word_each, lambda mesh, calls, answers: " ".join(a for a in answers if a is not None))
+ONE_WORD_EACH = OwnDispatch(_one_word_each, lambda mesh, calls, answers: " ".join(answers.values()))
 """A user's own pair: ranks without a word are not called."""
 
 

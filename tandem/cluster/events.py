@@ -4,7 +4,7 @@ watch --answer of a rank--> Call --all ranks have answered--> due --run--> callb
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ _LOOK_S = 1.0
 
 
 class Call:
-    """A call under way: the answers that have come, by rank, None from ranks that were not called."""
+    """A call of some ranks under way: their answers, in the order in which they were called, None until they come."""
 
-    def __init__(self, size: int, called: int) -> None:
-        self.answers: list[Any] = [None] * size
-        self.missing = called
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.answers: dict[int, Any] = dict.fromkeys(ranks)
+        self.missing = len(self.answers)
         self.callbacks: list[Callable[[], None]] = []
 
 
@@ -31,7 +31,7 @@ class Events:
         self._due: deque[Callable[[], None]] = deque()
         self._running = False
 
-    def future(self, call: Call, wait: Callable[[], list[Any]]) -> Future[list[Any]]:
+    def future(self, call: Call, wait: Callable[[], dict[int, Any]]) -> Future[dict[int, Any]]:
         return Future(wait, partial(self._notify, call))
 
     def _notify(self, call: Call, callback: Callable[[], None]) -> None:

@@ -40,10 +40,9 @@ class InlineCluster:
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         return self.host.create(name, kind, spec)
 
-    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
-        call = Call(self.size, called=0)
-        call.answers = [None if arguments is None else self.host.call(name, method, arguments) for arguments in calls]
-        return self._events.future(call, lambda: call.answers)
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
+        answers = {rank: self.host.call(name, method, arguments) for rank, arguments in calls.items()}
+        return self._events.future(Call(()), lambda: answers)
 
     def close(self) -> None:
         self._events.forget()

@@ -141,7 +141,7 @@ class LocalRanks:
 
     def start(self, gpus: list[str]) -> None:
         """Wait until a process for each is up, all in one torch.distributed world."""
-        up = Call(self.size, self.size)
+        up = Call(range(self.size))
         shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
         _start_fork_server()
         for rank, gpu in enumerate(gpus):
@@ -151,19 +151,18 @@ class LocalRanks:
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         self._check_open()
-        call = Call(self.size, self.size)
+        call = Call(range(self.size))
         slot = self._requests.write(CreateRequest(kind, spec), self.size)
         for process in self.processes:
             process.request(call, name, slot)
         return self._wait(call)[0]
 
-    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
         self._check_open()
         sharing: dict[tuple[int, int], dict[int, Arguments]] = {}
-        for rank, arguments in enumerate(calls):
-            if arguments is not None:
-                sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
-        call = Call(self.size, sum(map(len, sharing.values())))
+        for rank, arguments in calls.items():
+            sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
+        call = Call(calls)
         for ranks in sharing.values():
             shared = next(iter(ranks.values()))
             rows = {rank: arguments.rows for rank, arguments in ranks.items()}
@@ -172,7 +171,7 @@ class LocalRanks:
                 self.processes[rank].request(call, name, slot)
         return self._cluster.events.future(call, partial(self._wait, call))
 
-    def _wait(self, call: Call) -> list[Any]:
+    def _wait(self, call: Call) -> dict[int, Any]:
         while call.missing:
             self._check_open()
             self._cluster.watch()

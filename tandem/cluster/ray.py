@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import wait
 from pickle import PickleBuffer
@@ -142,8 +142,8 @@ _Actor: Any = ray.remote(concurrency_groups={"watch": 1})(_Process)  # pyright: 
 class _Pending(Call):
     """A call of which each rank may begin at most `limit_s` ago."""
 
-    def __init__(self, size: int, called: int, limit_s: float) -> None:
-        super().__init__(size, called)
+    def __init__(self, ranks: Iterable[int], limit_s: float) -> None:
+        super().__init__(ranks)
         self.limit_s = limit_s
 
 
@@ -177,36 +177,36 @@ class RayRanks:
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
         limit_s = self._cluster.start_timeout_s
-        [meeting, *_] = self._wait(self._call("rendezvous", {0: ()}, limit_s))
-        self._ranks = self._wait(self._call("join", dict.fromkeys(range(self.size), (meeting,)), limit_s))
+        meeting = self._wait(self._call("rendezvous", {0: ()}, limit_s))[0]
+        names = self._wait(self._call("join", dict.fromkeys(range(self.size), (meeting,)), limit_s))
+        self._ranks = list(names.values())
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         arguments = name, ray.put(_pack((kind, spec)))
         return self._wait(self._call("create", dict.fromkeys(range(self.size), arguments)))[0]
 
-    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
         put: dict[tuple[int, int], ObjectRef] = {}
         arguments: dict[int, tuple[Any, ...]] = {}
-        for rank, call in enumerate(calls):
-            if call is not None:
-                shared = id(call.args), id(call.kwargs)
-                if shared not in put:
-                    put[shared] = ray.put(_pack((method, call.args, call.kwargs)))
-                arguments[rank] = name, put[shared], call.rows
+        for rank, call in calls.items():
+            shared = id(call.args), id(call.kwargs)
+            if shared not in put:
+                put[shared] = ray.put(_pack((method, call.args, call.kwargs)))
+            arguments[rank] = name, put[shared], call.rows
         call = self._call("perform", arguments)
         return self._cluster.events.future(call, partial(self._wait, call))
 
     def _call(self, method: str, arguments: dict[int, tuple[Any, ...]], limit_s: float | None = None) -> _Pending:
         """Call the actors of these ranks."""
         self._check_open()
-        call = _Pending(self.size, len(arguments), limit_s or self._cluster.timeout_s)
+        call = _Pending(arguments, limit_s or self._cluster.timeout_s)
         for rank, own in arguments.items():
             if not self.pending[rank]:
                 self._since[rank] = time.monotonic()
             self.pending[rank][getattr(self._actors[rank], method).remote(*own)] = call
         return call
 
-    def _wait(self, call: Call) -> list[Any]:
+    def _wait(self, call: Call) -> dict[int, Any]:
         while call.missing:
             self._check_open()
             self._cluster.watch()

@@ -1,13 +1,12 @@
 """One call of the controller -> one call for each rank -> one answer: single controller outside, SPMD inside.
 
-    group.call(method, *args) --distribute--> Calls, one a rank --> answers by rank --collect--> answer
+    group.call(method, *args) --distribute--> Calls by rank --> answers by rank --collect--> answer
 
 Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -22,41 +21,42 @@ Rows = Batch | Sequence[Any]
 
 
 def distribute(registered: Registration, mesh: Mesh, arguments: Arguments) -> Calls:
-    """The calls of all ranks."""
+    """The calls of the ranks that are called."""
     match registered.dispatch:
         case OwnDispatch() as own:
             return own.distribute(mesh, arguments)
         case Dispatch.RANK_ZERO:
-            return [arguments, *[None] * (mesh.size - 1)]
+            return {0: arguments}
         case Dispatch.DATA_PARALLEL:
             return _spread_rows(mesh, arguments)
         case Dispatch.EACH:
             return _spread_entries(mesh, arguments)
         case Dispatch.ALL | Dispatch.REPLICATED:
-            return [arguments] * mesh.size
+            return dict.fromkeys(range(mesh.size), arguments)
 
 
-def collect(registered: Registration, mesh: Mesh, calls: Calls, answers: list[Any]) -> Any:
-    """The one answer. Raises WorkerError where a rank's is not what the method is registered to return."""
+def collect(registered: Registration, mesh: Mesh, calls: Calls, answers: dict[int, Any]) -> Any:
+    """The one answer; `answers` come in the order of the calls.
+
+    Raises WorkerError where a rank's is not what the method is registered to return.
+    """
     match registered.dispatch:
         case OwnDispatch() as own:
             return own.collect(mesh, calls, answers)
         case Dispatch.ALL:
-            return answers
+            return list(answers.values())
         case Dispatch.RANK_ZERO | Dispatch.REPLICATED:
             return answers[0]
         case Dispatch.DATA_PARALLEL:
             return _join_groups(registered.returns, mesh, calls, answers)
         case Dispatch.EACH:
-            ranks = mesh.answering_ranks
-            called = compress(range(len(ranks)), map(calls.__getitem__, ranks))
-            return {group: answers[ranks[group]] for group in called}
+            return {mesh.group_of_answering_rank[rank]: answer for rank, answer in answers.items()}
 
 
 def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
     entries, *others = arguments.args
     ranks = mesh.answering_ranks
-    calls: Calls = [None] * mesh.size
+    calls: Calls = {}
     for group, entry in entries.items():
         if not 0 <= group < len(ranks):
             raise ValueError(f"an entry for data-parallel group {group}, where groups are 0 to {len(ranks) - 1}")
@@ -67,23 +67,20 @@ def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
 def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
     groups = mesh.data_groups()
     if len(groups) == 1:
-        return [arguments] * mesh.size
+        return dict.fromkeys(range(mesh.size), arguments)
     whole: Rows = arguments.args[0]
     rows_of_groups = (
         balance_rows(whole, len(groups))
         if isinstance(whole, Batch)
         else np.array_split(np.arange(len(whole)), len(groups))
     )
-    calls: Calls = [None] * mesh.size
-    for ranks, rows in zip(groups, rows_of_groups, strict=True):
-        for rank in ranks:
-            calls[rank] = replace(arguments, rows=rows)
-    return calls
+    spread = zip(groups, rows_of_groups, strict=True)
+    return {rank: replace(arguments, rows=rows) for ranks, rows in spread for rank in ranks}
 
 
-def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: list[Any]) -> Any:
+def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: dict[int, Any]) -> Any:
     answering_ranks = mesh.answering_ranks
-    called = [arguments for rank in answering_ranks if (arguments := calls[rank]) is not None]
+    called = [calls[rank] for rank in answering_ranks]
     whole: Rows = called[0].args[0]
     everything = np.arange(len(whole))
     rows_of_groups = [everything if arguments.rows is None else arguments.rows for arguments in called]

@@ -1,6 +1,6 @@
 """Worker groups: one object in the controller for the workers of a role on all ranks of a pool.
 
-    controller --group.call(method, batch)--> distribute --one call a rank--> Ranks --> WorkerHost.call --> worker
+    controller --group.call(method, batch)--> distribute --calls by rank--> Ranks --> WorkerHost.call --> worker
                <-------- Future <-------------- collect <------ answers by rank ------
 
 A call returns at once; calls of one pool run in the order they were made, on different pools at the same time. The
@@ -71,8 +71,8 @@ class Ranks(Protocol):
         """Make the worker `name` in every process; waits, returns its meshes."""
         ...
 
-    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
-        """Call the workers, one call a rank; the answers by rank, None where none was made. Arrays in answers are the
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
+        """Call the workers of these ranks; their answers by rank, in the order of the calls. Arrays in them are the
         caller's own."""
         ...
 

@@ -1,6 +1,6 @@
 """What the dataflow may ask of each role: worker groups with typed methods.
 
-Each method runs on the role's workers, one call a rank, and returns a Future of the answer for the whole batch. Suffix:
+Each method runs on the workers of the role and returns a Future of the answer for the whole batch. Suffix:
 `[T]` response tokens of all rows, head to tail.
 """
 

@@ -127,22 +127,31 @@ class Decoding:
 
     def run(self, until: float) -> None:
         """Decode until then."""
+        if until <= self.now:
+            return
+        rows, speed, work = self._rows, self.speed, self.work
         reached = until + 1e-9 * max(1.0, until)  # rounded ends that were computed as `until` are in it
-        while self._rows:
+        while rows:
             begin = self._stalled_until if self._stalled_until > self.now else self.now
             if begin > reached:
                 break
-            count, ahead = len(self._rows), self._rows[0][0] - self._iterations
-            more_s = self.speed.context_token_s * count
-            first_s = self.speed.iteration_s + self.speed.row_s * count + self.speed.context_token_s * self._context
+            count, now = len(rows), self._iterations
+            ahead = rows[0][0] - now
+            more_s = speed.context_token_s * count
+            first_s = speed.iteration_s + speed.row_s * count + speed.context_token_s * (self._offset + count * now)
             seconds = ahead * (first_s + more_s * ahead / 2)
-            if begin + seconds > reached:
+            ends = begin + seconds <= reached
+            if not ends:
                 seconds = max(0.0, until - begin)
-                self._note(_iterations_in(seconds, first_s, more_s), seconds, count)
+                ahead = _iterations_in(seconds, first_s, more_s)
+            work.tokens += ahead * count
+            work.decoding_s += seconds
+            work.row_seconds += seconds * count
+            if not ends:
+                self._iterations += ahead
                 break
-            self._note(ahead, seconds, count)
             self.now = begin + seconds
-            self._iterations = self._rows[0][0]
+            self._iterations = rows[0][0]
             self._end_rows()
         if self.now < until:
             self.now = until
@@ -150,12 +159,6 @@ class Decoding:
     @property
     def _context(self) -> float:
         return self._offset + len(self._rows) * self._iterations
-
-    def _note(self, iterations: float, seconds: float, rows: int) -> None:
-        self._iterations += iterations
-        self.work.tokens += iterations * rows
-        self.work.decoding_s += seconds
-        self.work.row_seconds += seconds * rows
 
     def _end_rows(self) -> None:
         """Those that have their last token by now."""

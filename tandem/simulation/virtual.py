@@ -9,9 +9,8 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import compress
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,13 +42,13 @@ class _Call:
 
     __slots__ = ("answers", "callbacks", "cluster", "missing")
 
-    def __init__(self, cluster: "VirtualCluster", ranks: int, called: int) -> None:
+    def __init__(self, cluster: "VirtualCluster", ranks: Iterable[int]) -> None:
         self.cluster = cluster
-        self.answers: list[Any] = [None] * ranks
-        self.missing = called
+        self.answers: dict[int, Any] = dict.fromkeys(ranks)
+        self.missing = len(self.answers)
         self.callbacks: list[Callable[[], None]] = []
 
-    def wait(self) -> list[Any]:
+    def wait(self) -> dict[int, Any]:
         while self.missing:
             self.cluster.watch()
         return self.answers
@@ -138,12 +137,9 @@ class VirtualRanks:
             workers[name] = kind(WorkerContext(name, rank, self.size, neighbours=workers), spec)
         return self._workers[0][name].meshes
 
-    def submit(self, name: str, method: str, calls: Calls) -> Future[list[Any]]:
-        called = list(compress(range(self.size), calls))  # the truth of Arguments is that they are there
-        call = _Call(self._cluster, self.size, len(called))
-        for rank in called:
-            arguments = calls[rank]
-            assert arguments is not None
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
+        call = _Call(self._cluster, calls)
+        for rank, arguments in calls.items():
             self._queues[rank].append((call, name, method, arguments))
             if rank in self._running:
                 self._cut(rank)

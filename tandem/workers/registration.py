@@ -47,6 +47,11 @@ class Mesh:
         return [group[0] for group in self._data_groups]
 
     @cached_property
+    def group_of_answering_rank(self) -> dict[int, int]:
+        """The number of its data-parallel group."""
+        return {rank: group for group, rank in enumerate(self.answering_ranks)}
+
+    @cached_property
     def _data_groups(self) -> list[list[int]]:
         ranks = np.arange(self.size).reshape(tuple(self.shape.values()))
         dimensions = list(self.shape)
@@ -83,8 +88,8 @@ class Arguments:
         return (mine, *rest)
 
 
-Calls = list[Arguments | None]
-"""One call for each rank; None: this rank is not called."""
+Calls = dict[int, Arguments]
+"""The calls of one method, by rank; other ranks are not called."""
 
 
 class Dispatch(Enum):
@@ -105,8 +110,8 @@ class OwnDispatch:
     """A pair of your own, in place of a `Dispatch`: how arguments reach the ranks, and how answers become one."""
 
     distribute: Callable[[Mesh, Arguments], Calls]
-    collect: Callable[[Mesh, Calls, list[Any]], Any]
-    """Gets the answers by rank, None from ranks that were not called."""
+    collect: Callable[[Mesh, Calls, dict[int, Any]], Any]
+    """Gets the answers by rank, in the order of the calls."""
 
 
 class Returns(Enum):

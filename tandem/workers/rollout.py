@@ -30,15 +30,10 @@ from tandem.workers.training import TrainWorker
 
 
 def _ask_engines(mesh: Mesh, arguments: Arguments) -> Calls:
-    calls: Calls = [None] * mesh.size
-    for rank in mesh.answering_ranks:
-        calls[rank] = arguments
-    return calls
+    return dict.fromkeys(mesh.answering_ranks, arguments)
 
 
-ANSWERING = OwnDispatch(
-    distribute=_ask_engines, collect=lambda mesh, _, answers: [answers[rank] for rank in mesh.answering_ranks]
-)
+ANSWERING = OwnDispatch(distribute=_ask_engines, collect=lambda mesh, calls, answers: list(answers.values()))
 """The rank of each engine, with the same arguments; the answer is the list of the engines' answers."""
 
 

@@ -33,17 +33,17 @@ def test_data_groups_of_a_grid() -> None:
 def test_rows_go_to_every_rank_of_a_data_group() -> None:
     mesh = Mesh({"data": 2, "tensor": 2})
     calls = distribute(BY_ROW, mesh, Arguments((list("abcde"), 7), {"k": 1}))
-    taken = [call.take() for call in calls if call]
+    taken = [call.take() for call in calls.values()]
     assert taken == [(["a", "b", "c"], 7)] * 2 + [(["d", "e"], 7)] * 2
-    assert all(call and call.kwargs == {"k": 1} for call in calls)
+    assert list(calls) == [0, 1, 2, 3] and all(call.kwargs == {"k": 1} for call in calls.values())
     # all were given the same objects, which a cluster sends once
-    assert len({id(call.args) for call in calls if call}) == 1
+    assert len({id(call.args) for call in calls.values()}) == 1
 
 
 def test_a_batch_is_spread_by_tokens_and_none_is_lost() -> None:
     batch = ragged_batch([10, 1, 1, 8, 2, 1, 1], prompt=0)
     calls = distribute(BY_ROW, Mesh({"data": 2}), Arguments((batch,)))
-    rows = [call.rows.tolist() for call in calls if call and call.rows is not None]
+    rows = [call.rows.tolist() for call in calls.values() if call.rows is not None]
     assert sorted(rows[0] + rows[1]) == list(range(7))
     lengths = np.diff(batch.response_offsets)
     assert sorted(lengths[part].sum() for part in rows) == [12, 12]
@@ -52,10 +52,10 @@ def test_a_batch_is_spread_by_tokens_and_none_is_lost() -> None:
 def test_answers_are_joined_as_the_method_says() -> None:
     batch = ragged_batch([2, 3, 1])
     mesh = Mesh({"data": 2})
-    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1])]
+    calls = {rank: Arguments((batch,), rows=np.array(rows)) for rank, rows in enumerate(([0, 2], [1]))}
 
     def joined(registered: Registration, *answers: object) -> object:
-        return collect(registered, mesh, list(calls), list(answers))
+        return collect(registered, mesh, calls, dict(enumerate(answers)))
 
     assert joined(BY_ROW, np.array([5, 7]), np.array([6])).tolist() == [5, 6, 7]
     assert joined(BY_ROW, ["a", "c"], ["b"]) == ["a", "b", "c"]
@@ -71,21 +71,21 @@ def test_answers_are_joined_as_the_method_says() -> None:
 
 def test_an_answer_of_another_length_is_refused() -> None:
     batch = ragged_batch([2, 3, 1])
-    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1])]
+    calls = {rank: Arguments((batch,), rows=np.array(rows)) for rank, rows in enumerate(([0, 2], [1]))}
     with pytest.raises(WorkerError, match="group 1 answered 3 entries for 1 rows"):
-        collect(BY_ROW, Mesh({"data": 2}), list(calls), [np.zeros(2), np.zeros(3)])
+        collect(BY_ROW, Mesh({"data": 2}), calls, {0: np.zeros(2), 1: np.zeros(3)})
     with pytest.raises(WorkerError, match="group 0 answered 2 entries for 3 response tokens"):
-        collect(BY_TOKEN, Mesh({"data": 2}), list(calls), [np.zeros(2), np.zeros(3)])
+        collect(BY_TOKEN, Mesh({"data": 2}), calls, {0: np.zeros(2), 1: np.zeros(3)})
     with pytest.raises(WorkerError, match="group 0 answered 5 entries for 3 response tokens"):
-        collect(BY_TOKEN, Mesh({"data": 1}), [Arguments((ragged_batch([1, 2]),))], [np.zeros(5)])
+        collect(BY_TOKEN, Mesh({"data": 1}), {0: Arguments((ragged_batch([1, 2]),))}, {0: np.zeros(5)})
 
 
 def test_a_rank_without_rows_answers_an_empty_column() -> None:
     batch = ragged_batch([4])
     calls = distribute(BY_TOKEN, Mesh({"data": 3}), Arguments((batch,)))
-    mine = [call.take()[0] for call in calls if call]
-    assert sorted(len(part) for part in mine) == [0, 0, 1]
-    answers = [part.response_ids.astype(np.float32) for part in mine]
+    mine = {rank: call.take()[0] for rank, call in calls.items()}
+    assert sorted(len(part) for part in mine.values()) == [0, 0, 1]
+    answers = {rank: part.response_ids.astype(np.float32) for rank, part in mine.items()}
     column = collect(BY_TOKEN, Mesh({"data": 3}), calls, answers)
     assert column.tolist() == [0, 1, 2, 3] and column.dtype == np.float32
 
@@ -93,8 +93,8 @@ def test_a_rank_without_rows_answers_an_empty_column() -> None:
 def test_as_many_tokens_as_rows_are_no_rows() -> None:
     """Two rows without a token and two of two tokens: each group answers as many tokens as it has rows."""
     batch = ragged_batch([0, 2, 2, 0])
-    calls = [Arguments((batch,), rows=np.array(rows)) for rows in ([0, 2], [1, 3])]
-    column = collect(BY_TOKEN, Mesh({"data": 2}), list(calls), [np.array([2, 3]), np.array([0, 1])])
+    calls = {rank: Arguments((batch,), rows=np.array(rows)) for rank, rows in enumerate(([0, 2], [1, 3]))}
+    column = collect(BY_TOKEN, Mesh({"data": 2}), calls, {0: np.array([2, 3]), 1: np.array([0, 1])})
     assert column.tolist() == [0, 1, 2, 3]
 
 
@@ -107,12 +107,13 @@ def test_a_data_parallel_method_must_say_what_it_returns() -> None:
 
 def test_the_same_for_all_and_for_one() -> None:
     mesh, arguments = Mesh({"data": 3}), Arguments((1,), {})
-    assert distribute(registered(Dispatch.ALL), mesh, arguments) == [arguments] * 3
-    assert collect(registered(Dispatch.ALL), mesh, [arguments] * 3, [1, 2, 3]) == [1, 2, 3]
-    assert distribute(registered(Dispatch.RANK_ZERO), mesh, arguments) == [arguments, None, None]
-    assert collect(registered(Dispatch.RANK_ZERO), mesh, [arguments, None, None], [5, None, None]) == 5
-    assert distribute(registered(Dispatch.REPLICATED), mesh, arguments) == [arguments] * 3
-    assert collect(registered(Dispatch.REPLICATED), mesh, [arguments] * 3, [4, 4, 4]) == 4
+    everywhere = {0: arguments, 1: arguments, 2: arguments}
+    assert distribute(registered(Dispatch.ALL), mesh, arguments) == everywhere
+    assert collect(registered(Dispatch.ALL), mesh, everywhere, {0: 1, 1: 2, 2: 3}) == [1, 2, 3]
+    assert distribute(registered(Dispatch.RANK_ZERO), mesh, arguments) == {0: arguments}
+    assert collect(registered(Dispatch.RANK_ZERO), mesh, {0: arguments}, {0: 5}) == 5
+    assert distribute(registered(Dispatch.REPLICATED), mesh, arguments) == everywhere
+    assert collect(registered(Dispatch.REPLICATED), mesh, everywhere, {0: 4, 1: 4, 2: 4}) == 4
 
 
 def test_each_data_group_gets_its_entry_where_it_has_one() -> None:
@@ -120,13 +121,13 @@ def test_each_data_group_gets_its_entry_where_it_has_one() -> None:
     each = registered(Dispatch.EACH)
     mesh = Mesh({"data": 3, "tensor": 2})
     calls = distribute(each, mesh, Arguments(({0: "a", 2: "c"}, 7), {"k": 1}))
-    assert [call and (call.take(), dict(call.kwargs)) for call in calls] == [
-        (("a", 7), {"k": 1}), None, None, None, (("c", 7), {"k": 1}), None,
-    ]  # fmt: skip
-    assert collect(each, mesh, calls, ["A", None, None, None, "C", None]) == {0: "A", 2: "C"}
+    taken = {rank: (call.take(), dict(call.kwargs)) for rank, call in calls.items()}
+    assert taken == {0: (("a", 7), {"k": 1}), 4: (("c", 7), {"k": 1})}
+    assert collect(each, mesh, calls, {0: "A", 4: "C"}) == {0: "A", 2: "C"}
     staged = Mesh({"pipeline": 2, "data": 2})  # the last stage answers
-    assert distribute(each, staged, Arguments(({1: {}},)))[3] == Arguments(({},))
-    assert collect(each, staged, [None] * 4, [None] * 4) == {}
+    assert distribute(each, staged, Arguments(({1: {}},))) == {3: Arguments(({},))}
+    assert collect(each, staged, {3: Arguments(({},))}, {3: "D"}) == {1: "D"}
+    assert collect(each, staged, {}, {}) == {}
     with pytest.raises(ValueError, match="an entry for data-parallel group 3, where groups are 0 to 2"):
         distribute(each, mesh, Arguments(({3: "b"},)))
 
