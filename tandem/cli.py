@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem import __version__
-from tandem.config.load import config_of, load_config, refuse
+from tandem.config.load import config_of, refuse, split_arguments
 from tandem.config.tree import (
     DpoConfig,
     EvalConfig,
@@ -25,6 +25,7 @@ from tandem.config.tree import (
     TrainConfig,
 )
 from tandem.errors import TandemError, UserError
+from tandem.simulation.command import simulate
 
 Config = TypeVar("Config", bound=ModelsConfig)
 
@@ -35,7 +36,6 @@ ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
 ]
 Resume = Annotated[Path | None, typer.Option(help="Continue the run in this directory.", show_default=False)]
-Amount = float | None
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check configuration, data and rewards, then stop.")]
 
 
@@ -143,71 +143,7 @@ def check(arguments: ConfigAndOverrides = None) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def simulate(
-    arguments: ConfigAndOverrides = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--from", help="A run with trainer.max_staleness: 0: its speeds and lengths.", show_default=False),
-    ] = None,
-    staleness: Annotated[str, typer.Option(help="Values of trainer.max_staleness, with commas.")] = "0,1,2,4,8",
-    steps: Annotated[int, typer.Option(help="Steps of each simulated run.", min=4)] = 50,
-    iteration_ms: Annotated[Amount, typer.Option(help="An engine's iteration: a token a row.", min=0)] = None,
-    row_us: Annotated[Amount, typer.Option(help="An iteration's more time for each row.", min=0)] = None,
-    context_ns: Annotated[Amount, typer.Option(help="The same for each token of context of any row.", min=0)] = None,
-    prefill_us: Annotated[Amount, typer.Option(help="A token of a prompt, or of a context anew.", min=0)] = None,
-    max_running: Annotated[
-        int | None, typer.Option(help="Samples at once in an engine of its own process.", min=1, show_default="256")
-    ] = None,
-    train_s: Annotated[Amount, typer.Option(help="Training, each step.", min=0)] = None,
-    train_us_per_token: Annotated[Amount, typer.Option(help="More for each prompt and response token.", min=0)] = None,
-    publish_s: Annotated[Amount, typer.Option(help="New weights to the engines.", min=0)] = None,
-    pause_s: Annotated[Amount, typer.Option(help="Engines to sleep, and the same to wake them.", min=0)] = None,
-    reward_s: Annotated[Amount, typer.Option(help="From a complete group to its scores.", min=0)] = None,
-    controller_s: Annotated[Amount, typer.Option(help="Metrics and records, each step.", min=0)] = None,
-    response_tokens: Annotated[Amount, typer.Option(help="Mean length of an answer.", min=1)] = None,
-    response_sigma: Annotated[
-        Amount, typer.Option(help="Of its logarithm: standard deviation.", min=0, show_default="0.7")
-    ] = None,
-    prompt_share: Annotated[
-        Amount, typer.Option(help="Share of that variance that siblings share.", min=0, max=1, show_default="0.5")
-    ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt.", min=0, show_default="0")] = None,
-    seed: Annotated[int, typer.Option(help="Draws the lengths.", min=0)] = 0,
-) -> None:
-    """How long steps would take at several trainer.max_staleness: the run's controller in virtual time."""
-    from tandem.simulation.options import Options, read_staleness, setup_of
-
-    path, overrides = _split(arguments)
-    if path is None and run is not None:
-        path = run / "config.yaml"
-    if path is None:
-        raise UserError("no configuration given; write tandem simulate CONFIG.yaml [key=value …], or --from RUN")
-    values = read_staleness(staleness)
-    config = load_config(TrainConfig, path, overrides)
-    options = Options(
-        run=run,
-        iteration_ms=iteration_ms,
-        row_us=row_us,
-        context_ns=context_ns,
-        prefill_us=prefill_us,
-        max_running=max_running,
-        train_s=train_s,
-        train_us_per_token=train_us_per_token,
-        publish_s=publish_s,
-        pause_s=pause_s,
-        reward_s=reward_s,
-        controller_s=controller_s,
-        response_tokens=response_tokens,
-        response_sigma=response_sigma,
-        prompt_share=prompt_share,
-        prompt_tokens=prompt_tokens,
-        seed=seed,
-    )
-    setup = setup_of(options, config)
-    from tandem.simulation.table import print_table
-
-    print_table(config, setup, values, steps)
+app.command()(simulate)
 
 
 @app.command()
@@ -330,7 +266,7 @@ def _configure(
     """
     from tandem.jobs.preflight import load_checked
 
-    path, given = _split(arguments)
+    path, given = split_arguments(arguments)
     if resume is not None:
         if path is None and not (resume / "config.yaml").exists():
             raise UserError(f"--resume {resume}: there is no run (no config.yaml); to start one give its CONFIG, too")
@@ -341,13 +277,6 @@ def _configure(
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
     return load_checked(kind, path, given, claims_run_dir=writes_run)
-
-
-def _split(arguments: Sequence[str] | None) -> tuple[Path | None, list[str]]:
-    """CONFIG, if it is there, and the overrides."""
-    given = list(arguments or [])
-    path = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_file()) else None
-    return path, given
 
 
 def _make_room_for(outputs: Mapping[str, Path | None]) -> None:

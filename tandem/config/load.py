@@ -91,6 +91,13 @@ def config_of(kind: type[Config], overrides: Sequence[str]) -> Config:
     return read.config
 
 
+def split_arguments(arguments: Sequence[str] | None) -> tuple[Path | None, list[str]]:
+    """Those of a command -> CONFIG, if it is there, and the overrides."""
+    given = list(arguments or [])
+    path = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_file()) else None
+    return path, given
+
+
 def refuse(source: Path | str, problems: Sequence[str]) -> None:
     """Raises UserError that lists the problems of the configuration in `source`, if there are any."""
     if problems:

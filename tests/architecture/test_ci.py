@@ -20,12 +20,17 @@ def ci(directory: Path, **parts: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_part_runs_and_is_in_the_table(tmp_path: Path) -> None:
     skip = "SKIPPED [2] tests/unit/test_x.py:7: needs a CUDA device"
+    broken = "FAILED tests/unit/test_x.py::test_y - AssertionError"
     ended = ci(
-        tmp_path, one="0 fine", two="1 ==== 3 failed, 4 passed in 2s ====", three=f"0 {skip}\n== 5 passed in 1s =="
+        tmp_path,
+        one="0 fine",
+        two=f"1 {broken}\n==== 3 failed, 4 passed in 2s ====",
+        three=f"0 {skip}\n== 5 passed in 1s ==",
     )
     assert ended.returncode == 1
-    _, skipped, summary = ended.stdout.rsplit("=== ", 2)
+    _, skipped, failed, summary = ended.stdout.rsplit("=== ", 3)
     assert "2 tests/unit/test_x.py: needs a CUDA device" in skipped
+    assert failed.splitlines()[1:] == ["tests/unit/test_x.py::test_y - AssertionError"]
     lines = [line.split() for line in summary.splitlines()[1:4]]
     assert [(line[0], line[4:]) for line in lines] == [
         ("pass", ["fine"]),
