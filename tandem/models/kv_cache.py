@@ -15,8 +15,6 @@ from tandem.types import IntArray
 _LENGTHS = 16
 """Rows are attended to over a multiple of this many tokens: shorter vectors of a CPU's kernels take 2 to 9 times as
 long (MKL's products up to 12 columns, PyTorch's softmax up to 15)."""
-_CACHED = 2**21
-"""Keys of a layer, in numbers, that stay in a CPU's cache, where reading them across is the faster product."""
 
 
 class KVCache:
@@ -117,11 +115,7 @@ class Decode:
         queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
         scores = torch.baddbmm(mask, queries, keys, alpha=scaling)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        if keys.numel() <= _CACHED:
-            output = torch.bmm(weights, values.transpose(1, 2))
-        else:
-            output = torch.bmm(values, weights.transpose(1, 2)).transpose(1, 2)
-        return output.reshape(1, rows, heads, -1)
+        return torch.bmm(weights, values.transpose(1, 2)).reshape(1, rows, heads, -1)
 
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""

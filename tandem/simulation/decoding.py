@@ -7,13 +7,15 @@ An iteration of n rows with c tokens of context in all takes
     iteration_s + row_s * n + context_token_s * c
 
 so between two ends of rows, where n is constant and c grows by n an iteration, the time of i iterations is a square in
-i: nothing is computed token by token. A prompt stalls all rows for prefill_token_s a token.
+i: nothing is computed token by token. A prompt stalls all rows for prefill_token_s a token. The native engine reads the
+keys of every row as far as the longest one's, so that its c is n times the longest context.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from tandem.simulation.speeds import EngineSpeed
 
@@ -62,6 +64,8 @@ class Decoding:
 
     speed: EngineSpeed
     max_running: int
+    padded: bool = False
+    """Every row costs as much as the one with the longest context."""
     now: float = 0.0
     done: list[Answers] = field(default_factory=list[Answers])
     """Answers that are complete; who takes them clears it."""
@@ -72,7 +76,7 @@ class Decoding:
     _rows: list[_Row] = field(default_factory=list[_Row])
     """By their ends."""
     _offset: float = 0.0
-    """The tokens of context of all rows, less those that they have gained in the iterations so far."""
+    """The tokens of context of all rows, or padded those of the longest, less those of the iterations so far."""
     _waiting: deque[tuple[Answers, float]] = field(default_factory=deque[tuple[Answers, float]])
     """Rows without a place: whose they are, and their lengths."""
     _stalled_until: float = 0.0
@@ -110,13 +114,13 @@ class Decoding:
         wait. Infinity where there are none."""
         speed, count, offset, iterations = self.speed, len(self._rows), self._offset, self._iterations
         when = max(self.now, self._stalled_until)
+        longest = self._longest_from_each() if self.padded else []
         for place, (end, start, _, answers) in enumerate(self._rows, 1):
             ahead = end - iterations
             if ahead > 0:
+                context = count * (longest[place - 1] + iterations) if longest else offset + count * iterations
                 more_s = speed.context_token_s * count
-                first_s = (
-                    speed.iteration_s + speed.row_s * count + speed.context_token_s * (offset + count * iterations)
-                )
+                first_s = speed.iteration_s + speed.row_s * count + speed.context_token_s * context
                 when += ahead * (first_s + more_s * ahead / 2)
                 iterations = end
             if self._waiting or place >= rows or end >= answers.last_end:
@@ -124,6 +128,11 @@ class Decoding:
             count -= 1
             offset -= answers.prompt_tokens - start
         return math.inf
+
+    def _longest_from_each(self) -> list[float]:
+        """Of each row and those that end after it, as `_offset` of these rows."""
+        offsets = (answers.prompt_tokens - start for _, start, _, answers in reversed(self._rows))
+        return list(accumulate(offsets, max))[::-1]
 
     def run(self, until: float) -> None:
         """Decode until then."""
@@ -138,7 +147,7 @@ class Decoding:
             count, now = len(rows), self._iterations
             ahead = rows[0][0] - now
             more_s = speed.context_token_s * count
-            first_s = speed.iteration_s + speed.row_s * count + speed.context_token_s * (self._offset + count * now)
+            first_s = speed.iteration_s + speed.row_s * count + speed.context_token_s * self._context
             seconds = ahead * (first_s + more_s * ahead / 2)
             ends = begin + seconds <= reached
             if not ends:
@@ -158,7 +167,9 @@ class Decoding:
 
     @property
     def _context(self) -> float:
-        return self._offset + len(self._rows) * self._iterations
+        """The tokens of keys and values that an iteration reads."""
+        count = len(self._rows)
+        return (count if self.padded else 1) * self._offset + count * self._iterations
 
     def _end_rows(self) -> None:
         """Those that have their last token by now."""
@@ -177,6 +188,7 @@ class Decoding:
                 self.done.append(answers)
         del self._rows[:ended]
         self.unfinished -= ended
+        self._find_longest()
         if self._waiting:
             self._fill()
 
@@ -194,6 +206,11 @@ class Decoding:
             self._rows.append((end, now, self._started, answers))
             self._offset += answers.prompt_tokens - now
         self._rows.sort()  # they are sorted but for the new ones
+        self._find_longest()
+
+    def _find_longest(self) -> None:
+        if self.padded:
+            self._offset = max((answers.prompt_tokens - start for _, start, _, answers in self._rows), default=0.0)
 
 
 def _iterations_in(seconds: float, first_s: float, more_s: float) -> float:

@@ -76,7 +76,7 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
     places = generation.max_running if isinstance(generation, NativeGenerationConfig) else max_running
     engines = engines_on(generation, sum(config.nodes_of("rollout")))
     speeds = Speeds(
-        _engine_speed(read, engines, places),
+        _engine_speed(read, engines, places, padded=isinstance(generation, NativeGenerationConfig)),
         *_training_speed(taken),
         publish_s=_median(record["time/publish_s"] for record in taken),
         reward_s=_median(
@@ -106,19 +106,19 @@ def _read(path: Path) -> _Step:
     )
 
 
-def _engine_speed(steps: Sequence[_Step], engines: int, max_running: int) -> EngineSpeed:
-    rows = [row for step in steps for row in _units(step.groups, engines, max_running)]
+def _engine_speed(steps: Sequence[_Step], engines: int, max_running: int, padded: bool) -> EngineSpeed:
+    rows = [row for step in steps for row in _units(step.groups, engines, max_running, padded)]
     seconds = np.array([value for step in steps for value in step.seconds])
     return EngineSpeed(*_least_squares(np.array(rows), seconds).tolist())
 
 
-def _units(groups: Sequence[Drawn], engines: int, max_running: int) -> list[list[float]]:
+def _units(groups: Sequence[Drawn], engines: int, max_running: int, padded: bool) -> list[list[float]]:
     """For each group: until it was complete, what its engine had done that each of its speeds is a time of."""
     found: list[list[float]] = []
     for share in np.array_split(np.arange(len(groups)), engines):
         ends: list[list[float]] = []
         for unit in _UNITS:
-            decoding = Decoding(unit, max_running)
+            decoding = Decoding(unit, max_running, padded)
             answers = [Answers(number, groups[number][1], groups[number][0]) for number in share.tolist()]
             for one in answers:
                 decoding.add(one)

@@ -60,7 +60,7 @@ class VirtualEngine(VirtualWorker):
 
     def __init__(self, context: WorkerContext, spec: Any) -> None:
         super().__init__(context, spec)
-        self._decoding = Decoding(self.world.speeds.engine, self.world.max_running)
+        self._decoding = Decoding(self.world.speeds.engine, self.world.max_running, padded=not self.world.own_process)
         self._asleep = False
         self.world.engines.append(self._decoding)
 
