@@ -107,25 +107,29 @@ def _read(path: Path) -> _Step:
 
 
 def _engine_speed(steps: Sequence[_Step], engines: int, max_running: int, padded: bool) -> EngineSpeed:
-    rows = [row for step in steps for row in _units(step.groups, engines, max_running, padded)]
-    seconds = np.array([value for step in steps for value in step.seconds])
-    return EngineSpeed(*_least_squares(np.array(rows), seconds).tolist())
+    """From the times between one group's end and the next one's: what slows an engine down once is in one of them."""
+    units: list[Values] = []
+    seconds: list[Values] = []
+    for step in steps:
+        for share in np.array_split(np.arange(len(step.groups)), engines):
+            done = _units([step.groups[number] for number in share.tolist()], max_running, padded)
+            order = np.argsort(done[:, 0], kind="stable")
+            units.append(np.diff(done[order], axis=0, prepend=0.0))
+            seconds.append(np.diff(np.array(step.seconds)[share][order], prepend=0.0))
+    return EngineSpeed(*_least_squares(np.concatenate(units), np.concatenate(seconds)).tolist())
 
 
-def _units(groups: Sequence[Drawn], engines: int, max_running: int, padded: bool) -> list[list[float]]:
-    """For each group: until it was complete, what its engine had done that each of its speeds is a time of."""
-    found: list[list[float]] = []
-    for share in np.array_split(np.arange(len(groups)), engines):
-        ends: list[list[float]] = []
-        for unit in _UNITS:
-            decoding = Decoding(unit, max_running, padded)
-            answers = [Answers(number, groups[number][1], groups[number][0]) for number in share.tolist()]
-            for one in answers:
-                decoding.add(one)
-            decoding.run(np.inf)
-            ends.append([one.ended_at for one in answers])
-        found += np.transpose(ends).tolist()
-    return found
+def _units(groups: Sequence[Drawn], max_running: int, padded: bool) -> Values:
+    """`[groups, speeds]`: what the engine had done, until the group was complete, that each speed is a time of."""
+    ends: list[list[float]] = []
+    for unit in _UNITS:
+        decoding = Decoding(unit, max_running, padded)
+        answers = [Answers(number, tokens, lengths) for number, (lengths, tokens) in enumerate(groups)]
+        for one in answers:
+            decoding.add(one)
+        decoding.run(np.inf)
+        ends.append([one.ended_at for one in answers])
+    return np.transpose(ends)
 
 
 def _training_speed(records: Sequence[dict[str, Any]]) -> tuple[float, float]:

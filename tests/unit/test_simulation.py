@@ -162,14 +162,15 @@ def test_it_agrees_with_an_independent_simulation(k: int, slots: int) -> None:
     assert float(np.mean(simulated)) == pytest.approx(independent(k, lengths, slots, 150.0, 41), rel=0.02)
 
 
-def token_by_token(speed: EngineSpeed, rows: list[tuple[int, int]], places: int) -> list[float]:
+def token_by_token(speed: EngineSpeed, rows: list[tuple[int, int]], places: int, padded: bool) -> list[float]:
     """When each row of (length, prompt) ends; an iteration at a time."""
     ends, waiting, running, now = [0.0] * len(rows), list(range(len(rows))), dict[int, int](), 0.0
     now += speed.prefill_token_s * sum(prompt for _, prompt in rows)
     while waiting or running:
         while waiting and len(running) < places:
             running[waiting.pop(0)] = 0
-        context = sum(rows[row][1] + made + 0.5 for row, made in running.items())
+        contexts = [rows[row][1] + made + 0.5 for row, made in running.items()]
+        context = len(contexts) * max(contexts) if padded else sum(contexts)
         now += speed.iteration_s + speed.row_s * len(running) + speed.context_token_s * context
         for row in list(running):
             running[row] += 1
@@ -179,18 +180,19 @@ def token_by_token(speed: EngineSpeed, rows: list[tuple[int, int]], places: int)
     return ends
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("places", [3, 100])
-def test_decoding_is_that_of_token_by_token(places: int) -> None:
+def test_decoding_is_that_of_token_by_token(places: int, padded: bool) -> None:
     random, speed = Random(1), EngineSpeed(0.01, 1e-3, 1e-5, 1e-4)
     rows = [(random.randint(1, 90), random.randint(0, 50)) for _ in range(20)]
-    decoding = Decoding(speed, places)
+    decoding = Decoding(speed, places, padded)
     answers = [Answers(number, prompt, [float(length)]) for number, (length, prompt) in enumerate(rows)]
     for one in answers:
         decoding.add(one)
     first = decoding.next_event(1)
     for until in np.arange(0, 40, 0.37):  # in pieces
         decoding.run(float(until))
-    assert [one.ended_at for one in answers] == pytest.approx(token_by_token(speed, rows, places), rel=1e-6)
+    assert [one.ended_at for one in answers] == pytest.approx(token_by_token(speed, rows, places, padded), rel=1e-6)
     assert first == pytest.approx(min(one.ended_at for one in answers))
     assert decoding.work.tokens == pytest.approx(sum(length for length, _ in rows))
     assert not decoding.unfinished
@@ -235,7 +237,7 @@ def recorded(run: Path, steps: int = 8, k: int = 0) -> Path:
         lengths = [[float(random.randint(5, 200)) for _ in range(4)] for _ in range(6)]
         prompts, ends = [random.randint(1, 40) for _ in range(6)], dict[int, float]()
         for share in ((0, 1, 2), (3, 4, 5)):
-            decoding = Decoding(SPEED, 10_000)
+            decoding = Decoding(SPEED, 10_000, padded=True)
             for number in share:
                 decoding.add(Answers(number, prompts[number], lengths[number]))
             decoding.run(1e9)
