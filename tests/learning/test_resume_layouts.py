@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,25 @@ def test_a_run_that_moves_ends_as_the_undisturbed_one(
     with capsys.disabled():
         print(f"\nresume, {name}: {STEPS} steps, largest relative difference {worst:.1e} ({where})")
     assert worst < 1e-4, where
+
+
+def test_a_run_that_generates_ahead_goes_on_elsewhere(
+    every_role: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One step ahead, where publishes wait: the checkpoint holds groups of the step after the next."""
+    ahead = {**every_role, "generation": every_role["generation"] | {"partial_rollouts": False}}
+    trainer: dict[str, Any] = {"steps": STEPS, "save_every": SEGMENT, "max_staleness": 1}
+    undisturbed = train(ahead, tmp_path / "undisturbed", SPLIT, **trainer)
+    for name, layout in {"2 ranks": RANKS_2, "Ray": RAY}.items():
+        run = tmp_path / name
+        shutil.copytree(undisturbed, run)
+        (run / "checkpoints/latest").write_text(f"step_{SEGMENT:06d}\n")
+        train(ahead, run, layout, "--resume", str(run), **trainer)
+        assert f"resuming after step {SEGMENT}" in capsys.readouterr().out
+        worst, where = largest_difference(run, undisturbed, range(1, STEPS + 1))
+        with capsys.disabled():
+            print(f"\nresume one step ahead, on {name}: largest relative difference {worst:.1e} ({where})")
+        assert worst < 1e-4, where
 
 
 @pytest.mark.skipif(not find_spec("megatron"), reason="Megatron-Core is not installed")
