@@ -45,6 +45,10 @@ class GroupRewards(Rewards, Protocol):
         """Take in what is there, hand out more, and not wait. Called at least every second; may raise."""
         ...
 
+    def forget(self) -> None:
+        """Nobody wants the groups that were submitted."""
+        ...
+
 
 def scores_groups(rewards: Rewards) -> TypeGuard[GroupRewards]:
     """Whether groups may be submitted one by one, as soon as they are complete."""

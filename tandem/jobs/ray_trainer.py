@@ -10,8 +10,8 @@ from tandem.config.load import load_config
 from tandem.config.tree import RayClusterConfig, TrainConfig
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, ResourcePoolManager, Role
+from tandem.controller.reward_model import Rewards
 from tandem.jobs.trainer import Trainer
-from tandem.reward.manager import RewardManager
 from tandem.workers.host import Worker
 from tandem.workers.rollout import RolloutWorker
 
@@ -54,8 +54,8 @@ class RayPPOTrainer(Trainer):
         role_worker_mapping: Mapping[Role, type[Worker[Any]]] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
         ray_worker_group_cls: type[WorkerGroup] = WorkerGroup,
-        reward_fn: RewardManager | None = None,
-        val_reward_fn: RewardManager | None = None,
+        reward_fn: Rewards | None = None,
+        val_reward_fn: Rewards | None = None,
     ) -> None:
         """`role_worker_mapping`: worker classes of your own; that of a fused role is its training role's.
 

@@ -18,6 +18,7 @@ from tandem.controller.assembly import make_experience_roles, make_producer, mak
 from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
+from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.errors import RewardShareExceeded
@@ -31,15 +32,15 @@ from tandem.types import Batch, Group, Prompt, StepMetrics
 
 
 class RlJob:
-    """PPO, GRPO and their kin. The job closes its placement; the reward managers are the caller's."""
+    """PPO, GRPO and their kin. The job closes its placement; the rewards are the caller's."""
 
     def __init__(
         self,
         config: TrainConfig,
         inputs: Inputs[RLHFDataset],
         placement: Placement,
-        reward: RewardManager,
-        val_reward: RewardManager | None = None,
+        reward: Rewards,
+        val_reward: Rewards | None = None,
         branch: Branch | None = None,
     ) -> None:
         assert inputs.train is not None
@@ -64,7 +65,8 @@ class RlJob:
         self._val_reward = val_reward
         self._warned = False
         self._reward = reward
-        placement.sources.append(reward)
+        if scores_groups(reward):
+            placement.sources.append(reward)
 
     def step(self, step: int) -> StepMetrics:
         with failed_answers_saved(self._config, step):
@@ -131,8 +133,9 @@ class RlJob:
 
     def close(self) -> None:
         self._rollouts.close()
-        self._reward.forget()
-        self.placement.sources.remove(self._reward)
+        if scores_groups(self._reward):
+            self._reward.forget()
+            self.placement.sources.remove(self._reward)
         self.placement.close()
 
 

@@ -15,9 +15,11 @@ from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainCon
 from tandem.controller.groups import Cluster
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.reward_model import Rewards
 from tandem.data.dataset import RLHFDataset
 from tandem.data.preference import PreferenceDataset
 from tandem.data.sft import DemonstrationDataset, SftDataset
+from tandem.errors import UserError
 from tandem.jobs import preference, sft
 from tandem.jobs.inputs import Inputs, read_inputs
 from tandem.jobs.rl import RlJob
@@ -25,6 +27,7 @@ from tandem.jobs.run import claim_run_dir, find_start, run_job
 from tandem.reward.manager import RewardManager
 from tandem.types import Demonstration, Preference
 from tandem.workers.host import Worker
+from tandem.workers.rollout import RolloutWorker
 
 
 class Trainer:
@@ -37,18 +40,19 @@ class Trainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         workers: Mapping[Role, type[Worker[Any]]] | None = None,
         pools: ResourcePoolManager | None = None,
-        reward: RewardManager | None = None,
-        val_reward: RewardManager | None = None,
+        reward: Rewards | None = None,
+        val_reward: Rewards | None = None,
     ) -> None:
         """Read configuration and data; UserError with every mistake in them. Nothing is started yet.
 
         `config`: a configuration or its file. `tokenizer`: default that of `model.path`. `workers`: worker classes of
         your own, by role. `pools`: default `placement` and `cluster.ranks`. `reward`: default what `reward` says; it
-        scores the validation answers too unless `val_reward` does.
+        scores the validation answers too unless `val_reward` does. A RewardManager is closed at the end of the run.
         """
         self.config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, Path(config))
         inputs = read_inputs(self.config, RLHFDataset)
         self._inputs = inputs if tokenizer is None else replace(inputs, tokenizer=tokenizer)
+        check_workers(workers or {})
         self._workers = workers
         self._pools = pools or pools_of(self.config)
         self._reward, self._val_reward = reward, val_reward
@@ -62,8 +66,9 @@ class Trainer:
             opened.enter_context(claim_run_dir(self.config))
             self._cluster = opened.enter_context(closing(make_cluster(self.config, self._pools)))
             self._reward = self._reward or RewardManager(self.config.reward, self.config.trainer.seed)
-            for reward in filter(None, (self._reward, self._val_reward)):
-                opened.enter_context(closing(reward))
+            for reward in (self._reward, self._val_reward):
+                if isinstance(reward, RewardManager):
+                    opened.enter_context(closing(reward))
             start = find_start(self.config, self.config.trainer.resume)
             self._job = self._make_job(start if isinstance(start, Branch) else None)
             self._open = opened.pop_all()
@@ -81,6 +86,19 @@ class Trainer:
         job, self._job = self._job, None
         placement = Placement(self._cluster, self._pools, self._workers)
         return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward, branch)
+
+
+def check_workers(workers: Mapping[Role, type[Worker[Any]]]) -> None:
+    """Raises UserError where a class overrides what training does not call."""
+    kind = workers.get(Role.Rollout, RolloutWorker)
+    if not issubclass(kind, RolloutWorker) or kind.generate is RolloutWorker.generate:
+        return
+    if kind.answer is RolloutWorker.answer and kind.advance is RolloutWorker.advance:
+        raise UserError(
+            f"workers: {kind.__name__} overrides RolloutWorker.generate, which a Trainer does not call: it generates "
+            "while other things go on; override `async def answer(self, request, sampling)` in its place, which makes "
+            "the answers to one prompt, in training and validation"
+        )
 
 
 def train(config: TrainConfig | SftConfig) -> bool:

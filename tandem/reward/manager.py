@@ -28,6 +28,9 @@ class RewardManager:
 
     `close` when done. The same seed, data row, sample and step give a reward function the same random numbers.
     Who submits groups waits for `connections` and then calls `turn`, at least every second while there are some.
+
+    A subclass may override `score`: then training calls it with the answers of a whole step. One that overrides
+    `submit` too has each group scored as soon as its answers are there.
     """
 
     def __init__(self, config: RewardConfig, seed: int = 0) -> None:
@@ -42,7 +45,7 @@ class RewardManager:
     @property
     def by_step(self) -> bool:
         """Whether groups of a step must be scored together: only `score` is right then."""
-        return any(function.score_together for function in self._functions.values())
+        return self._overrides_score_alone or any(function.score_together for function in self._functions.values())
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored.
@@ -88,6 +91,12 @@ class RewardManager:
     def close(self) -> None:
         """End the workers, whatever is under way. Safe to repeat."""
         self._pool.close()
+
+    @property
+    def _overrides_score_alone(self) -> bool:
+        """A subclass defines `score`, and neither it nor one derived from it defines `submit`."""
+        nearest = next(kind for kind in type(self).__mro__ if "score" in vars(kind) or "submit" in vars(kind))
+        return "submit" not in vars(nearest)
 
     def _applicable(self, data_source: str) -> Iterable[RewardFunction]:
         if self._config.functions:

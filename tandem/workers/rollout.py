@@ -84,6 +84,8 @@ class RolloutWorker(Worker[RolloutSpec]):
     A native engine runs on every rank, with a whole model of its own. In a pool of one rank it generates with the
     actor's own parameters instead, if the actor is there. Other engines run in processes of their own: of every
     `generation.tensor_parallel` neighbouring ranks the first hosts one engine on the devices of all of them.
+
+    A subclass that answers in another way overrides `answer`, which everything here calls.
     """
 
     def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
@@ -148,7 +150,7 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> list[list[Trajectory]]:
-        """A trajectory for each seed of each prompt, to train on."""
+        """A trajectory for each seed of each prompt: for a dataflow that waits for them. A Trainer calls `advance`."""
         return self._run(requests, self._greedy() if greedy else self._drawn())
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
@@ -163,7 +165,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         end together; until another call waits for this process, where that is known; or until `patience_s` have
         passed. The rest goes on in the next call. Raises what an answer raised."""
         for number, ask in asks.items():
-            self._answering[number] = self._events.create_task(self._answer(ask))
+            self._answering[number] = self._events.create_task(self._answer_with_greedy(ask))
         if self._answering:
             self._generate_for(patience_s)
         done = [number for number, task in self._answering.items() if task.done()]
@@ -217,7 +219,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             raise EngineError("the generation engine is not ready: wake it after sleep")
 
         async def together() -> list[list[Trajectory]]:
-            return await asyncio.gather(*(self._trajectories(request, sampling) for request in requests))
+            return await asyncio.gather(*(self.answer(request, sampling) for request in requests))
 
         return self._events.run_until_complete(together())
 
@@ -240,16 +242,20 @@ class RolloutWorker(Worker[RolloutSpec]):
             if not done or another_call in done or left_s <= 0:
                 return
 
-    async def _answer(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
-        wanted = [self._trajectories(ask.request, self._drawn())]
-        if ask.with_greedy:
-            wanted.append(self._trajectories(ask.request._replace(seeds=ask.request.seeds[:1]), self._greedy()))
-        siblings, *greedy = await asyncio.gather(*wanted)
-        return siblings, greedy[0][0] if greedy else None
+    async def answer(self, request: RolloutRequest, sampling: SamplingParams) -> list[Trajectory]:
+        """A trajectory for each seed of a prompt, in their order: to train on, greedy ones, and those of a validation.
 
-    async def _trajectories(self, request: RolloutRequest, sampling: SamplingParams) -> list[Trajectory]:
+        Answers to many prompts are made at the same time in one event loop. Each ends, whatever it waits for.
+        """
         assert self._generation is not None
         return await single_turn(request.prompt, request.seeds, sampling, self._generation.generate, self._decode)
+
+    async def _answer_with_greedy(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
+        wanted = [self.answer(ask.request, self._drawn())]
+        if ask.with_greedy:
+            wanted.append(self.answer(ask.request._replace(seeds=ask.request.seeds[:1]), self._greedy()))
+        siblings, *greedy = await asyncio.gather(*wanted)
+        return siblings, greedy[0][0] if greedy else None
 
     def _room(self) -> int:
         assert self._engine is not None and self._generation is not None

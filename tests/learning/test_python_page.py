@@ -45,6 +45,7 @@ def test_a_worker_of_ones_own(recipe: Path, tmp_path: Path, ranks: int) -> None:
     printed = run(TELLING, tmp_path, "recipe.yaml", "trainer.run_dir=runs/second", f"cluster.ranks={ranks}")
     for rank in range(ranks):
         assert len(re.findall(rf"rank {rank}: \d+ rows, gradient norm", printed)) == 3, printed
+    assert len(re.findall(r"row \d+: ['\"]", printed)) >= 3 * 4, printed
     assert [record["step"] for record in read_metrics(tmp_path / "runs/second/metrics.jsonl")] == [1, 2, 3]
 
 
