@@ -245,6 +245,9 @@ class Finished:
     """Without scores where these are due together with those of others of its step, or a reward failed."""
     greedy: Trajectory | None = None
     """The greedy answer, where it is wanted and has no score yet."""
+    kept: bool | None = None
+    """Dynamic sampling has kept it for a step, or dropped it; None: neither yet. A resumed run does not decide anew:
+    draws were admitted because others were dropped."""
 
 
 @dataclass(slots=True)

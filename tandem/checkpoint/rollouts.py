@@ -88,6 +88,7 @@ def _describe(number: int, one: Finished) -> dict[str, Any]:
     prompt = one.group.trajectories[0].prompt
     return {
         "draw": number,
+        "kept": one.kept,
         "row": prompt.index,
         "prompt": _checksum(prompt),
         "answers": [_describe_answer(answer) for answer in one.group.trajectories],
@@ -117,7 +118,7 @@ def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[dict[str
     scores = [_score(one) for one in described["scores"]]
     greedy, score = described["greedy_answer"], described["greedy_score"]
     group = Group(answers, scores, None if score is None else _score(score))
-    return Finished(group, None if greedy is None else _trajectory(greedy, prompt, next(rows)))
+    return Finished(group, None if greedy is None else _trajectory(greedy, prompt, next(rows)), described["kept"])
 
 
 def _trajectory(described: dict[str, Any], prompt: Prompt, arrays: dict[str, _Array]) -> Trajectory:

@@ -110,7 +110,9 @@ class RolloutProducer:
         self._scored: dict[int, list[Group]] = {}
         """Groups that wait for a decision on those before them, each with the group of its greedy answer if any."""
         self._restored: dict[int, Finished] = {}
-        """What a checkpoint kept of draws that are not admitted again yet."""
+        """What a checkpoint has of draws that are not admitted again yet."""
+        self._decisions: dict[int, bool] = {}
+        """Draws of a checkpoint that are not decided again yet: whether they were kept."""
         self._since_kept: dict[int, list[Group]] = {}
         self._kept: deque[_Kept] = deque()
         self._times = RolloutTimes(now)
@@ -172,10 +174,14 @@ class RolloutProducer:
     def finished(self) -> dict[int, Finished]:
         """By draw: the groups that no step has taken yet, for a checkpoint."""
         self.settle()
-        decided = [one.decided for one in self._kept] + [self._since_kept, self._scored]
-        scored = {number: _finished(groups) for part in decided for number, groups in part.items()}
-        answers = self._answers.items()
-        return scored | {number: Finished(Group(siblings, []), greedy) for number, (siblings, greedy) in answers}
+        kept = {number: (groups, number == one.number) for one in self._kept for number, groups in one.decided.items()}
+        dropped = {number: (groups, False) for number, groups in self._since_kept.items()}
+        scored = {number: (groups, self._decisions.get(number)) for number, groups in self._scored.items()}
+        answers = {
+            number: Finished(Group(siblings, []), greedy, self._decisions.get(number))
+            for number, (siblings, greedy) in self._answers.items()
+        }
+        return {number: _finished(*one) for number, one in (kept | dropped | scored).items()} | answers
 
     def resume(self, version: int, cursor: int, finished: Mapping[int, Finished]) -> None:
         """Go on after step `version`, whose weights are served, at a cursor; `finished` groups are not asked again.
@@ -187,6 +193,7 @@ class RolloutProducer:
         self._taken = version * self._rules.groups_per_step
         self._dropped = self._replaced = cursor - self._taken
         self._restored = dict(finished)
+        self._decisions = {number: one.kept for number, one in finished.items() if one.kept is not None}
         if self._in_rounds and finished:
             self._replaced = max(self._replaced, max(finished) + 1 - self._first_without_replacements)
 
@@ -220,7 +227,7 @@ class RolloutProducer:
         restored = {number: self._restored.pop(number) for number in new if number in self._restored}
         self._engines.add({number: self._ask_of(number) for number in new if number not in restored})
         for number, finished in restored.items():
-            if finished.group.scores:
+            if finished.group.scores or finished.kept is False:
                 self._scored[number] = [finished.group]
             else:
                 self._answered(number, finished.group.trajectories, finished.greedy)
@@ -284,7 +291,8 @@ class RolloutProducer:
             number = self._decided
             self._since_kept[number] = groups = self._scored.pop(number)
             self._decided += 1
-            if is_informative(groups[0]) or self._dropped_in_step == self._rules.max_replaced:
+            wanted = is_informative(groups[0]) or self._dropped_in_step == self._rules.max_replaced
+            if self._decisions.pop(number, wanted):
                 self._kept.append(_Kept(number, groups[0], self._since_kept))
                 self._since_kept = {}
                 if (self._taken + len(self._kept)) % size == 0:
@@ -297,12 +305,14 @@ class RolloutProducer:
         return number // self._rules.groups_per_step + 1
 
 
-def _finished(groups: list[Group]) -> Finished:
+def _finished(groups: list[Group], kept: bool | None) -> Finished:
     """A group, and that of its greedy answer if any, for a checkpoint: without scores where a reward failed. A resumed
-    run has them scored again, for what made it fail may be over; a run that this has stopped would stop once more."""
+    run has them scored again, unless they were dropped, for what made it fail may be over; a run that this has stopped
+    would stop once more."""
     if not any(score.failure in _FAILED for group in groups for score in group.scores):
-        return Finished(groups[0])
-    return Finished(Group(groups[0].trajectories, []), *(group.trajectories[0] for group in groups[1:]))
+        return Finished(groups[0], kept=kept)
+    greedy = groups[1].trajectories[0] if len(groups) > 1 else None
+    return Finished(Group(groups[0].trajectories, []), greedy, kept)
 
 
 def is_informative(group: Group) -> bool:

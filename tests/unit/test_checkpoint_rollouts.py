@@ -51,7 +51,7 @@ FINISHED = {
         )
     ),
     9: Finished(Group([answer(9, 0, 1, experts=True, turns=(Turn("policy", 0), Turn("tool", 1)))], [Score(0.0)])),
-    8: Finished(Group([answer(8, 0, 2), answer(8, 1, 3)], []), answer(8, 0, 4, status=Status.TRUNCATED)),
+    8: Finished(Group([answer(8, 0, 2), answer(8, 1, 3)], []), answer(8, 0, 4, status=Status.TRUNCATED), kept=True),
 }
 
 
