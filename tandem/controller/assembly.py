@@ -154,6 +154,7 @@ def make_producer(
         placement.watch,
         ask,
         stands_still=config.generation.type == "native" and placement.together(Role.Actor, Role.Rollout),
+        timeout_s=config.cluster.timeout_s,
         now=now,
     )
 

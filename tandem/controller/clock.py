@@ -35,7 +35,8 @@ class RolloutTimes:
     _waited_s: float = 0.0
     _waited_for_rewards_s: float = 0.0
     _took_at: float = 0.0
-    _longest_answer_s: float = 0.0
+    _longest_s: float = 0.0
+    """From asking to the score."""
     _settled_s: float = 0.0
     _training_s: float = 0.0
 
@@ -49,7 +50,7 @@ class RolloutTimes:
 
     @contextmanager
     def waiting(self, for_rewards: bool) -> Generator[None]:
-        """Some of that time; `for_rewards`: nothing is generated any more."""
+        """Some of that time; `for_rewards`: nothing lacks but scores."""
         start = self.now()
         yield
         if for_rewards:
@@ -63,18 +64,22 @@ class RolloutTimes:
         self._settled_s += self.now() - start
 
     def took(self, groups: Iterable[Group]) -> None:
-        self._longest_answer_s = max(one.generation_s for group in groups for one in group.trajectories)
+        self._longest_s = max(_seconds(group) for group in groups)
 
     def published(self) -> None:
         """The step has been trained, and its weights are served."""
         self._training_s = self.now() - self._took_at - self._settled_s
 
     def metrics(self) -> StepMetrics:
-        """`perf/wanted_staleness`: from this k on the longest answer of the step does not make the trainer wait, where
-        generation has devices of its own: (longest + training) / (k + 1) <= training."""
-        wanted = math.ceil(self._longest_answer_s / self._training_s) if self._training_s > 0 else 0
+        """`perf/wanted_staleness`: from this k on the longest answer of the step, with its scoring, does not make the
+        trainer wait, where generation has devices of its own: (longest + training) / (k + 1) <= training."""
+        wanted = math.ceil(self._longest_s / self._training_s) if self._training_s > 0 else 0
         return {
             "time/generation_s": self._waited_s - self._waited_for_rewards_s,
             "time/reward_s": self._waited_for_rewards_s,
             "perf/wanted_staleness": float(wanted),
         }
+
+
+def _seconds(group: Group) -> float:
+    return max(one.generation_s for one in group.trajectories) + max((one.seconds for one in group.scores), default=0.0)

@@ -8,6 +8,7 @@ another engine that has room, where its own is full. Room for one sample is enou
 wait until as many are free as a group has siblings leaves many of them empty where lengths differ.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,14 @@ from typing import Protocol
 import numpy as np
 
 from tandem.controller.groups import Future
+from tandem.errors import WorkerLost
 from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 
 Answered = Callable[[int, list[Trajectory], Trajectory | None], None]
 """Takes the number of an ask, its trajectories, and the greedy one where it was wanted."""
+_COUNTED_S = 60.0
+"""Of a slice that lasts longer, as at a breakpoint or where a call hangs, which the cluster ends."""
 _SLICE_S, _SLICE_S_AN_ENGINE = 0.05, 0.005
 """How long a slice lasts at most, so that engines with long answers send the controller 200 slices a second in all."""
 
@@ -48,6 +52,9 @@ class _Engine:
     own: deque[int] = field(default_factory=deque[int])
     """Its share of what waits, less what others have taken; oldest first."""
     in_call: bool = False
+    called_at: float = 0.0
+    unfruitful_s: float = 0.0
+    """Its slices since an ask was answered or the first one came."""
     idle_since: float = 0.0
     idle_s: float = 0.0
 
@@ -56,9 +63,17 @@ class Engines:
     """Spreads asks over engines. Nothing in here waits: answers come in `Cluster.watch`."""
 
     def __init__(
-        self, rollout: Rollout, samples: int, share: int, at_once: bool, answered: Answered, now: Callable[[], float]
+        self,
+        rollout: Rollout,
+        samples: int,
+        share: int,
+        at_once: bool,
+        answered: Answered,
+        now: Callable[[], float],
+        timeout_s: float = math.inf,
     ) -> None:
         """`samples`: those of one ask. `share`: asks that are spread evenly over the engines when they come together.
+        `timeout_s`: an engine that has run so long without an answer has lost one.
 
         `at_once`: each engine gets its whole share when it comes and takes nothing of others, so that which samples
         decode side by side does not depend on time.
@@ -73,6 +88,7 @@ class Engines:
         self._home: dict[int, _Engine] = {}
         """Whose share each waiting ask is."""
         self._engines = [_Engine(number, room, idle_since=now()) for number, room in enumerate(rollout.room().get())]
+        self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
         self._running = 0
         self._in_call = 0
@@ -122,7 +138,7 @@ class Engines:
         self._running += len(new)
         engine.asked.update(new)
         if engine.asked:
-            engine.in_call = True
+            engine.in_call, engine.called_at = True, self._now()
             self._in_call += 1
             self._rollout.advance({engine.number: new}, self._slice_s).then(partial(self._ended, engine))
 
@@ -144,6 +160,7 @@ class Engines:
         advance = by_engine[engine.number]
         engine.in_call, engine.room = False, advance.room
         self._in_call -= 1
+        self._check_fruitful(engine, bool(advance.done))
         for number, siblings, greedy in advance.done:
             engine.asked.remove(number)
             self._running -= 1
@@ -155,3 +172,15 @@ class Engines:
         self._give(engine)
         if self._waiting and self._in_call < len(self._engines):
             self.give()
+
+    def _check_fruitful(self, engine: _Engine, answered: bool) -> None:
+        """Raises WorkerLost where an engine answers nothing for too long, though each of its slices ends."""
+        engine.unfruitful_s += min(self._now() - engine.called_at, _COUNTED_S)
+        if answered:
+            engine.unfruitful_s = 0.0
+        if engine.unfruitful_s > self._timeout_s:
+            raise WorkerLost(
+                f"generation: engine {engine.number} has run for {engine.unfruitful_s:.0f} s and ended none of the "
+                f"{len(engine.asked)} prompts that it has, draws {min(engine.asked)} to {max(engine.asked)} of the run "
+                f"(cluster.timeout_s: {self._timeout_s:g})"
+            )

@@ -23,9 +23,11 @@ consumes:     draws, when a version is published, a step begins or one is to be 
 produces:     the groups of each step
 waits for:    `take` for scored groups; where the run must not depend on time, `publish`, `settle`, `finished` and, on
               shared devices, `to_training` for what runs
-unblocked by: engines and reward workers; the cluster ends a call, and rewards a function, that takes too long
+unblocked by: engines and reward workers; a call, an engine without an answer and a reward function that take too long
+              are ended
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -77,11 +79,13 @@ class RolloutProducer:
         ask: Callable[[int], Ask],
         *,
         stands_still: bool = False,
+        timeout_s: float = math.inf,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`watch` is the cluster's. `ask` gives the row and the seeds of a draw.
 
-        `stands_still`: the engines compute in the processes of models, and do nothing while these train.
+        `stands_still`: the engines compute in the processes of models, and do nothing while these train. `timeout_s`:
+        an engine that has run so long without an answer is lost (WorkerLost, from whatever the controller waits for).
         """
         self._rules = rules
         self._reward = reward
@@ -92,7 +96,7 @@ class RolloutProducer:
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
         """What is asked, and of which version, does not depend on time."""
         size, samples = rules.groups_per_step, rules.samples_per_ask
-        self._engines = Engines(rollout, samples, size, self._in_rounds, self._answered, now)
+        self._engines = Engines(rollout, samples, size, self._in_rounds, self._answered, now, timeout_s)
         self._version = 0
         self._drawn = 0
         """Draws that were admitted: all before this one."""
@@ -131,7 +135,7 @@ class RolloutProducer:
                 if self._reward.by_step and all(self._decided + place in self._answers for place in range(missing)):
                     self._score_together(missing, step)
                 elif self._under_way:
-                    with self._times.waiting(for_rewards=self._engines.unanswered == 0):
+                    with self._times.waiting(for_rewards=self._only_scores_lack(missing)):
                         self._watch()
                 else:
                     self._next_round()
@@ -214,6 +218,11 @@ class RolloutProducer:
     @property
     def _under_way(self) -> bool:
         return self._engines.unanswered > 0 or bool(self._scoring)
+
+    def _only_scores_lack(self, groups: int) -> bool:
+        """All answers to the draws that will be the next so many groups, unless some are dropped, are there."""
+        lacking = range(self._decided, min(self._decided + groups, self._drawn))
+        return all(number in self._scoring or number in self._scored for number in lacking)
 
     def _go_on(self) -> None:
         self._engines.paused = False

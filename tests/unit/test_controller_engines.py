@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tandem.controller.engines import Engines
 from tandem.controller.groups import Future
+from tandem.errors import WorkerLost
 from tandem.types import Prompt
 from tandem.workers.rollout import Advance, Ask, RolloutRequest
 
@@ -43,8 +45,10 @@ class Slices:
         self._ends.pop(engine)({engine: Advance([(number, [], None) for number in done], room)})
 
 
-def give(slices: Slices, count: int, at_once: bool = False) -> Engines:
-    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now=lambda: 0.0)  # type: ignore[arg-type]
+def give(
+    slices: Slices, count: int, at_once: bool = False, now: Callable[[], float] = lambda: 0.0, timeout_s: float = 9.0
+) -> Engines:
+    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now, timeout_s)  # type: ignore[arg-type]
     prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
     engines.add(dict.fromkeys(range(count), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
     engines.give()
@@ -82,3 +86,25 @@ def test_where_nothing_may_depend_on_time_each_engine_gets_its_share_at_once() -
     slices = Slices(4, 4)
     give(slices, count=6, at_once=True)
     assert slices.given == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_engine_that_answers_nothing_for_too_long_is_lost() -> None:
+    """Though its slices end. What is left out: waiting between slices, and what is beyond a minute of one slice."""
+    slices, clock = Slices(8), [0.0]
+    engines = give(slices, count=2, now=lambda: clock[0], timeout_s=100.0)
+
+    def end(seconds: float, *done: int) -> None:
+        clock[0] += seconds
+        slices.end(0, 0, *done)
+
+    end(55)
+    end(40, 0)
+    end(55)
+    engines.paused = True
+    end(40)
+    clock[0] += 1000
+    engines.paused = False
+    engines.give()
+    end(1)
+    with pytest.raises(WorkerLost, match=r"engine 0 has run for 156 s and ended none of the 1 prompts .* 1 to 1"):
+        end(3600)

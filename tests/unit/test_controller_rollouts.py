@@ -64,6 +64,30 @@ def test_decisions_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
             schedules.run(seed, anew)
 
 
+def test_waiting_for_scores_alone_is_told_from_waiting_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where engines are busy with answers of later steps."""
+    draw, metrics = schedules.draw_world, list[dict[str, float]]()
+
+    def slow_scores(seed: int, timing: int) -> schedules.World:
+        world = draw(seed, timing)
+        world.ranks, world.capacity, world.staleness, world.steps, world.partial = 1, 1, 2, 6, True
+        world.prompts, world.kills, world.max_replaced, world.by_step, world.colocated = 1, 0, 0, False, ""
+        world.duration, world.score_s, world.own_process = lambda number: 1.0, lambda: 20.0, True
+        return world
+
+    class Told(rollouts.RolloutProducer):
+        def publish(self, version: int) -> None:
+            super().publish(version)
+            metrics.append(self.metrics())
+
+    monkeypatch.setattr(schedules, "draw_world", slow_scores)
+    module = ModuleType("told")
+    module.RolloutProducer, module.RolloutRules = Told, rollouts.RolloutRules  # type: ignore[attr-defined]
+    schedules.run(0, module)
+    assert [one["time/generation_s"] for one in metrics] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert metrics[3]["time/reward_s"] > 15
+
+
 MUTANTS = {
     "a step further ahead": ("self._version + 1 + rules.max_staleness", "self._version + 2 + rules.max_staleness"),
     "dropped groups have no successors": ("limit = self._first_without_replacements + self._replaced\n", "limit = self._first_without_replacements\n"),
