@@ -3,16 +3,19 @@
     state/rollouts.safetensors     one number a token: ids, mask, log-probs, versions, experts; answers head to tail
     state/rollouts.json            the rest, by draw: what each answer said, how it ended, its score
 
-Prompts are not written: a draw names its row of the data. A checksum of each prompt's tokens tells whether that row is
-still what was answered.
+Prompts are not written: a draw names its row of the data. Checksums of the prompt's tokens and of every column tell
+whether that row is still what was answered, and what the scores were given for.
 """
 
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -33,21 +36,28 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def write_rollouts(checkpoint: Path, finished: Mapping[int, Finished]) -> None:
-    """Write what was `finished`, by draw, into a checkpoint that is being written."""
+    """Write what was `finished`, by draw, into a checkpoint that is being written.
+
+    Raises UserError where a column holds what has no checksum.
+    """
     save_file(_arrays(list(_answers(finished.values()))), checkpoint / _ARRAYS)
-    write_text(checkpoint / _REST, json.dumps([_describe(number, one) for number, one in finished.items()]))
+    # One by one: other threads wait while one draw is encoded, and not while all of them are.
+    described = [json.dumps(_describe(number, one)) for number, one in finished.items()]
+    write_text(checkpoint / _REST, f"[{','.join(described)}]")
 
 
 def read_rollouts(checkpoint: Path, prompt_of: Callable[[int], Prompt]) -> dict[int, Finished]:
     """What `write_rollouts` wrote, bit for bit; nothing where the checkpoint has none. `prompt_of`: of each draw.
 
-    Raises UserError where a prompt is not the one that was answered.
+    Raises UserError where a row is not the one that was answered and scored.
     """
     if not (checkpoint / _REST).exists():
         return {}
     rows = _split(load_file(checkpoint / _ARRAYS))
     described: list[dict[str, Any]] = json.loads((checkpoint / _REST).read_text(encoding="utf-8"))
-    return {one["draw"]: _finished(one, prompt_of(one["draw"]), rows) for one in described}
+    prompts = {one["draw"]: prompt_of(one["draw"]) for one in described}
+    _check_rows(described, prompts)
+    return {one["draw"]: _finished(one, prompts[one["draw"]], rows) for one in described}
 
 
 def _answers(finished: Iterable[Finished]) -> Iterator[Trajectory]:
@@ -90,7 +100,7 @@ def _describe(number: int, one: Finished) -> dict[str, Any]:
         "draw": number,
         "kept": one.kept,
         "row": prompt.index,
-        "prompt": _checksum(prompt),
+        "checksums": _checksums(prompt),
         "answers": [_describe_answer(answer) for answer in one.group.trajectories],
         "scores": [asdict(score) for score in one.group.scores],
         "greedy_score": None if one.group.greedy is None else asdict(one.group.greedy),
@@ -109,11 +119,6 @@ def _describe_answer(answer: Trajectory) -> dict[str, Any]:
 
 
 def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[dict[str, _Array]]) -> Finished:
-    if (prompt.index, _checksum(prompt)) != (described["row"], described["prompt"]):
-        raise UserError(
-            f"cannot resume: the checkpoint has answers to data row {described['row']}, which is not the prompt that "
-            "it was; put the data back, or start anew"
-        )
     answers = [_trajectory(one, prompt, next(rows)) for one in described["answers"]]
     scores = [_score(one) for one in described["scores"]]
     greedy, score = described["greedy_answer"], described["greedy_score"]
@@ -131,5 +136,47 @@ def _score(described: dict[str, Any]) -> Score:
     return Score(**{**described, "failure": None if failure is None else Status(failure)})
 
 
-def _checksum(prompt: Prompt) -> int:
-    return zlib.crc32(np.asarray(prompt.token_ids, np.int32).tobytes())
+def _check_rows(described: list[dict[str, Any]], prompts: Mapping[int, Prompt]) -> None:
+    """Raises UserError where rows have changed since they were answered."""
+    changes = {one["row"]: changed for one in described if (changed := _changes(one, prompts[one["draw"]]))}
+    if changes:
+        row, changed = next(iter(changes.items()))
+        others = f", as {len(changes) - 1} more rows have" if len(changes) > 1 else ""
+        raise UserError(
+            f"cannot resume: the checkpoint holds answers and scores of data row {row}, which has changed since "
+            f"({', '.join(changed)}){others}; put the data back, or add trainer.save_rollouts=false, with which what "
+            "was answered ahead of training is answered and scored anew"
+        )
+
+
+def _changes(described: dict[str, Any], prompt: Prompt) -> list[str]:
+    """The names of what is not as it was."""
+    if prompt.index != described["row"]:
+        return ["its place in the data"]
+    before, now = described["checksums"], _checksums(prompt)
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def _checksums(prompt: Prompt) -> dict[str, int]:
+    """By name: what reward functions see of a row, and the tokens that were answered."""
+    seen = {**prompt.row, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth}
+    try:
+        checksums = {f"`{name}`": zlib.crc32(_stable(value)) for name, value in seen.items()}
+    except TypeError as error:
+        raise UserError(
+            f"data row {prompt.index}: {error}, so that a resumed run could not tell whether the row has changed; "
+            "leave that column out, or give trainer.save_rollouts=false"
+        ) from error
+    return {**checksums, "tokens of the prompt": zlib.crc32(np.asarray(prompt.token_ids, np.int32).tobytes())}
+
+
+def _stable(value: Any) -> bytes:
+    """The same bytes for the same value in every process. Raises TypeError where a value has none."""
+    return json.dumps(value, sort_keys=True, default=_described_alike).encode()
+
+
+def _described_alike(value: Any) -> str:
+    """What JSON does not have of the values that parquet does."""
+    if isinstance(value, bytes | Decimal | date | time | timedelta | UUID):
+        return repr(value)
+    raise TypeError(f"a column holds a {type(value).__name__}, which has no checksum")

@@ -6,7 +6,8 @@
 
 A write flushes every file, then renames: a directory under its final name is whole. Size and SHA-256 of each file are
 in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded. Both take a second a
-GB or more, so threads do it, while the controller goes on serving whoever generates ahead of training.
+GB or more, and deleting what is old may take long, too, so threads do it, while the controller goes on serving whoever
+generates ahead of training.
 """
 
 import errno
@@ -17,11 +18,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
 
+T = TypeVar("T")
 _THREADS = 4
 _TURN_S = 0.005
 """Between two looks at what the caller has to do meanwhile."""
@@ -31,8 +35,8 @@ class CheckpointStore:
     """The checkpoints of one run. Belongs to the process that writes the run: it deletes leftovers of killed writes."""
 
     def __init__(self, run_dir: Path, keep_last: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """`meanwhile` is called again and again while files are flushed; it does not wait, and what it raises ends the
-        write."""
+        """`meanwhile` is called again and again while files are flushed and deleted; it does not wait, and what it
+        raises ends the write."""
         self.directory = run_dir / "checkpoints"
         self._keep_last = keep_last
         self._meanwhile = meanwhile
@@ -44,8 +48,8 @@ class CheckpointStore:
         """A temporary directory to fill; on a clean exit it becomes the checkpoint of `step` and the latest one.
 
         Older checkpoints beyond `keep_last` are deleted, except the best; so are those of later steps, which a run
-        that went back to an earlier checkpoint has left behind. After an exception everything is as before; TandemError
-        where the disk is full.
+        that went back to an earlier checkpoint has left behind. After an exception everything is as before, or, from
+        when the old ones are being deleted, the checkpoint is there; TandemError where the disk is full.
         """
         final = self.directory / f"step_{step:06d}"
         temporary = temporary_name(final)
@@ -56,7 +60,7 @@ class CheckpointStore:
             sealed = zip(written, self._seal(written), strict=True)
             files = {str(path.relative_to(temporary)): described for path, described in sealed}
             write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
-            sync_tree(temporary)
+            run_beside(self._meanwhile, partial(sync_tree, temporary))
         except BaseException as error:
             shutil.rmtree(temporary)
             if os.strerror(errno.ENOSPC) in str(error):  # by whatever library, in whichever process
@@ -75,14 +79,7 @@ class CheckpointStore:
 
     def _seal(self, files: Sequence[Path]) -> list[dict[str, object]]:
         """Flush files to the disk; what the manifest says of each."""
-        with ThreadPoolExecutor(_THREADS) as threads:
-            sealed = [threads.submit(_seal, file) for file in files]
-            try:
-                while wait(sealed, _TURN_S).not_done:
-                    self._meanwhile()
-            finally:
-                threads.shutdown(cancel_futures=True)
-        return [one.result() for one in sealed]
+        return run_beside(self._meanwhile, *(partial(_seal, file) for file in files))
 
     def latest(self) -> Path | None:
         """The checkpoint to resume from, None before the first one; raises UserError when it is damaged."""
@@ -107,7 +104,22 @@ class CheckpointStore:
         """Hide, then delete: a deletion that is cut short must not look like a checkpoint."""
         trash = temporary_name(path.with_suffix(".deleted"))
         os.rename(path, trash)
-        shutil.rmtree(trash)
+        run_beside(self._meanwhile, partial(shutil.rmtree, trash))
+
+
+def run_beside(meanwhile: Callable[[], None], *calls: Callable[[], T]) -> list[T]:
+    """What the calls return, each made in a thread; `meanwhile` is called again and again until all have ended.
+
+    It does not wait. What it raises comes out of here when the calls under way have ended; others are not begun.
+    """
+    with ThreadPoolExecutor(_THREADS) as threads:
+        under_way = [threads.submit(call) for call in calls]
+        try:
+            while wait(under_way, _TURN_S).not_done:
+                meanwhile()
+        finally:
+            threads.shutdown(cancel_futures=True)
+    return [one.result() for one in under_way]
 
 
 def check_sound(checkpoint: Path, mend: str) -> None:

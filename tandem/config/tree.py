@@ -124,8 +124,9 @@ class TrainerConfig(Section):
     """A step that ends so long after the last checkpoint is saved, too: what a lost run costs at most. 0: no such rule.
     """
     save_rollouts: MayChange[bool] = True
-    """With `max_staleness`, checkpoints hold the answers that were made ahead of training: a resumed run need not make
-    them again, and with `generation.partial_rollouts: false` it ends bit for bit as the undisturbed one."""
+    """With `max_staleness`, checkpoints hold the answers that were made ahead of training, with their scores: a resumed
+    run need not make them again, and with `generation.partial_rollouts: false` it ends bit for bit as the undisturbed
+    one. Where it is false on a resume, those that the checkpoint holds are made and scored anew."""
     keep_last: MayChange[PositiveInt] = 2
     """Checkpoints that stay; the best one stays besides."""
     best_metric: MayChange[str | None] = None

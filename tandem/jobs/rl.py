@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 
@@ -12,6 +13,7 @@ from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Branch
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
+from tandem.checkpoint.store import run_beside
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, make_roles
@@ -115,7 +117,8 @@ class RlJob:
         state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
         write_text(directory / "state" / "rl.json", json.dumps(state))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:
-            write_rollouts(directory, self._rollouts.finished())
+            write = partial(write_rollouts, directory, self._rollouts.finished())
+            run_beside(partial(self.placement.watch, 0.0), write)
 
     def load(self, directory: Path) -> None:
         self._roles.experience.devices.to_training()
@@ -126,7 +129,8 @@ class RlJob:
         self._algorithm.load_state(state["algorithm"])
         step = Progress.read(directory).step
         self._roles.publish(step)
-        self._rollouts.resume(step, self._sampler.drawn, read_rollouts(directory, self._prompt_of))
+        kept = read_rollouts(directory, self._prompt_of) if self._config.trainer.save_rollouts else {}
+        self._rollouts.resume(step, self._sampler.drawn, kept)
 
     def _prompt_of(self, draw: int) -> Prompt:
         return self._train[self._sampler.row(draw)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import RewardShareExceeded
+from tandem.jobs import rl
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.rl import RlJob
 from tandem.reward.manager import RewardManager
@@ -157,3 +159,76 @@ def saved_weights(job: RlJob, directory: Path) -> dict[str, str]:
     job.save(directory)
     found = (path for path in directory.rglob("*") if path.suffix in (".safetensors", ".distcp"))
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+class Turns:
+    """A source that has nothing, and counts its turns."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def connections(self) -> list[Any]:
+        return []
+
+    def turn(self) -> None:
+        self.count += 1
+
+
+def test_while_kept_answers_are_written_others_are_served(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(TrainConfig, run.with_name("config.yaml"), ["trainer.max_staleness=1"])
+    placement, turns, original = Placement(InlineCluster(), pools_of(config)), Turns(), rl.write_rollouts
+
+    def write_slowly(*arguments: Any) -> None:
+        turns.count, limit = 0, time.monotonic() + 10
+        while turns.count < 3 and time.monotonic() < limit:
+            time.sleep(0.001)
+        original(*arguments)
+
+    monkeypatch.setattr(rl, "write_rollouts", write_slowly)
+    inputs = read_inputs(config, RLHFDataset)
+    with closing(RewardManager(config.reward)) as reward, closing(RlJob(config, inputs, placement, reward)) as job:
+        job.step(1)
+        placement.sources.append(turns)
+        saved_weights(job, tmp_path / "saved")
+    assert turns.count >= 3 and (tmp_path / "saved/state/rollouts.json").exists()
+
+
+LABEL = "def label(completion, ground_truth):\n    return {0} + float(ground_truth) + 0.1 * len({{*completion}})\n"
+
+
+def test_kept_scores_are_those_of_the_row_that_they_were_given_for(
+    grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two steps ahead, so that three are kept; back to step 2, then the function is edited, and then the data."""
+    run, rows, function = tmp_path / "run", tmp_path / "rows.jsonl", tmp_path / "label.py"
+    tree = yaml.safe_load(grpo_config.read_text())
+    tree["data"] |= {"train_files": [str(rows)], "val_files": []}
+    tree["reward"] = {"functions": [f"{function}:label"], "workers": 1}
+    tree["generation"]["partial_rollouts"] = False
+    tree["trainer"] |= {"max_staleness": 2, "steps": 6, "save_every": 1, "keep_last": 9}
+    grpo_config.write_text(yaml.safe_dump(tree))
+
+    def label_rows(label: int) -> None:
+        written = [{"prompt": f"{number}=", "ground_truth": label} for number in range(40)]
+        rows.write_text("".join(json.dumps(row) + "\n" for row in written))
+
+    def rewards(*overrides: str) -> list[int]:
+        """Of steps 3 to 6, in tens."""
+        (run / "checkpoints/latest").write_text("step_000002\n")
+        assert train(run, "trainer.resume=true", *overrides) == 0
+        return [round(record["reward/mean"], -1) for record in read_metrics(run / "metrics.jsonl")[-4:]]
+
+    label_rows(0)
+    function.write_text(LABEL.format(0))
+    assert train(run) == 0
+    function.write_text(LABEL.format(50))
+    assert rewards() == [0, 0, 0, 50], "the code is new, the scores of kept groups are not"
+    assert rewards("trainer.save_rollouts=false") == [50, 50, 50, 50]
+    label_rows(20)
+    (run / "checkpoints/latest").write_text("step_000002\n")
+    assert train(run, "trainer.resume=true") == 2
+    told = capsys.readouterr().err
+    assert "which has changed since (`ground_truth`), as 11 more rows have; put the data back" in told
+    assert rewards("trainer.save_rollouts=false") == [70, 70, 70, 70]

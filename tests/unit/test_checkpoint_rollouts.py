@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.checkpoint.store import CheckpointStore
+from tandem.data.rows import read_rows
 from tandem.errors import UserError
 from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory, Turn
 
@@ -96,12 +101,62 @@ def test_arrays_may_be_written_to(tmp_path: Path) -> None:
     one.loss_mask[:] = False
 
 
-@pytest.mark.parametrize("changed", [{"index": 4}, {"token_ids": np.array([5], np.int32)}])
-def test_answers_to_another_prompt_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"index": 4}, "its place in the data"),
+        ({"token_ids": np.array([5], np.int32)}, "tokens of the prompt"),
+        ({"ground_truth": "another"}, "`ground_truth`"),
+        ({"data_source": "another", "row": {"columns": 0}}, "`column`, `columns`, `data_source`"),
+    ],
+)
+def test_answers_to_another_row_are_refused(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     checkpoint = written(tmp_path, FINISHED)
-    told = r"answers to data row 17, which is not the prompt that it was; put the data back"
+    told = (
+        rf"answers and scores of data row 17, which has changed since \({named}\), as 2 more rows have; put the data "
+        "back, or add trainer.save_rollouts=false"
+    )
     with pytest.raises(UserError, match=told):
         read_rollouts(checkpoint, lambda draw: replace(prompt_of(draw), **changed))
+
+
+def test_one_row_that_has_changed_is_told_alone(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, FINISHED)
+    with pytest.raises(UserError, match=r"row 18, which has changed since \(`ground_truth`\); put"):
+        read_rollouts(checkpoint, lambda draw: replace(prompt_of(draw), ground_truth=None if draw == 8 else draw))
+
+
+def test_a_row_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    """Every kind of value that parquet files hold."""
+    numbers = np.arange(2)
+    table = pa.table(
+        {
+            "bytes": [b"\x00\xff", None],
+            "decimal": [Decimal("1.10"), Decimal("2")],
+            "date": [date(2026, 1, 2), None],
+            "time": [time(1, 2, 3), None],
+            "stamp": pa.array([datetime(2026, 1, 2, tzinfo=UTC), None]),
+            "duration": [timedelta(seconds=3), None],
+            "nested": [{"tests": ["a", None], "ü": float("nan")}] * 2,
+            "map": pa.array([[("key", 1)], []], pa.map_(pa.string(), pa.int64())),
+            "number": numbers / 3,
+        }
+    )
+    pq.write_table(table, tmp_path / "data.parquet")
+
+    def read_again(draw: int) -> Prompt:
+        rows = dict(read_rows(tmp_path / "data.parquet"))
+        return replace(prompt_of(draw), row=rows[draw])
+
+    kept = {draw: Finished(Group([answer(draw, 0, 1, prompt=read_again(draw))], [Score(0.0)])) for draw in (1, 2)}
+    assert [*read_rollouts(written(tmp_path, kept), read_again)] == [1, 2]
+
+
+def test_what_has_no_checksum_is_told(tmp_path: Path) -> None:
+    prompt = replace(prompt_of(7), row={"column": object()})
+    kept = {7: Finished(Group([answer(7, 0, 1, prompt=prompt)], [Score(0.0)]))}
+    with pytest.raises(UserError, match=r"data row 17: a column holds a object.*or give trainer.save_rollouts=false"):
+        written(tmp_path, kept)
 
 
 @pytest.mark.parametrize("name", ["rollouts.json", "rollouts.safetensors"])

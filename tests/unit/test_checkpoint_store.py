@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent: pruning, damage, and a process killed at any file operation."""
 
 import json
+import pkgutil
 import subprocess
 import sys
 import time
@@ -133,6 +134,26 @@ def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
     with pytest.raises(WorkerError, match="meanwhile"):
         save(CheckpointStore(tmp_path, 2, fail), 2)
     assert names(tmp_path) == ["latest", "step_000001"]
+
+
+@pytest.mark.parametrize("slow", ["sync_tree", "shutil.rmtree"])
+def test_while_directories_are_flushed_and_deleted_the_caller_goes_on(tmp_path, monkeypatch, slow):
+    turns: list[int] = []
+    place, _, name = f"tandem.checkpoint.store.{slow}".rpartition(".")
+    original = pkgutil.resolve_name(f"{place}.{name}")
+
+    def wait_for_turns(path: Path) -> None:
+        turns.clear()
+        limit = time.monotonic() + 10
+        while len(turns) < 3 and time.monotonic() < limit:
+            time.sleep(0.001)
+        original(path)
+
+    store = CheckpointStore(tmp_path, 1, lambda: turns.append(1))
+    save(store, 1)
+    monkeypatch.setattr(f"{place}.{name}", wait_for_turns)
+    save(store, 2)
+    assert len(turns) >= 3 and names(tmp_path) == ["latest", "step_000002"]
 
 
 KILL_EVERYWHERE = """
