@@ -22,7 +22,10 @@ def simulate(
         typer.Option("--from", help="A run with trainer.max_staleness: 0: its speeds and lengths.", show_default=False),
     ] = None,
     staleness: Annotated[str, typer.Option(help="Values of trainer.max_staleness, with commas.")] = "0,1,2,4,8",
-    steps: Annotated[int, typer.Option(help="Steps of each simulated run.", min=4)] = 50,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of each simulated run, 4 (k + 1) or more.", min=4, show_default="50, or as many"),
+    ] = None,
     iteration_ms: Annotated[Amount, typer.Option(help="An engine's iteration: a token a row.", min=0)] = None,
     row_us: Annotated[Amount, typer.Option(help="An iteration's more time for each row.", min=0)] = None,
     context_ns: Annotated[Amount, typer.Option(help="The same for each token of context of any row.", min=0)] = None,
@@ -38,16 +41,18 @@ def simulate(
     controller_s: Annotated[Amount, typer.Option(help="Metrics and records, each step.", min=0)] = None,
     response_tokens: Annotated[Amount, typer.Option(help="Mean length of an answer.", min=1)] = None,
     response_sigma: Annotated[
-        Amount, typer.Option(help="Of its logarithm: standard deviation.", min=0, show_default="0.7")
+        Amount, typer.Option(help="Of its logarithm: standard deviation.", min=0, max=10, show_default="0.7")
     ] = None,
     prompt_share: Annotated[
         Amount, typer.Option(help="Share of that variance that siblings share.", min=0, max=1, show_default="0.5")
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt.", min=0, show_default="0")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt.", min=0, show_default="those of --from, or 0")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws the lengths.", min=0)] = 0,
 ) -> None:
     """How long steps would take at several trainer.max_staleness: the run's controller in virtual time."""
-    from tandem.simulation.options import Options, read_staleness, setup_of
+    from tandem.simulation.options import Options, count_steps, load_for_each, read_staleness, setup_of
 
     path, overrides = split_arguments(arguments)
     if path is None and run is not None:
@@ -55,7 +60,9 @@ def simulate(
     if path is None:
         raise UserError("no configuration given; write tandem simulate CONFIG.yaml [key=value …], or --from RUN")
     values = read_staleness(staleness)
+    steps = count_steps(steps, values)
     config = load_config(TrainConfig, path, overrides)
+    configs = load_for_each(values, path, overrides)
     options = Options(
         run=run,
         iteration_ms=iteration_ms,
@@ -78,4 +85,4 @@ def simulate(
     setup = setup_of(options, config)
     from tandem.simulation.table import print_table  # imports torch: what is wrong is said before
 
-    print_table(config, setup, values, steps)
+    print_table(configs, setup, steps)

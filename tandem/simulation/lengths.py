@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from statistics import NormalDist
+from typing import Any, Protocol
 
 import numpy as np
+
+from tandem.errors import UserError
 
 Drawn = tuple[Sequence[float], int]
 """The tokens of each answer to a prompt, and of the prompt."""
 _AT_ONCE = 512
 """Draws that are made together."""
+_QUANTILES = 20_000
+_MISSED = 0.02
+"""The mean may be missed by so much of itself: a length is a whole number of tokens."""
 
 
 class Lengths(Protocol):
@@ -36,6 +42,7 @@ class LognormalLengths:
     _mu: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raises UserError where no lengths have this mean."""
         self._mu = _location(self.mean, self.sigma, self.longest)
 
     def of(self, draw: int) -> Drawn:
@@ -50,7 +57,7 @@ class LognormalLengths:
         of_prompts = random.standard_normal((_AT_ONCE, 1)) * np.sqrt(self.prompt_share)
         of_answers = random.standard_normal((_AT_ONCE, self.samples)) * np.sqrt(1 - self.prompt_share)
         logs = self._mu + self.sigma * (of_prompts + of_answers)
-        return np.clip(np.rint(np.exp(logs)), 1, self.longest).tolist()
+        return _cut(logs, self.longest).tolist()
 
 
 @dataclass(slots=True)
@@ -70,13 +77,24 @@ class RecordedLengths:
 
 
 def _location(mean: float, sigma: float, longest: int) -> float:
-    """mu, with which cut lengths have this mean."""
-    quantiles = np.random.default_rng(0).standard_normal(20_000)
-    low, high = 0.0, float(np.log(longest)) + 6 * sigma
+    """mu, with which cut lengths have this mean. Raises UserError where none has."""
+    normal = NormalDist()
+    logs = sigma * np.array([normal.inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
+    low, high = -6 * sigma - 1, float(np.log(longest)) + 6 * sigma  # all lengths are 1 at low, and the longest at high
     for _ in range(60):
         middle = (low + high) / 2
-        if np.clip(np.exp(middle + sigma * quantiles), 1, longest).mean() < mean:
+        if _cut(middle + logs, longest).mean() < mean:
             low = middle
         else:
             high = middle
+    found = float(_cut(high + logs, longest).mean())
+    if abs(found - mean) > _MISSED * mean:
+        raise UserError(
+            f"answers of {mean:g} tokens on average cannot be with a deviation of {sigma:g}: the nearest is {found:g}"
+        )
     return high
+
+
+def _cut(logs: np.ndarray[Any, Any], longest: int) -> np.ndarray[Any, Any]:
+    """Logarithms -> lengths, whole tokens from 1 on."""
+    return np.clip(np.rint(np.exp(logs)), 1, longest)

@@ -8,7 +8,7 @@ them: least squares finds them, where what was under way is known. That is so wi
 answers of a step begin together, an even share on each engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -64,12 +64,7 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
         )
     records = {record["step"]: record for record in read_metrics(run / "metrics.jsonl") if "time/step_s" in record}
     files = files_by_step(run / "trajectories")
-    steps = [step for step in files if step in records and step > 1][-_FILES:]  # the first warms up
-    if len(steps) < 3:
-        raise UserError(
-            f"--from {run}: {len(steps)} steps after the first have metrics and a file of trajectories; at least 3 are "
-            "needed (trainer.trajectories_every: 1)"
-        )
+    steps = _steps_to_read(run, records, files)
     read = [_read(files[step]) for step in steps]
     taken = [records[step] for step in steps]
     generation = config.generation
@@ -87,6 +82,23 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
     )
     groups = [group for step in read for group in step.groups]
     return Measured(speeds, groups, sum(config.nodes_of("actor")), len(steps))
+
+
+def _steps_to_read(run: Path, records: Mapping[int, dict[str, Any]], files: Iterable[int]) -> list[int]:
+    """The last ones in which all answers began together, so without those of dynamic sampling's further rounds."""
+    recorded = [step for step in files if step in records and step > 1]  # the first warms up
+    if len(recorded) < 3:
+        raise UserError(
+            f"--from {run}: {len(recorded)} steps after the first have metrics and a file of trajectories; at least 3 "
+            "are needed (trainer.trajectories_every: 1)"
+        )
+    steps = [step for step in recorded if not records[step].get("rollout/resample/replaced")]
+    if len(steps) < 3:
+        raise UserError(
+            f"--from {run}: dynamic sampling replaced groups in all but {len(steps)} of {len(recorded)} steps, and "
+            "speeds are seen in steps whose answers begin together; give a run with algorithm.resample_rounds: 0"
+        )
+    return steps[-_FILES:]
 
 
 def engines_on(generation: GenerationConfig, ranks: int) -> int:

@@ -1,9 +1,12 @@
 """The options of `tandem simulate` -> speeds and lengths; what is not given comes from a run."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from tandem.config.generation import NativeGenerationConfig
+from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.simulation.lengths import Drawn, Lengths, LognormalLengths, RecordedLengths
@@ -45,8 +48,34 @@ def read_staleness(text: str) -> list[int]:
     return values
 
 
+def count_steps(given: int | None, staleness: Sequence[int]) -> int:
+    """`--steps`, or its default. Raises UserError where a run would end before it goes evenly."""
+    most = max(staleness)
+    least = 4 * (most + 1)
+    if given is None:
+        return max(50, least)
+    if given < least:
+        raise UserError(
+            f"--steps {given}: with k = {most} a run goes evenly from step {2 * (most + 1)} on, and is measured from "
+            f"there; give {least} or more, or leave it out"
+        )
+    return given
+
+
+def load_for_each(staleness: Sequence[int], path: Path, overrides: Sequence[str]) -> list[TrainConfig]:
+    """The configuration with each trainer.max_staleness. Raises UserError where `tandem train` would refuse it."""
+    configs: list[TrainConfig] = []
+    for value in staleness:
+        try:
+            configs.append(load_config(TrainConfig, path, [*overrides, f"trainer.max_staleness={value}"]))
+        except UserError as error:
+            raise UserError(f"--staleness: tandem train refuses this configuration with k = {value}: {error}") from None
+    return configs
+
+
 def setup_of(options: Options, config: TrainConfig) -> Setup:
     """Raises UserError with all that is missing, or for a run that does not show its speeds."""
+    _check_values(options, config)
     max_running = options.max_running or DEFAULT_MAX_RUNNING
     if options.run is None:
         _check_complete(options)
@@ -56,9 +85,24 @@ def setup_of(options: Options, config: TrainConfig) -> Setup:
         speeds = on_other_ranks(measured.speeds, measured.training_ranks, sum(config.nodes_of("actor")))
         groups, source = measured.groups, f"the last {measured.steps} steps of {options.run}, and the command line"
     speeds = _with_given(speeds, options)
-    if speeds.engine == EngineSpeed(0.0):
+    if replace(speeds.engine, prefill_token_s=0.0) == EngineSpeed(0.0):
         raise UserError("engines that take no time: give --iteration-ms")
     return Setup(speeds, _lengths(options, config, groups), max_running, source)
+
+
+def _check_values(options: Options, config: TrainConfig) -> None:
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{one.name.replace('_', '-')} {value}: give a finite number")
+    if options.max_running is not None and isinstance(config.generation, NativeGenerationConfig):
+        raise UserError(
+            f"--max-running {options.max_running}: the native engine decodes generation.max_running samples at once; "
+            "set that"
+        )
+    shapes = {"--response-sigma": options.response_sigma, "--prompt-share": options.prompt_share}
+    if options.response_tokens is None and (given := [name for name, value in shapes.items() if value is not None]):
+        raise UserError(f"{', '.join(given)}: shape the lengths that --response-tokens asks for; give it, too")
 
 
 def _check_complete(options: Options) -> None:
@@ -66,7 +110,9 @@ def _check_complete(options: Options) -> None:
         name
         for name, given in {
             "--iteration-ms": options.iteration_ms,
-            "--train-s or --train-us-per-token": options.train_s or options.train_us_per_token,
+            "--train-s or --train-us-per-token": options.train_us_per_token
+            if options.train_s is None
+            else options.train_s,
             "--response-tokens": options.response_tokens,
         }.items()
         if given is None
@@ -104,7 +150,7 @@ def _scaled(value: float | None, unit: float) -> float | None:
 def _lengths(options: Options, config: TrainConfig, groups: Sequence[Drawn]) -> Lengths:
     samples, longest = config.algorithm.group_size, config.generation.max_response_tokens
     if options.response_tokens is None:
-        return RecordedLengths(groups, samples, options.seed)
+        return RecordedLengths(_adapted(groups, options.prompt_tokens, longest), samples, options.seed)
     if not 1 <= options.response_tokens <= longest:
         raise UserError(
             f"--response-tokens {options.response_tokens:g}: a mean between 1 and generation.max_response_tokens: "
@@ -115,7 +161,22 @@ def _lengths(options: Options, config: TrainConfig, groups: Sequence[Drawn]) -> 
         options.response_tokens,
         0.7 if options.response_sigma is None else options.response_sigma,
         longest,
-        options.prompt_tokens or 0,
+        _prompt_tokens(options, groups),
         0.5 if options.prompt_share is None else options.prompt_share,
         options.seed,
     )
+
+
+def _adapted(groups: Sequence[Drawn], prompt_tokens: int | None, longest: int) -> list[Drawn]:
+    """Recorded groups as this configuration would have them: answers cut, prompts of the tokens that were asked for."""
+    return [
+        ([min(length, float(longest)) for length in lengths], recorded if prompt_tokens is None else prompt_tokens)
+        for lengths, recorded in groups
+    ]
+
+
+def _prompt_tokens(options: Options, groups: Sequence[Drawn]) -> int:
+    """Those that were asked for; else the run's, on average; else none."""
+    if options.prompt_tokens is not None:
+        return options.prompt_tokens
+    return round(sum(tokens for _, tokens in groups) / len(groups)) if groups else 0

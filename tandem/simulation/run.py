@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from tandem.algorithms import make_algorithm
+from tandem.algorithms.base import Signal
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_producer, make_roles
@@ -107,6 +108,10 @@ def refuse_unsimulated(config: TrainConfig) -> None:
         )
     if not isinstance(config.generation, NativeGenerationConfig) and config.generation.replicas > 1:
         raise UserError("generation.replicas: several engines on a rank are not simulated; give each a rank")
+    if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
+        raise UserError(
+            f"algorithm.type: {config.algorithm.type} has a greedy answer made for each prompt, which is not simulated"
+        )
 
 
 def _pools(config: TrainConfig) -> ResourcePoolManager:

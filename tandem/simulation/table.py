@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tandem.config.tree import TrainConfig
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.measured import engines_on
-from tandem.simulation.run import Outcome, simulate
+from tandem.simulation.run import Outcome, refuse_unsimulated, simulate
 from tandem.simulation.speeds import Setup
 from tandem.simulation.virtual import Deadlock
 
@@ -14,23 +14,21 @@ NEAR = 0.02
 _HEAD = "  k    step s   tokens/s  trainer waits  engines idle    rows  staleness"
 
 
-def print_table(config: TrainConfig, setup: Setup, staleness: Sequence[int], steps: int) -> None:
-    """Simulate the run at each staleness. Raises Deadlock where it would hang."""
-    for line in describe(config, setup, steps):
+def print_table(configs: Sequence[TrainConfig], setup: Setup, steps: int) -> None:
+    """Simulate runs that differ in their staleness. Raises UserError for what is not simulated, and Deadlock where one
+    would hang."""
+    refuse_unsimulated(configs[0])
+    for line in describe(configs[0], setup, steps):
         print(line, flush=True)
-    for line in rows([_simulate(config, setup, value, steps) for value in staleness]):
+    for line in rows([_simulate(config, setup, steps) for config in configs]):
         print(line)
 
 
-def _simulate(config: TrainConfig, setup: Setup, staleness: int, steps: int) -> Outcome:
+def _simulate(config: TrainConfig, setup: Setup, steps: int) -> Outcome:
     try:
-        return simulate(_with_staleness(config, staleness), setup, steps)
+        return simulate(config, setup, steps)
     except Deadlock as error:
-        raise Deadlock(f"k = {staleness}: {error}") from None
-
-
-def _with_staleness(config: TrainConfig, value: int) -> TrainConfig:
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_staleness": value})})
+        raise Deadlock(f"k = {config.trainer.max_staleness}: {error}") from None
 
 
 def best(outcomes: Sequence[Outcome]) -> Outcome:

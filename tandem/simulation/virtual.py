@@ -106,7 +106,9 @@ class VirtualCluster:
         happen()
 
     def spend(self, seconds: float) -> None:
-        """The controller is busy: what happens meanwhile it takes in afterwards."""
+        """The controller is busy: what happens meanwhile it takes in afterwards. A call of many slices ends after the
+        present one, for the next slice begins only when the controller asks for it."""
+        self.cut_slices()
         self.now += seconds
 
     def cut_slices(self) -> None:
@@ -128,7 +130,8 @@ class VirtualRanks:
         """How long each rank has worked."""
         self._cluster = cluster
         self._workers: list[dict[str, Worker[Any]]] = [{} for _ in range(pool.size)]
-        self._queues: list[deque[tuple[_Call, str, str, Arguments]]] = [deque() for _ in range(pool.size)]
+        self._queues: list[deque[tuple[float, _Call, str, str, Arguments]]] = [deque() for _ in range(pool.size)]
+        """Calls that wait for each rank, with the time at which they were made."""
         self._running: dict[int, _Running] = {}
         """By rank."""
 
@@ -140,11 +143,11 @@ class VirtualRanks:
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
         call = _Call(self._cluster, calls)
         for rank, arguments in calls.items():
-            self._queues[rank].append((call, name, method, arguments))
+            self._queues[rank].append((self._cluster.now, call, name, method, arguments))
             if rank in self._running:
                 self._cut(rank)
             else:
-                self._start(rank, self._cluster.now)
+                self._start_next(rank, self._cluster.now)
         return Future(call.wait, call.notify)
 
     def cut_slices(self) -> None:
@@ -155,11 +158,12 @@ class VirtualRanks:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _start(self, rank: int, now: float) -> None:
+    def _start_next(self, rank: int, free_since: float) -> None:
+        """The rank has ended its last call, which the controller may hear of later than it makes the next one."""
         if not self._queues[rank]:
             return
-        call, name, method, arguments = self._queues[rank].popleft()
-        self._cluster.happening = now
+        made, call, name, method, arguments = self._queues[rank].popleft()
+        self._cluster.happening = now = max(free_since, made)
         taken: Takes = getattr(self._workers[rank][name], method)(*arguments.take(), **arguments.kwargs)
         ends = now + taken.seconds
         running = self._running[rank] = _Running(call, taken, now, ends)
@@ -185,7 +189,7 @@ class VirtualRanks:
         call = running.call
         call.answers[rank] = running.taken.finish()
         call.missing -= 1
-        self._start(rank, ended)
+        self._start_next(rank, ended)
         if not call.missing:
             callbacks, call.callbacks = call.callbacks, []  # they know the call: without a cycle it is freed at once
             for callback in callbacks:

@@ -21,7 +21,8 @@ from tandem.errors import UserError
 from tandem.simulation import table
 from tandem.simulation.decoding import Answers, Decoding
 from tandem.simulation.lengths import LognormalLengths
-from tandem.simulation.options import Options, setup_of
+from tandem.simulation.measured import measure
+from tandem.simulation.options import Options, count_steps, setup_of
 from tandem.simulation.run import simulate
 from tandem.simulation.speeds import EngineSpeed, Setup, Speeds
 from tandem.simulation.virtual import Deadlock, VirtualCluster
@@ -198,6 +199,23 @@ def test_decoding_is_that_of_token_by_token(places: int, padded: bool) -> None:
     assert not decoding.unfinished
 
 
+def test_a_busy_controller_holds_up_native_engines() -> None:
+    """Shared devices: answers of 40 s, training and the controller of 10 s each, of which none happens at once."""
+    setup = Setup(Speeds(EngineSpeed(0.01), train_step_s=10.0, controller_s=10.0), Listed([4000.0]))
+    step_s = [simulate(config(k, split=None), setup, 60).step_s for k in (0, 1, 2, 4)]
+    assert step_s == pytest.approx([20 + 40 / (k + 1) for k in (0, 1, 2, 4)], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mean", "sigma", "longest"), [(20, 3.0, 1024), (2, 1.0, 50), (500, 0.0, 1000), (90, 10.0, 100)]
+)
+def test_lengths_have_the_mean_that_was_asked_for(mean: float, sigma: float, longest: int) -> None:
+    lengths = LognormalLengths(4, mean, sigma, longest, prompt_share=0)
+    drawn = [length for draw in range(20_000) for length in lengths.of(draw)[0]]
+    assert np.mean(drawn) == pytest.approx(mean, rel=0.02)
+    assert min(drawn) >= 1 and max(drawn) <= longest
+
+
 def test_versions_of_tokens() -> None:
     """A row of 100 tokens that a publish meets after 30: 30 of version 0, 70 of version 1."""
     decoding, one = Decoding(EngineSpeed(1.0), 4), Answers(0, 0, [100.0])
@@ -226,8 +244,11 @@ def test_the_best_is_the_smallest_of_the_fast() -> None:
 SPEED = EngineSpeed(0.01, 1e-4, 1e-7, 1e-5)
 
 
-def recorded(run: Path, steps: int = 8, k: int = 0) -> Path:
-    """A run of two native engines with a training process beside them, as it would be recorded with these speeds."""
+def recorded(run: Path, steps: int = 8, k: int = 0, replaced: Sequence[int] = ()) -> Path:
+    """A run of two native engines with a training process beside them, as it would be recorded with these speeds.
+
+    `replaced`: steps in which groups were replaced by those of further prompts, 30 s later.
+    """
     (run / "trajectories").mkdir(parents=True)
     tree = config(k, prompts=6, samples=4, split={"pools": {"t": [1], "g": [2]}, "roles": {"rollout": "g"}})
     (run / "config.yaml").write_text(dump_config(tree))
@@ -252,10 +273,11 @@ def recorded(run: Path, steps: int = 8, k: int = 0) -> Path:
         pq.write_table(pa.table(columns), run / f"trajectories/step_{step:06d}.parquet")
         tokens, longest = sum(length + prompts[number] for number, length in rows), max(ends.values())
         times = {"preparation_s": 0.5, "advantages_s": 0.1, "update_s": 1.0 + 1e-3 * tokens, "publish_s": 0.25}
-        times |= {"generation_s": longest + 0.03, "reward_s": 0.04}
+        times |= {"generation_s": longest + 0.03 + (30 if step in replaced else 0), "reward_s": 0.04}
         times["step_s"] = sum(times.values()) + 0.2
         metrics = {f"time/{name}": value for name, value in times.items()}
-        lines.append(json.dumps({"step": step, "perf/tokens": tokens, **metrics}))
+        metrics |= {"perf/tokens": tokens, "rollout/resample/replaced": 2.0 if step in replaced else 0.0}
+        lines.append(json.dumps({"step": step, **metrics}))
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return run
 
@@ -272,6 +294,30 @@ def test_speeds_of_a_run_are_found(tmp_path: Path) -> None:
     assert [speeds.reward_s, speeds.controller_s] == pytest.approx([0.07, 0.2])
     groups = {tuple(setup.lengths.of(draw)[0]) for draw in range(500)}
     assert len(groups) == 6 * 7  # whole groups of the steps after the first
+
+
+def test_steps_with_further_rounds_of_answers_are_left_out(tmp_path: Path) -> None:
+    """Where groups were replaced the wait for their successors is none for scores, and 3 other steps are enough."""
+    tree = config(0, prompts=6, samples=4)
+    setup = setup_of(Options(run=recorded(tmp_path / "run", replaced=(5, 6, 7, 8))), tree)
+    assert setup.speeds.reward_s == pytest.approx(0.07)
+    assert len({tuple(setup.lengths.of(draw)[0]) for draw in range(500)}) == 6 * 3
+    run = recorded(tmp_path / "always", replaced=(4, 5, 6, 7, 8))
+    with pytest.raises(
+        UserError, match=r"dynamic sampling replaced groups in all but 2 of 7 steps, .*resample_rounds: 0"
+    ):
+        setup_of(Options(run=run), tree)
+
+
+def test_lengths_of_a_run_with_options(tmp_path: Path) -> None:
+    """Prompts as --prompt-tokens says, else those of the run; answers cut at generation.max_response_tokens."""
+    run, tree = recorded(tmp_path / "run"), config(0, prompts=6, samples=4)
+    assert {setup_of(Options(run=run, prompt_tokens=7), tree).lengths.of(draw)[1] for draw in range(50)} == {7}
+    mean = round(float(np.mean([tokens for _, tokens in measure(run).groups])))
+    assert setup_of(Options(run=run, response_tokens=50), tree).lengths.of(0)[1] == mean > 10
+    short = tree.model_copy(update={"generation": tree.generation.model_copy(update={"max_response_tokens": 30})})
+    cut = [length for draw in range(50) for length in setup_of(Options(run=run), short).lengths.of(draw)[0]]
+    assert max(cut) == 30 and min(cut) < 30
 
 
 def test_the_command_predicts_a_run_from_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,6 +342,16 @@ NEEDED = ["--iteration-ms", "10", "--train-s", "5", "--response-tokens", "100"]
         ([*NEEDED, "--staleness", "-1"], "--staleness -1"),
         ([*NEEDED, "--response-tokens", "5000"], "--response-tokens 5000: a mean between 1 and"),
         ([*NEEDED, "--iteration-ms", "0"], "engines that take no time: give --iteration-ms"),
+        ([*NEEDED, "--iteration-ms", "0", "--prefill-us", "10"], "engines that take no time: give --iteration-ms"),
+        ([*NEEDED, "--train-s", "inf"], "--train-s inf: give a finite number"),
+        ([*NEEDED, "--context-ns", "inf"], "--context-ns inf: give a finite number"),
+        ([*NEEDED, "--response-sigma", "11"], "Input should be less than or equal to"),
+        ([*NEEDED, "--response-tokens", "1.4", "--response-sigma", "0"], "answers of 1.4 tokens on average cannot be"),
+        ([*NEEDED, "--max-running", "8"], "--max-running 8: the native engine decodes generation.max_running samples"),
+        (["--response-sigma", "1", "--prompt-share", "0"], "--response-sigma, --prompt-share: shape the lengths that"),
+        ([*NEEDED, "--steps", "20"], "--steps 20: with k = 8 a run goes evenly from step 18 on, and is measured from"),
+        ([*NEEDED, "algorithm={type: rloo, group_size: 2}"], "refuses this configuration with k = 1: "),
+        ([*NEEDED, "algorithm={type: remax}", "--staleness", "0"], "algorithm.type: remax has a greedy answer"),
         ([*NEEDED, "model.reward_model_path=/nowhere"], "model.reward_model_path: a reward model is not simulated"),
         ([*NEEDED, "generation={type: vllm, replicas: 2}"], "generation.replicas: several engines on a rank"),
         ([*NEEDED, "generation.typ=vllm"], "generation.typ: unknown key"),
@@ -309,6 +365,17 @@ def test_mistakes_are_told_in_a_sentence(
     assert main(["simulate", str(tmp_path / "config.yaml"), *arguments]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and "Traceback" not in printed.err
+
+
+def test_training_may_take_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text(dump_config(config(0, 4, 2, split=None)).replace("100000", "1000"))
+    options = [*NEEDED, "--response-sigma", "0", "--train-s", "0", "--staleness", "0", "--steps", "4"]
+    assert main(["simulate", str(tmp_path / "config.yaml"), *options]) == 0
+    assert "  0     1.000 " in capsys.readouterr().out  # 100 iterations of 10 ms
+
+
+def test_steps_are_enough_for_the_largest_staleness() -> None:
+    assert [count_steps(None, [0, 1]), count_steps(None, [30]), count_steps(8, [0, 1])] == [50, 124, 8]
 
 
 def test_a_run_that_does_not_show_its_speeds(tmp_path: Path) -> None:
