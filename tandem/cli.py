@@ -323,7 +323,13 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | 
         return
     run_dir = config.trainer.run_dir
     with claim_run_dir(config):
-        stopped_by = run(config, inputs)
+        try:
+            stopped_by = run(config, inputs)
+        except KeyboardInterrupt:
+            print(
+                f"stopped at once, without a checkpoint; --resume {run_dir} goes on from the last one, if there is any"
+            )
+            raise typer.Exit(128 + Signals.SIGINT) from None
     if stopped_by is not None:
         print(f"stopped; continue with --resume {run_dir}")
         raise typer.Exit(128 + stopped_by)  # as shells have it

@@ -120,9 +120,16 @@ class RolloutCorrectionConfig(Section):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.skip_old_logprobs and self.type != "none":
-            raise ValueError(f"skip_old_logprobs: type: {self.type} compares them; set one of the two")
+            raise ValueError(
+                f"skip_old_logprobs: it takes the engine's log-probs for the trainer's, and type: {self.type} compares "
+                "them; set one of the two keys"
+            )
         if self.lower and self.type != "mask":
             raise ValueError(f"lower: is of type: mask alone, not of {self.type}")
+        if self.lower >= self.upper:
+            raise ValueError(
+                f"lower: {self.lower:g} and upper: {self.upper:g} leave no ratio between them; lower < upper"
+            )
         return self
 
     def takes_engine_logprobs(self, max_staleness: int) -> bool:

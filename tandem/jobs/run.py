@@ -76,8 +76,10 @@ def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch |
     Reads all of the checkpoint; raises UserError when it is damaged.
     """
     store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last)
-    if resume and (checkpoint := store.latest()) is not None:
-        return checkpoint
+    if resume:
+        if (checkpoint := store.latest()) is not None:
+            return checkpoint
+        print(f"no checkpoint in {store.directory}: beginning at step 1", flush=True)
     branch = branch_of(config)
     if branch is not None:
         branch.check_sound()

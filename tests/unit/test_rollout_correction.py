@@ -103,3 +103,8 @@ def test_the_correction_leaves_kl_and_entropy_alone(name: str) -> None:
     k3_gradient = 1 - exp(-2.5 + 2.1)
     assert masked[1].item() == pytest.approx(weight * KL_COEFFICIENT * k3_gradient, rel=1e-4)
     assert abs(plain[1].item() - masked[1].item()) > 0.01
+
+
+def test_bounds_that_leave_no_ratio_are_refused() -> None:
+    with pytest.raises(ValueError, match="lower: 3 and upper: 2 leave no ratio"):
+        RolloutCorrectionConfig(type="mask", lower=3, upper=2)
