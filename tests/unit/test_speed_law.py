@@ -37,6 +37,7 @@ def step_s(staleness: int, colocated: str, partial: bool = True) -> float:
         greedy=False,
         evaluations=0.0,
         kills=0,
+        failing=0.0,
         duration=lambda number: 1.0 if number % PROMPTS else LONGEST_S,
     )
     producer, _, actor = schedules.start(world, 0, rollouts)
