@@ -61,6 +61,8 @@ class LossConfig(Section):
 
     ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "old_policy"
     """Whose probability of a token the surrogate divides the policy's by: what corrects for tokens of other weights."""
+    bounds_ratio: ClassVar[bool] = True
+    """Something keeps that ratio near 1, so that answers several steps old can be learned from."""
 
     def check(self, algorithm: "PolicyGradientConfig") -> None:
         """Raises ValueError where the loss makes no sense with the algorithm."""

@@ -17,6 +17,12 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
         key, step = "data.prompts_per_step", config.data.prompts_per_step
     if rows < step:
         yield f"{key}: {step:,}, but data.train_files have {rows:,} rows: every step takes some of them repeatedly"
+    if isinstance(config, TrainConfig) and config.trainer.max_staleness > 1 and not config.algorithm.loss.bounds_ratio:
+        loss = config.algorithm.loss.type
+        yield (
+            f"algorithm.loss.type: {loss} does not bound its ratio, and with trainer.max_staleness above 1 it learned "
+            f"far worse (docs/algorithms/{loss}.md)"
+        )
     processes, cores = sum(pool.size for pool in pools_of(config).pools.values()), len(os.sched_getaffinity(0))
     if config.cluster.type == "local" and processes > cores and not torch.cuda.is_available():
         key = "placement.pools" if isinstance(config, TrainConfig) and config.placement.pools else "cluster.ranks"

@@ -17,6 +17,7 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import mismatch_warning, needs_old_logprobs, update
+from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
 from tests.cluster_workers import ragged_batch
 from tests.every_loss import KL_COEFFICIENT, every_loss
@@ -283,3 +284,11 @@ def test_no_clip_is_anchored_there(algorithm: dict[str, Any]) -> None:
     batch = mixed_batch()
     learn(settings(2), batch, np.full(10, 1, np.float32))
     assert mismatch_warning(batch, settings(2, **algorithm), version=4) is None
+
+
+@pytest.mark.parametrize(("staleness", "told"), [(1, 0), (2, 1)])
+def test_a_loss_whose_ratio_nothing_bounds_is_told_of(staleness: int, told: int) -> None:
+    config = settings(staleness)
+    algorithm = type(config.algorithm).model_validate({"minibatches": 2, "loss": {"type": "kl_cov"}})
+    config = config.model_copy(update={"algorithm": algorithm})
+    assert sum("does not bound its ratio" in note for note in notes(config, 100)) == told

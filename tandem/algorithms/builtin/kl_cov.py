@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.covariance import covariances, mark_tokens, share_of_tokens
@@ -21,6 +21,8 @@ class KLCovLossConfig(LossConfig):
     share: Share = 0.002
     """Share of the step's tokens that gets the KL penalty; at least one token."""
     coefficient: NonNegativeFloat = 1.0
+
+    bounds_ratio: ClassVar[bool] = False
 
     def check(self, algorithm: PolicyGradientConfig) -> None:
         if algorithm.epochs * algorithm.minibatches == 1:
