@@ -43,6 +43,11 @@ class Measured(NamedTuple):
     training_ranks: int
     steps: int
     """How many were read."""
+    config: TrainConfig
+    step_s: float
+    """How long they took, the median."""
+    rows: int
+    """The most that an engine may have decoded side by side."""
 
 
 class _Step(NamedTuple):
@@ -81,7 +86,9 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
         controller_s=_median(max(0.0, _unaccounted(record)) for record in taken),
     )
     groups = [group for step in read for group in step.groups]
-    return Measured(speeds, groups, sum(config.nodes_of("actor")), len(steps))
+    asked = -(-config.data.prompts_per_step // engines) * config.algorithm.group_size
+    step_s = _median(record["time/step_s"] for record in taken)
+    return Measured(speeds, groups, sum(config.nodes_of("actor")), len(steps), config, step_s, rows=min(asked, places))
 
 
 def _steps_to_read(run: Path, records: Mapping[int, dict[str, Any]], files: Iterable[int]) -> list[int]:

@@ -11,7 +11,7 @@ from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.simulation.lengths import Drawn, Lengths, LognormalLengths, RecordedLengths
 from tandem.simulation.measured import measure, on_other_ranks
-from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Setup, Speeds
+from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Recorded, Setup, Speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,23 @@ def setup_of(options: Options, config: TrainConfig) -> Setup:
     max_running = options.max_running or DEFAULT_MAX_RUNNING
     if options.run is None:
         _check_complete(options)
-        speeds, groups, source = Speeds(EngineSpeed(0.0)), [], "the command line"
+        speeds, groups, source, recorded = Speeds(EngineSpeed(0.0)), [], "the command line", None
     else:
         measured = measure(options.run, max_running)
         speeds = on_other_ranks(measured.speeds, measured.training_ranks, sum(config.nodes_of("actor")))
         groups, source = measured.groups, f"the last {measured.steps} steps of {options.run}, and the command line"
+        lengths = RecordedLengths(groups, measured.config.algorithm.group_size, options.seed)
+        own = Setup(measured.speeds, lengths, max_running)
+        recorded = Recorded(measured.config, own, measured.step_s, measured.rows)
     speeds = _with_given(speeds, options)
     if replace(speeds.engine, prefill_token_s=0.0) == EngineSpeed(0.0):
+        if options.run is not None:
+            raise UserError(
+                f"--from {options.run}: answers did not take longer for being longer, as where other work disturbs a "
+                "run, so that it shows no speed of its engines; give another run, or --iteration-ms"
+            )
         raise UserError("engines that take no time: give --iteration-ms")
-    return Setup(speeds, _lengths(options, config, groups), max_running, source)
+    return Setup(speeds, _lengths(options, config, groups), max_running, source, recorded)
 
 
 def _check_values(options: Options, config: TrainConfig) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.config.tree import TrainConfig
 from tandem.simulation.lengths import Lengths
 
 DEFAULT_MAX_RUNNING = 256
@@ -41,6 +42,19 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """The run that speeds are of."""
+
+    config: TrainConfig
+    setup: "Setup"
+    """Its speeds and lengths, without any option."""
+    step_s: float
+    """How long its steps took, the median."""
+    rows: int
+    """The most rows that one of its engines may have decoded side by side."""
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """What is simulated."""
 
@@ -50,3 +64,4 @@ class Setup:
     """Of an engine in a process of its own."""
     source: str = "the command line"
     """Where the speeds come from, in words."""
+    recorded: Recorded | None = None

@@ -6,11 +6,13 @@ from tandem.config.tree import TrainConfig
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.measured import engines_on
 from tandem.simulation.run import Outcome, refuse_unsimulated, simulate
-from tandem.simulation.speeds import Setup
+from tandem.simulation.speeds import Recorded, Setup
 from tandem.simulation.virtual import Deadlock
 
 NEAR = 0.02
 """A step time that is so little above the fastest is as good."""
+_TRUSTED = 0.1
+"""How far the simulation of a run may be off it."""
 _HEAD = "  k    step s   tokens/s  trainer waits  engines idle    rows  staleness"
 
 
@@ -20,7 +22,12 @@ def print_table(configs: Sequence[TrainConfig], setup: Setup, steps: int) -> Non
     refuse_unsimulated(configs[0])
     for line in describe(configs[0], setup, steps):
         print(line, flush=True)
-    for line in rows([_simulate(config, setup, steps) for config in configs]):
+    if setup.recorded is not None:
+        print(check(setup.recorded), flush=True)
+    outcomes = [_simulate(config, setup, steps) for config in configs]
+    for line in rows(outcomes):
+        print(line)
+    for line in extrapolated(outcomes, setup.recorded):
         print(line)
 
 
@@ -55,6 +62,24 @@ def describe(config: TrainConfig, setup: Setup, steps: int) -> Iterator[str]:
         f"controller {speeds.controller_s:.4g} s a step"
     )
     yield f"  {_lengths(setup.lengths, prompts)}"
+
+
+def check(recorded: Recorded) -> str:
+    """The run that the speeds are of, beside its own simulation."""
+    simulated_s = simulate(recorded.config, recorded.setup, 30).step_s
+    off = simulated_s / recorded.step_s - 1
+    told = f"  that run took {recorded.step_s:.3f} s a step; simulated from its speeds {simulated_s:.3f} s, {off:+.0%}"
+    return told if abs(off) <= _TRUSTED else f"{told}: what follows is no nearer"
+
+
+def extrapolated(outcomes: Sequence[Outcome], recorded: Recorded | None) -> Iterator[str]:
+    """What the run that the speeds are of does not show."""
+    more = [] if recorded is None else [str(one.max_staleness) for one in outcomes if one.rows > recorded.rows]
+    if recorded is not None and more:
+        yield (
+            f"k = {', '.join(more)}: engines decode more rows side by side than that run's, {recorded.rows} at most: "
+            "how long an iteration of so many takes is a guess"
+        )
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from tandem.simulation.lengths import LognormalLengths
 from tandem.simulation.measured import measure
 from tandem.simulation.options import Options, count_steps, setup_of
 from tandem.simulation.run import simulate
-from tandem.simulation.speeds import EngineSpeed, Setup, Speeds
+from tandem.simulation.speeds import EngineSpeed, Recorded, Setup, Speeds
 from tandem.simulation.virtual import Deadlock, VirtualCluster
 from tandem.simulation.workers import VirtualRewards
 
@@ -280,6 +281,27 @@ def recorded(run: Path, steps: int = 8, k: int = 0, replaced: Sequence[int] = ()
         lines.append(json.dumps({"step": step, **metrics}))
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return run
+
+
+def test_the_run_that_speeds_are_of_is_simulated_beside_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path / "run")
+    fast = ["--train-s", "0.01", "--train-us-per-token", "0", "--publish-s", "0", "--controller-s", "0"]
+    assert main(["simulate", "--from", str(run), "--staleness", "0,4", *fast]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"that run took (\d\.\d+) s a step; simulated from its speeds \d\.\d+ s, [+-]\d%\n", told)
+    assert "k = 4: engines decode more rows side by side than that run's, 12 at most" in told
+    own = Setup(Speeds(EngineSpeed(1.0), train_step_s=40.0), Listed([80.0]))
+    assert table.check(Recorded(config(0), own, step_s=100.0, rows=1)).endswith(
+        "120.000 s, +20%: what follows is no nearer"
+    )
+    even = pq.read_table(run / "trajectories/step_000003.parquet").to_pydict()
+    even["generation_s"] = [0.0] * len(even["generation_s"])
+    for file in (run / "trajectories").iterdir():
+        pq.write_table(pa.table(even), file)
+    assert main(["simulate", "--from", str(run)]) == 2
+    assert "answers did not take longer for being longer" in capsys.readouterr().err
 
 
 def test_speeds_of_a_run_are_found(tmp_path: Path) -> None:
