@@ -13,7 +13,8 @@ the data says. A figure is the median time from update to update, after the firs
              engines
     real     two pools, a core each: the native engine generates, the trainer trains. The overlap is the share of the
              shorter of the two that k = 1 saves; how long each takes is measured at k = 0
-    shared   one process, which generates or trains: k = 1 fills the tail of a step with prompts of the next one
+    shared   one process, which generates or trains, one prompt in 16 with answers 16 times longer: k = 1 fills the
+             tail of a step with prompts of the next one
 
 The first three hardly compute, and bear neighbours; the other two want two cores with nothing else to do.
 """
@@ -33,7 +34,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -113,8 +113,8 @@ class ScriptedRollout(RolloutWorker):
         super().__init__(*arguments)
         self._stop_token_ids = ()
 
-    async def _trajectories(self, request: RolloutRequest, sampling: SamplingParams) -> list[Trajectory]:
-        return await super()._trajectories(request, replace(sampling, max_tokens=int(request.prompt.ground_truth)))
+    async def answer(self, request: RolloutRequest, sampling: SamplingParams) -> list[Trajectory]:
+        return await super().answer(request, replace(sampling, max_tokens=int(request.prompt.ground_truth)))
 
 
 class TimedRollout(ScriptedRollout):
@@ -196,9 +196,11 @@ def run(task: Task, staleness: int, steps: int) -> Measured:
             Trainer(config, workers=kinds).fit()
         began = [float(line) for line in (directory / "updates").read_text().split()]
         records = read_metrics(directory / "run/metrics.jsonl")
-    counted = slice(WARM_STEPS + staleness, steps - staleness)
-    walls = [after - before for before, after in pairwise(began[counted])]
-    stages = {stage: fmean(one.get(f"time/{stage}_s", 0.0) for one in records[counted]) for stage in STAGES}
+    last, together = steps - staleness, staleness + 1  # so many steps may get their groups at once
+    count = (last - 1 - WARM_STEPS - staleness) // together * together
+    walls = [after - before for before, after in pairwise(began[last - count - 1 : last])]
+    counted = records[last - count : last]
+    stages = {stage: fmean(one.get(f"time/{stage}_s", 0.0) for one in counted) for stage in STAGES}
     wall_s = fmean(walls)
     stages["other"] = wall_s - sum(stages.values())
     print(
@@ -270,10 +272,8 @@ def real(rounds: int) -> Iterator[tuple[str, float]]:
 
 
 def shared(rounds: int) -> Iterator[tuple[str, float]]:
-    """One process and lengths with a heavy tail: k = 1 against k = 0."""
-    random = Random(0)
-    lengths = [min(400, max(4, int(25 * random.lognormvariate(0, 1.3)))) for _ in range(512)]
-    task = Task(lengths, prompts=8, samples=4, slots=256, pools=())
+    """One process, and one prompt in 16 with answers 16 times longer: k = 1 against k = 0."""
+    task = Task([400, *[25] * 15], prompts=16, samples=2, slots=256, pools=())
     pairs = [[run(task, staleness, 20).wall_s for staleness in (0, 1)] for _ in range(rounds)]
     yield "shared, k=1: time / that of k=0", median(beside / alone for alone, beside in pairs)
 

@@ -28,6 +28,8 @@ _COUNTED_S = 60.0
 """Of a slice that lasts longer, as at a breakpoint or where a call hangs, which the cluster ends."""
 _SLICE_S, _SLICE_S_AN_ENGINE = 0.05, 0.005
 """How long a slice lasts at most, so that engines with long answers send the controller 200 slices a second in all."""
+_HURRIED_SLICE_S = 0.005
+"""Of a slice while training waits for scores alone: engines in the controller's own process hold these up."""
 
 
 class Rollout(Protocol):
@@ -70,10 +72,12 @@ class Engines:
         at_once: bool,
         answered: Answered,
         now: Callable[[], float],
+        hurry: Callable[[], bool],
         timeout_s: float = math.inf,
     ) -> None:
         """`samples`: those of one ask. `share`: asks that are spread evenly over the engines when they come together.
-        `timeout_s`: an engine that has run so long without an answer has lost one.
+        `hurry`: the next slices are to be short. `timeout_s`: an engine that has run so long without an answer has lost
+        one.
 
         `at_once`: each engine gets its whole share when it comes and takes nothing of others, so that which samples
         decode side by side does not depend on time.
@@ -88,6 +92,7 @@ class Engines:
         self._home: dict[int, _Engine] = {}
         """Whose share each waiting ask is."""
         self._engines = [_Engine(number, room, idle_since=now()) for number, room in enumerate(rollout.room().get())]
+        self._hurry = hurry
         self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
         self._running = 0
@@ -140,7 +145,8 @@ class Engines:
         if engine.asked:
             engine.in_call, engine.called_at = True, self._now()
             self._in_call += 1
-            self._rollout.advance({engine.number: new}, self._slice_s).then(partial(self._ended, engine))
+            patience_s = _HURRIED_SLICE_S if self._hurry() else self._slice_s
+            self._rollout.advance({engine.number: new}, patience_s).then(partial(self._ended, engine))
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""

@@ -96,7 +96,9 @@ class RolloutProducer:
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
         """What is asked, and of which version, does not depend on time."""
         size, samples = rules.groups_per_step, rules.samples_per_ask
-        self._engines = Engines(rollout, samples, size, self._in_rounds, self._answered, now, timeout_s)
+        self._engines = Engines(
+            rollout, samples, size, self._in_rounds, self._answered, now, self._only_scores_lack, timeout_s
+        )
         self._version = 0
         self._drawn = 0
         """Draws that were admitted: all before this one."""
@@ -108,6 +110,8 @@ class RolloutProducer:
         self._dropped_in_step = 0
         self._taken = 0
         """Groups that were taken for training."""
+        self._missing = 0
+        """Groups that training waits for."""
         self._answers: dict[int, tuple[list[Trajectory], Trajectory | None]] = {}
         """Answers that are to be scored together with others of their step."""
         self._scoring: set[int] = set()
@@ -132,13 +136,15 @@ class RolloutProducer:
             self._devices.to_generation()
             self._go_on()
             while (missing := size - len(self._kept)) > 0:
+                self._missing = missing
                 if self._reward.by_step and all(self._decided + place in self._answers for place in range(missing)):
                     self._score_together(missing, step)
                 elif self._under_way:
-                    with self._times.waiting(for_rewards=self._only_scores_lack(missing)):
+                    with self._times.waiting(for_rewards=self._only_scores_lack()):
                         self._watch()
                 else:
                     self._next_round()
+            self._missing = 0
         kept = [self._kept.popleft() for _ in range(size)]
         self._taken, self.cursor = self._taken + size, kept[-1].number + 1
         groups = [one.group for one in kept]
@@ -219,10 +225,10 @@ class RolloutProducer:
     def _under_way(self) -> bool:
         return self._engines.unanswered > 0 or bool(self._scoring)
 
-    def _only_scores_lack(self, groups: int) -> bool:
-        """All answers to the draws that will be the next so many groups, unless some are dropped, are there."""
-        lacking = range(self._decided, min(self._decided + groups, self._drawn))
-        return all(number in self._scoring or number in self._scored for number in lacking)
+    def _only_scores_lack(self) -> bool:
+        """Training waits, and all answers that it waits for are there, unless some are dropped."""
+        lacking = range(self._decided, min(self._decided + self._missing, self._drawn))
+        return self._missing > 0 and all(number in self._scoring or number in self._scored for number in lacking)
 
     def _go_on(self) -> None:
         self._engines.paused = False

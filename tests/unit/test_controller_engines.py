@@ -48,7 +48,7 @@ class Slices:
 def give(
     slices: Slices, count: int, at_once: bool = False, now: Callable[[], float] = lambda: 0.0, timeout_s: float = 9.0
 ) -> Engines:
-    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now, timeout_s)  # type: ignore[arg-type]
+    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now, lambda: False, timeout_s)  # type: ignore[arg-type]
     prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
     engines.add(dict.fromkeys(range(count), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
     engines.give()
