@@ -108,6 +108,8 @@ class VirtualCluster:
     def spend(self, seconds: float) -> None:
         """The controller is busy: what happens meanwhile it takes in afterwards. A call of many slices ends after the
         present one, for the next slice begins only when the controller asks for it."""
+        if not seconds:
+            return
         self.cut_slices()
         self.now += seconds
 
