@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import tandem
+from tandem.errors import WorkerLost
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 from tests.conftest import ROOT
@@ -117,6 +119,19 @@ def test_answers_of_a_rollout_of_ones_own_are_trained_and_validated(grpo_config:
     for kind in ("trajectories", "validation"):
         (*_, last) = sorted((tmp_path / "run" / kind).glob("*.parquet"))
         assert {*read_trajectories(last)["response"].to_pylist()} == {"7777"}
+
+
+class Losing(tandem.RolloutWorker):
+    """Lives, and never answers."""
+
+    async def answer(self, request: tandem.RolloutRequest, sampling: tandem.SamplingParams) -> list[tandem.Trajectory]:
+        return await asyncio.Event().wait() or []  # type: ignore[return-value]
+
+
+def test_an_engine_that_lives_and_never_answers_ends_the_run(grpo_config: Path) -> None:
+    config = tandem.load_config(tandem.TrainConfig, grpo_config, ["cluster.timeout_s=0.5", "data.val_files=[]"])
+    with pytest.raises(WorkerLost, match=r"engine 0 has run for .* \(cluster.timeout_s: 0.5\)"):
+        tandem.Trainer(config, workers={tandem.Role.Rollout: Losing}).fit()
 
 
 class Generating(tandem.RolloutWorker):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines
 from tandem.controller.groups import Future
 from tandem.errors import WorkerLost
-from tandem.types import Prompt
+from tandem.types import Group, Prompt, Score, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, RolloutRequest
 
 SAMPLES = 4
@@ -22,6 +23,8 @@ class Slices:
 
     def __init__(self, *room: int) -> None:
         self._room = list(room)
+        self.patience_s: list[float] = []
+        """Of each slice, engine by engine as they come."""
         self.given: list[list[int]] = [[] for _ in room]
         """The asks that each engine has had, by number."""
         self._ends: dict[int, Callable[[dict[int, Advance]], None]] = {}
@@ -32,6 +35,7 @@ class Slices:
     def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Any:
         [(engine, new)] = asks.items()
         self.given[engine] += new
+        self.patience_s.append(patience_s)
         slices = self
 
         class Under:
@@ -108,3 +112,30 @@ def test_an_engine_that_answers_nothing_for_too_long_is_lost() -> None:
     end(1)
     with pytest.raises(WorkerLost, match=r"engine 0 has run for 156 s and ended none of the 1 prompts .* 1 to 1"):
         end(3600)
+
+
+def test_slices_are_short_while_training_waits_for_scores_alone() -> None:
+    slices, hurried = Slices(8), [False]
+    engines = Engines(slices, SAMPLES, 2, False, lambda *_: None, lambda: 0.0, lambda: hurried[0])  # type: ignore[arg-type]
+    prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
+    engines.add(dict.fromkeys(range(2), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
+    engines.give()
+    hurried[0] = True
+    slices.end(0, 0, 0)
+    usual_s, short_s = slices.patience_s
+    assert short_s <= usual_s / 10
+
+
+def test_the_wanted_staleness_is_that_of_the_longest_answer_with_its_scoring() -> None:
+    """7 s of answer and 2 s of scoring over 4 s of training."""
+    clock = [0.0]
+    times = RolloutTimes(lambda: clock[0])
+    ids = np.zeros(1, np.int32)
+    prompt = Prompt(0, ids, "", "", None)
+    answer = Trajectory(prompt, 0, ids, ids > -1, ids * 0.0, ids, "", Status.COMPLETED, generation_s=7.0)
+    with times.taking():
+        clock[0] += 9.0
+    times.took([Group([answer], [Score(1.0, seconds=2.0)])])
+    clock[0] += 4.0
+    times.published()
+    assert times.metrics()["perf/wanted_staleness"] == 3.0
