@@ -31,6 +31,7 @@ class Status(StrEnum):
     COMPLETED = "completed"  # by a stop token or a stop string
     TRUNCATED = "truncated"  # at generation.max_response_tokens
     ABORTED = "aborted"
+    ENVIRONMENT_ERROR = "environment_error"  # its environment failed, each time that it was tried
     REWARD_ERROR = "reward_error"  # the reward function raised, or its process died
     REWARD_TIMEOUT = "reward_timeout"
     NOT_SCORED = "not_scored"  # every reward function returned None
@@ -183,6 +184,11 @@ class Delta:
     """As in Completion, in the first delta."""
 
 
+Message = dict[str, Any]
+"""One message of a conversation, as chat templates take it: `role`, `content`, and what else belongs to the role:
+`tool_calls`, `tool_call_id`, `name`, `reasoning_content`. A call's arguments are an object."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A run of response tokens with one author."""
@@ -190,6 +196,22 @@ class Turn:
     author: str
     """`policy`, or what answered it: `tool`, `user`, `environment`."""
     tokens: int
+    reward: float | None = None
+    """What the environment gave for a turn of the policy, where it gives rewards by turn."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One line of exact tokens through a conversation: what a row of a batch trains on. Arrays as in Trajectory."""
+
+    prompt_ids: IntArray
+    response_ids: IntArray
+    loss_mask: BoolArray
+    """False also on what the policy made and an earlier branch of the trajectory has: each token is trained once."""
+    rollout_logprobs: FloatArray
+    versions: IntArray
+    turns: tuple[Turn, ...] = ()
+    experts: IntArray | None = None
 
 
 @dataclass(slots=True)
@@ -197,6 +219,7 @@ class Trajectory:
     """One complete attempt at a prompt; response arrays have one entry a response token, tool tokens included."""
 
     prompt: Prompt
+    """Of a conversation, with the tokens that it was opened with."""
     sample: int
     response_ids: IntArray
     loss_mask: BoolArray
@@ -211,6 +234,17 @@ class Trajectory:
     generation_s: float = 0.0
     experts: IntArray | None = None
     """As in Completion."""
+    messages: tuple[Message, ...] = ()
+    """What was said after the prompt, by the policy and to it; empty where the answer is one turn of text."""
+    branches: tuple[Branch, ...] = ()
+    """Further lines of tokens, where the conversation left the first one, which the arrays above are: its history was
+    rewritten, or the policy was asked anew. They share the trajectory's reward."""
+    reward: float | None = None
+    """What the environment gave, all turns together; None where it gives none."""
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What was counted on the way, such as calls of tools; each becomes a metric."""
+    error: str | None = None
+    """Why the environment failed."""
 
 
 @dataclass(frozen=True)  # no slots: it is pickled often, which they make slow
