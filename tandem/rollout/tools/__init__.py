@@ -1,0 +1,1 @@
+"""Tools that the policy may call: Python functions, classes, servers."""
