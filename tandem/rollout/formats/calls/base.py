@@ -1,0 +1,88 @@
+"""The seam: the text of a policy's turn -> what it says. And what the readers share."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tandem.rollout.environment import Answer, ToolCall, ToolSchema
+
+_SHOWN = 200
+"""Characters of a broken call that are said back to the policy."""
+
+
+class ReadsAnswer(Protocol):
+    """Reads one turn: its text without the stop token, control tokens spelled out, and begun with the tag that opens a
+    thought where the prompt ends in it.
+
+    Calls come in the order in which they are written, with the id "" where the policy gives none. A call that cannot be
+    read is a sentence in `Answer.broken`, and hides no other. A call inside a thought is none.
+    """
+
+    def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Answer: ...
+
+
+class BrokenCall(Exception):
+    """A call that cannot be read; the message says why."""
+
+
+def split_thinking(text: str, call: str, tags: tuple[str, str] = ("<think>", "</think>")) -> tuple[str | None, str]:
+    """What was thought, and the rest of `text`. A thought that is not closed lasts to the end.
+
+    The closing tag alone ends a thought too, as models write it whose prompt opens one; not behind `call`, which
+    begins a call: there it is part of an argument.
+    """
+    opening, closing = tags
+    thoughts, said = [], ""
+    head, closed, rest = text.partition(closing)
+    if closed and opening not in head and call not in head:
+        thoughts, text = [head], rest
+    while opening in text.partition(call)[0]:
+        before, _, inside = text.partition(opening)
+        thought, _, text = inside.partition(closing)
+        thoughts.append(thought)
+        said += before
+    return "\n".join(thought.strip("\n") for thought in thoughts) if thoughts else None, said + text
+
+
+def read_text(text: str, tools: Sequence[ToolSchema]) -> Answer:
+    """What a model says that calls nothing, or of which nobody knows how it does."""
+    del tools
+    reasoning, text = split_thinking(text, "\0")
+    return Answer(text.strip(), reasoning=reasoning)
+
+
+def json_at(text: str) -> tuple[Any, str]:
+    """The JSON value that `text` begins with, and what follows it. Raises BrokenCall."""
+    try:
+        text = text.lstrip()
+        value, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        raise BrokenCall(f"its JSON cannot be read: {error}") from error
+    return value, text[end:]
+
+
+def call_of(value: Any, arguments: str = "arguments") -> ToolCall:
+    """A call from {name, `arguments`}. Raises BrokenCall."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise BrokenCall("it has no name of a tool")
+    given = value.get(arguments)
+    if isinstance(given, str) and given:
+        given, rest = json_at(given)
+        if rest.strip():
+            raise BrokenCall(f"its {arguments} are followed by {rest.strip()[:40]!r}")
+    if given is not None and given != "" and not isinstance(given, dict):
+        raise BrokenCall(f"its {arguments} are no JSON object")
+    return ToolCall(str(value.get("id") or ""), value["name"], given or {})
+
+
+def broken(error: BrokenCall, text: str) -> str:
+    """The sentence about a call that cannot be read."""
+    text = text.strip()
+    return f"This call of a tool was not run, {error}: {text[:_SHOWN]}{'…' * (len(text) > _SHOWN)}"
+
+
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
