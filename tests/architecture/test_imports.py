@@ -29,7 +29,7 @@ LAYERS = {
 }
 MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
-OWNERS = {
+OWNERS: dict[str, str | tuple[str, ...]] = {
     "peft": "models/lora.py",
     "tensorboard": "tracking/trackers/tensorboard.py",
     "vllm": "generation/vllm.py",
@@ -39,6 +39,10 @@ OWNERS = {
     "megatron": "training/megatron/",
     "mbridge": "training/megatron/model.py",
     "ray": "cluster/ray.py",
+    "mcp": ("rollout/tools/mcp_connection.py", "search/serve.py"),  # the client; the server
+    "mcp_types": "rollout/tools/mcp",
+    "httpx2": "rollout/tools/mcp_connection.py",
+    "bm25s": "search/words.py",
 }
 
 
