@@ -79,7 +79,12 @@ def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[st
         titles = [titled(name, section) if len(sections) > 1 else name for section in sections]
         tables_of = zip(titles, sections, strict=True)
         return [
-            line for title, section in tables_of for line in table(title, section, [*rows(section, f"{name}.", outer)])
+            line
+            for title, section in tables_of
+            for line in [
+                *table(title, section, [*rows(section, f"{name}.", outer)]),
+                *alternatives_in(name, section, outer),
+            ]
         ]
     shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
     common = [row for row in rows(shared, f"{name}.", outer) if not row.startswith(f"| `{name}.type`")]
@@ -93,6 +98,13 @@ def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[st
         if len(sections_at(field)) >= ALTERNATIVES:
             lines += tables(f"{name}.{key}", sections_at(field), on_resume(field, outer))
     return lines
+
+
+def alternatives_in(name: str, section: type[Section], outer: str) -> Iterator[str]:
+    """Tables for the keys of a section at which several kinds of sections may stand, or a list of them."""
+    for key, field in section.model_fields.items():
+        if len(sections_at(field)) > 1:
+            yield from tables(f"{name}.{key}", sections_at(field), on_resume(field, outer))
 
 
 def titled(name: str, section: type[Section]) -> str:
@@ -122,8 +134,8 @@ def rows(section: type[Section], prefix: str, outer: str = "", values: Section |
 
 def kind(field: FieldInfo) -> str:
     inner = sections_at(field)
-    if len(inner) >= ALTERNATIVES:
-        return "by its type"
+    if len(inner) > 1:
+        return "list, each by its type" if "list" in str(field.annotation) else "by its type"
     if len(inner) == 1 and type(None) in get_args(field.annotation):
         return "section or null"
     if len(inner) == 1 and any(bool in get_args(part) for part in get_args(field.annotation)):

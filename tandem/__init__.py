@@ -51,10 +51,17 @@ if TYPE_CHECKING:
     from tandem.jobs.trainer import train as train
     from tandem.models.loading import load_tokenizer as load_tokenizer
     from tandem.reward.manager import RewardManager as RewardManager
+    from tandem.rollout.environment import Answer as Answer
+    from tandem.rollout.environment import Environment as Environment
+    from tandem.rollout.environment import EnvironmentFailed as EnvironmentFailed
+    from tandem.rollout.environment import Reply as Reply
+    from tandem.rollout.environment import ToolCall as ToolCall
     from tandem.types import Batch as Batch
+    from tandem.types import Branch as Branch
     from tandem.types import Completion as Completion
     from tandem.types import Demonstration as Demonstration
     from tandem.types import Group as Group
+    from tandem.types import Message as Message
     from tandem.types import MicroBatch as MicroBatch
     from tandem.types import Outputs as Outputs
     from tandem.types import Preference as Preference
@@ -88,8 +95,10 @@ __all__ = [
     "Actor",
     "Advantages",
     "Algorithm",
+    "Answer",
     "Arguments",
     "Batch",
+    "Branch",
     "Calls",
     "Completion",
     "Critic",
@@ -98,10 +107,13 @@ __all__ = [
     "Dispatch",
     "DpoConfig",
     "EngineError",
+    "Environment",
+    "EnvironmentFailed",
     "EvalConfig",
     "Future",
     "Group",
     "Mesh",
+    "Message",
     "MicroBatch",
     "NextTokenLoss",
     "Outputs",
@@ -113,6 +125,7 @@ __all__ = [
     "RLHFDataset",
     "RayPPOTrainer",
     "RayWorkerGroup",
+    "Reply",
     "Request",
     "ResourcePool",
     "ResourcePoolManager",
@@ -133,6 +146,7 @@ __all__ = [
     "TandemError",
     "TokenColumns",
     "TokenLoss",
+    "ToolCall",
     "TrainConfig",
     "TrainSpec",
     "TrainWorker",
@@ -175,11 +189,14 @@ _EXPORTS = {
     "jobs.trainer": ("Trainer", "train"),
     "models.loading": ("load_tokenizer",),
     "reward.manager": ("RewardManager",),
+    "rollout.environment": ("Answer", "Environment", "EnvironmentFailed", "Reply", "ToolCall"),
     "types": (
         "Batch",
+        "Branch",
         "Completion",
         "Demonstration",
         "Group",
+        "Message",
         "MicroBatch",
         "Outputs",
         "Preference",

@@ -15,6 +15,7 @@ from tandem.config.base import (
     Share,
     by_type,
 )
+from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.paths import CheckpointPath, LocalPath, ModelPath, Reference
 from tandem.config.tracking import TrackingConfig
@@ -283,6 +284,8 @@ class RolloutConfig(ModelsConfig):
 
     data: DataConfig
     generation: GenerationConfig = NativeGenerationConfig()
+    conversation: ConversationConfig | None = None
+    """Without it a prompt gets one answer."""
     reward: RewardConfig = RewardConfig()
     placement: MayChange[PlacementConfig] = Field(default=PlacementConfig(), validate_default=True)
 

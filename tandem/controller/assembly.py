@@ -172,7 +172,7 @@ def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
 
 def make_rollout(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Rollout:
     """The generation engines; they serve nothing until a first `publish`."""
-    spec = RolloutSpec(config.model, config.generation, tokenizer)
+    spec = RolloutSpec(config.model, config.generation, tokenizer, config.conversation)
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 
 

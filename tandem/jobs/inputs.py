@@ -7,12 +7,15 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
+from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
-from tandem.models.loading import load_tokenizer
+from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.reward.functions import check_functions
+from tandem.rollout.formats.make import make_format
+from tandem.rollout.make import make_environments
 
 Dataset = TypeVar("Dataset")
 R = TypeVar("R")
@@ -37,6 +40,8 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     for key, paths in files.items():
         usable = paths and tokenizer is not None
         read[key] = _catch(problems, dataset, paths, tokenizer, config.data, key=key) if usable else None
+    if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
+        _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     if not isinstance(config, SftConfig):
         _catch(problems, _check_reward_model, config.model, tokenizer)
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
@@ -62,6 +67,17 @@ def _catch(problems: list[str], call: Callable[..., R], *args: Any, key: str = "
     except UserError as error:
         problems.append(f"{key}: {error}" if key else str(error))
         return None
+
+
+def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError where an environment, a tool or a format that is named is not there, or the chat template can
+    hold no such conversation."""
+    made = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
+    make_environments(config.environment)
+    if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.tools:
+        made.require_tools()
+    if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.user is not None:
+        made.require_users()
 
 
 def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -83,8 +83,11 @@ class Environment(Protocol):
 
     async def step(self, answer: Answer) -> Reply: ...
 
-    async def close(self) -> None:
-        """Free what the conversation holds; also after a failure, and where the conversation is cut short."""
+    async def close(self) -> float | None:
+        """Free what the conversation holds; also after a failure, and where the conversation is cut short.
+
+        Returns a reward for the whole conversation, where the environment gives one beside those of its turns.
+        """
 
     @property
     def numbers(self) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.tree import GenerationConfig, ModelConfig
 from tandem.errors import EngineError, UserError
@@ -19,11 +20,16 @@ from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, stop_token_ids
+from tandem.rollout.conversation import Conversations
+from tandem.rollout.environment import Environments
+from tandem.rollout.formats.make import make_format
+from tandem.rollout.make import make_environments
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
 from tandem.weights.bridge import Bridge
+from tandem.workers.event_loop import PausingEventLoop
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Returns, register
 from tandem.workers.training import TrainWorker
@@ -76,6 +82,8 @@ class RolloutSpec:
     model: ModelConfig
     generation: GenerationConfig
     tokenizer: PreTrainedTokenizerBase
+    conversation: ConversationConfig | None = None
+    """None: an answer is one turn."""
 
 
 class RolloutWorker(Worker[RolloutSpec]):
@@ -111,7 +119,11 @@ class RolloutWorker(Worker[RolloutSpec]):
         self._version = -1
         self._answering: dict[int, asyncio.Task[tuple[list[Trajectory], Trajectory | None]]] = {}
         """What `advance` was asked and has not returned, by number."""
-        self._events = asyncio.new_event_loop()  # a Runner would touch the signal handlers at every call
+        self._events = PausingEventLoop()  # a Runner would touch the signal handlers at every call
+        self._environments: Environments | None = None
+        self._conversations: Conversations | None = None
+        if spec.conversation is not None and self._generation is not None:
+            self._conversations = self._converse(spec.conversation, self._generation)
 
     def _native(
         self,
@@ -127,6 +139,17 @@ class RolloutWorker(Worker[RolloutSpec]):
             policy = load_policy(model)
         record = None if config.cuda_graphs else False
         return NativeEngine(policy, max_running=config.max_running, tokenizer=tokenizer, record=record)
+
+    def _converse(self, config: ConversationConfig, generation: ResumableGeneration) -> Conversations:
+        """Open what the environments share, such as connections to servers, and hold conversations in them."""
+        engine, tokenizer = self._engine, self.spec.tokenizer
+        assert engine is not None
+        tokens = make_format(tokenizer, self._stop_token_ids, config.calls, config.thinking)
+        self._environments = environments = make_environments(config.environment)
+        self._events.run_until_complete(environments.open())
+        return Conversations(
+            config, environments, tokens, generation.generate, self._decode, lambda: engine.limits.positions
+        )
 
     def _devices(self, wanted: int) -> str | None:
         """What CUDA_VISIBLE_DEVICES is for this rank's engine: the devices of the ranks that share the engine, which
@@ -208,6 +231,8 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     def close(self) -> None:
         self._events.run_until_complete(_cancel_all())
+        if self._environments is not None:
+            self._events.run_until_complete(self._environments.close())
         if self._engine is not None:
             self._engine.close()
         self._events.close()
@@ -247,6 +272,8 @@ class RolloutWorker(Worker[RolloutSpec]):
 
         Answers to many prompts are made at the same time in one event loop. Each ends, whatever it waits for.
         """
+        if self._conversations is not None:
+            return await self._conversations.answer(request.prompt, request.seeds, sampling)
         assert self._generation is not None
         return await single_turn(request.prompt, request.seeds, sampling, self._generation.generate, self._decode)
 

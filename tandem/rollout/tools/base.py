@@ -3,7 +3,9 @@
 ToolSet (shared by all trajectories) --session(prompt)--> ToolSession (one trajectory's) --call--> ToolResult
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,19 +28,40 @@ class ToolError(Exception):
     """The call did not succeed; the message is said back to the policy."""
 
 
+class CallLimits:
+    """How many calls run at once, and how long each may take; shared by all tool sets of a process."""
+
+    def __init__(self, calls_at_once: int, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(calls_at_once)
+
+    @asynccontextmanager
+    async def sent(self) -> AsyncGenerator[None]:
+        """Around what sends a call and waits for the result: waits for its turn, and then counts the time. Raises
+        TimeoutError, which the policy is told. A set that allows fewer calls at once waits for its own turn before."""
+        async with self._slots, asyncio.timeout(self.timeout_s):
+            yield
+
+
 class ToolSession(Protocol):
     """The tools of one trajectory, with what they remember from call to call."""
+
+    async def start(self) -> str | None:
+        """Before the first turn, once. Text is appended to the last message of the prompt. Raises as `call` does, but
+        for ToolError."""
+        ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool of the set once: whatever happens, a call that was sent is not sent again.
 
-        Raises ToolError where the policy should be told why there is no result, and EnvironmentFailed where the world
-        is broken, so that the trajectory is begun anew.
+        Raises ToolError where the policy should be told why there is no result, TimeoutError where it took too long,
+        and EnvironmentFailed where the world is broken, so that the trajectory is begun anew.
         """
         ...
 
     async def close(self) -> float | None:
-        """Free what it holds. Returns the tools' reward for the whole trajectory, where they give one."""
+        """Free what it holds; also where `start` failed. Returns the tools' reward for the whole trajectory, where they
+        give one."""
         ...
 
 

@@ -1,0 +1,159 @@
+"""The section `conversation`: who answers the policy, in how many turns, and how its calls are written."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Discriminator, Tag, model_validator
+
+from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.paths import LocalPath, Reference, absolute_reference
+
+
+class FunctionToolConfig(Section):
+    """A Python function, or a class whose public methods are tools."""
+
+    type: Literal["function"] = "function"
+    function: Reference
+    """`path/to/file.py:name` or `package.module:name`. A function, plain or async, with type hints and a docstring that
+    describes each argument. A class: one instance a trajectory, its public methods are tools."""
+    arguments: dict[str, Any] = {}
+    """What a class is made with."""
+    calls_at_once: MayChange[PositiveInt] = 64
+
+
+class VerlToolsConfig(Section):
+    """The tools of a verl file: `tools: [{class_name, config, tool_schema}]`."""
+
+    type: Literal["verl"]
+    path: LocalPath
+    calls_at_once: MayChange[PositiveInt] = 64
+
+
+def _form(tool: object) -> str:
+    if isinstance(tool, str):
+        return "reference"
+    if isinstance(tool, dict):
+        return str(tool.get("type", "function"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return str(getattr(tool, "type", None))
+
+
+def _written_short(tool: str) -> str:
+    """A reference, or the path of a verl file."""
+    if tool.endswith((".yaml", ".yml")):
+        raise ValueError(f"write a file of verl's tools as {{type: verl, path: {tool}}}")
+    return absolute_reference(tool)
+
+
+ToolConfig = Annotated[
+    Annotated[FunctionToolConfig, Tag("function")]
+    | Annotated[VerlToolsConfig, Tag("verl")]
+    | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
+    Discriminator(_form),
+]
+
+
+class ToolLimitsConfig(Section):
+    """What a call may take."""
+
+    timeout_s: MayChange[PositiveFloat] = 30.0
+    """From when a call is sent; a call that waits for its turn is not slow. The policy is told that there was no answer
+    in time. The time that an engine stands still for training does not count."""
+    result_characters: PositiveInt = 8192
+    """Of a result; the rest is cut, and the policy told how much."""
+    calls_at_once: MayChange[PositiveInt] = 256
+    """Calls of all tools together that run at once on one rank."""
+    calls_a_turn: PositiveInt = 16
+    """Calls in one turn of the policy; for further ones it is told that they did not run."""
+
+
+class ScriptedUserConfig(Section):
+    """A user whose words are in the data."""
+
+    type: Literal["scripted"]
+    column: str = "user_turns"
+    """A list of strings: what the user says after the policy's first answer, its second, and so on."""
+
+
+class VerlUserConfig(Section):
+    """The users of a verl file: `interaction: [{name, class_name, config}]`."""
+
+    type: Literal["verl"]
+    path: LocalPath
+
+
+class ModelUserConfig(Section):
+    """A user that a model plays, behind an OpenAI-compatible interface such as `tandem serve`."""
+
+    type: Literal["model"]
+    base_url: str
+    """As `http://127.0.0.1:8000/v1`."""
+    model: str
+    """The model's name there."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key."""
+    instructions: str
+    """What the model is told of its part. `{column}` stands for a column of the row."""
+    ends_with: str = "[DONE]"
+    """The conversation is over when the user's words hold this."""
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 512
+    timeout_s: MayChange[PositiveFloat] = 120.0
+    """For one answer of the model; a second attempt is made, and then the environment has failed."""
+
+
+UserConfig = Annotated[
+    Annotated[ScriptedUserConfig, Tag("scripted")]
+    | Annotated[VerlUserConfig, Tag("verl")]
+    | Annotated[ModelUserConfig, Tag("model")],
+    by_type("scripted"),
+]
+
+
+class ToolsEnvironmentConfig(Section):
+    """The policy may call tools. The conversation is over when it speaks without a call, unless there is a user."""
+
+    type: Literal["tools"] = "tools"
+    tools: list[ToolConfig] = []
+    user: UserConfig | None = None
+    """Who answers when the policy speaks without a call."""
+    limits: ToolLimitsConfig = ToolLimitsConfig()
+
+    @model_validator(mode="after")
+    def _someone_answers(self) -> Self:
+        if not self.tools and self.user is None:
+            raise ValueError("give tools or a user: nobody would answer the policy")
+        return self
+
+
+class OwnEnvironmentConfig(Section):
+    """A class of your own: `tandem.Environment`."""
+
+    type: Literal["own"]
+    environment: Reference
+    """`path/to/file.py:Class` or `package.module:Class`, made once a trajectory."""
+    arguments: dict[str, Any] = {}
+    """What it is made with, by name."""
+
+
+EnvironmentConfig = Annotated[
+    Annotated[ToolsEnvironmentConfig, Tag("tools")] | Annotated[OwnEnvironmentConfig, Tag("own")], by_type("tools")
+]
+
+
+class ConversationConfig(Section):
+    """Several turns: the policy speaks, an environment answers, until one of them is done."""
+
+    environment: EnvironmentConfig
+    calls: Reference = "auto"
+    """How the policy writes calls of tools: `auto` finds it in the chat template, docs/agents.md lists the names; or a
+    function of your own, `path/to/file.py:name`, from the text of a turn to `tandem.Answer`."""
+    thinking: Literal["all", "template"] = "all"
+    """What becomes of the policy's thinking in earlier turns. `all`: it stays, and tokens are only ever appended.
+    `template`: the chat template decides; where it drops thinking, a branch begins, which is a row of its own."""
+    max_turns: PositiveInt = 8
+    """Turns of the policy; one that wants another is truncated."""
+    max_turn_tokens: PositiveInt | None = None
+    """Tokens of one turn of the policy. `generation.max_response_tokens` bounds all turns together, with what is said
+    to the policy between them."""
+    environment_retries: MayChange[NonNegativeInt] = 2
+    """How often a conversation is begun anew, with a fresh environment and the same seed, when its environment failed;
+    after that it is masked out and counted."""

@@ -1,0 +1,71 @@
+"""The environments that a configuration names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.config.conversation import (
+    EnvironmentConfig,
+    FunctionToolConfig,
+    OwnEnvironmentConfig,
+    ScriptedUserConfig,
+    ToolConfig,
+    UserConfig,
+    VerlUserConfig,
+)
+from tandem.errors import UserError
+from tandem.files import load_named
+from tandem.rollout.environment import Environment, Environments
+from tandem.rollout.environments.tools import ToolEnvironments
+from tandem.rollout.tools.base import CallLimits, ToolSet
+from tandem.rollout.tools.calls import Toolbox
+from tandem.rollout.tools.functions import function_tools
+from tandem.rollout.tools.verl import VerlTools
+from tandem.rollout.users.base import Users
+from tandem.rollout.users.model import ModelUsers
+from tandem.rollout.users.scripted import ScriptedUsers
+from tandem.rollout.users.verl import VerlUsers
+from tandem.types import Prompt
+
+
+def make_environments(config: EnvironmentConfig) -> Environments:
+    """Nothing is opened yet. Raises UserError where something that is named is not there, or is not what it must be."""
+    if isinstance(config, OwnEnvironmentConfig):
+        return OwnEnvironments(config)
+    limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
+    toolbox = Toolbox([make_tools(tool, limits) for tool in config.tools], config.limits)
+    return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
+
+
+def make_tools(config: ToolConfig, limits: CallLimits) -> ToolSet:
+    """Raises UserError as above."""
+    if isinstance(config, str):
+        return function_tools(FunctionToolConfig(function=config), limits)
+    if isinstance(config, FunctionToolConfig):
+        return function_tools(config, limits)
+    return VerlTools(config, limits)
+
+
+def make_users(config: UserConfig) -> Users:
+    """Raises UserError as above."""
+    if isinstance(config, ScriptedUserConfig):
+        return ScriptedUsers(config)
+    if isinstance(config, VerlUserConfig):
+        return VerlUsers(config)
+    return ModelUsers(config)
+
+
+class OwnEnvironments:
+    """Those of a class of the user's."""
+
+    def __init__(self, config: OwnEnvironmentConfig) -> None:
+        self._kind = load_named(config.environment, "conversation.environment.environment:")
+        if not callable(self._kind):
+            raise UserError(f"conversation.environment.environment: there is no class {config.environment!r}")
+        self._arguments: Mapping[str, Any] = config.arguments
+
+    async def open(self) -> None: ...
+
+    def make(self, prompt: Prompt) -> Environment:
+        return self._kind(**self._arguments)
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Who speaks to the policy as its user, after its first answer."""

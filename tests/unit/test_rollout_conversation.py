@@ -1,0 +1,247 @@
+"""Conversations of a scripted policy: what is sampled, told, masked, retried and cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.config.conversation import ConversationConfig
+from tandem.errors import EngineError
+from tandem.rollout.conversation import Conversations
+from tandem.rollout.environment import Answer, EnvironmentFailed, Reply
+from tandem.types import Completion, IntArray, Message, Prompt, Request, SamplingParams, Status, Trajectory
+
+STOP = 0
+SAMPLING = SamplingParams(max_tokens=100, stop_token_ids=(STOP,))
+PROMPT = Prompt(3, np.array([1], np.int32), "?", "default", None, {"prompt": "hello"})
+
+
+class Letters:
+    """A format: a message is its letters and a stop; with `rewrites`, nothing can be appended."""
+
+    def __init__(self, rewrites: bool = False) -> None:
+        self.rewrites = rewrites
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        return [token for message in messages for token in (*map(ord, message["content"]), STOP)]
+
+    def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int] | None:
+        return None if self.rewrites else ([] if ids[-1] == STOP else [STOP]) + self.open(new, tools)
+
+    def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[Any]) -> Answer:
+        return Answer("".join(map(chr, (token for token in sampled_ids if token != STOP))))
+
+
+@dataclass
+class Engine:
+    """Answers each request with what `script` says to its text, one version after the other, and notes requests."""
+
+    script: Callable[[str], str]
+    requests: list[Request] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> AsyncIterator[Completion]:
+        self.requests.append(request)
+        for sample in reversed(range(len(request.seeds))):
+            await asyncio.sleep(0)
+            said = self.script("".join(map(chr, request.token_ids)).replace("\0", "|"))
+            ids = np.array([*map(ord, said), STOP], np.int32)[: request.sampling.max_tokens]
+            status = Status.COMPLETED if ids[-1] == STOP else Status.TRUNCATED
+            logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
+            yield Completion(sample, ids, logprobs, np.full(len(ids), len(self.requests), np.int32), status)
+
+
+@dataclass
+class Asking:
+    """An environment that asks `questions` in turn; each may raise in the place of being asked."""
+
+    questions: Sequence[str | Exception]
+    rewards: Sequence[float | None] = (None,) * 9
+    closing: float | None = None
+    log: list[str] = field(default_factory=list)
+    tools: Sequence[Any] = ()
+    numbers: Mapping[str, float] = field(default_factory=lambda: {"calls": 2.0})
+    asked: int = 0
+
+    async def start(self, prompt: Prompt) -> Sequence[Message]:
+        self.log.append("start")
+        return [{"role": "user", "content": prompt.row["prompt"]}]
+
+    async def step(self, answer: Answer) -> Reply:
+        self.log.append(answer.content)
+        place, self.asked = self.asked, self.asked + 1
+        if place == len(self.questions):
+            return Reply(reward=self.rewards[place])
+        if isinstance(asked := self.questions[place], Exception):
+            raise asked
+        return Reply([{"role": "user", "content": asked}], self.rewards[place])
+
+    async def close(self) -> float | None:
+        self.log.append("close")
+        return self.closing
+
+
+@dataclass
+class Given:
+    """Environments: those that are given, in turn."""
+
+    made: list[Any]
+    next: int = 0
+
+    async def open(self) -> None: ...
+
+    def make(self, prompt: Prompt) -> Any:
+        self.next += 1
+        return self.made[self.next - 1]
+
+    async def close(self) -> None: ...
+
+
+def hold(
+    environments: Sequence[Any],
+    script: Callable[[str], str] = lambda text: "yes",
+    *,
+    samples: int = 1,
+    tokens: Letters | None = None,
+    sampling: SamplingParams = SAMPLING,
+    positions: float = 1000,
+    **config: Any,
+) -> tuple[list[Trajectory], Engine]:
+    engine = Engine(script)
+    section = ConversationConfig.model_validate({"environment": {"type": "own", "environment": "a:b"}, **config})
+
+    def decode(rows: list[IntArray]) -> list[str]:
+        return ["".join(map(chr, row)).replace("\0", "|") for row in rows]
+
+    conversations = Conversations(
+        section, Given(list(environments)), tokens or Letters(), engine.generate, decode, lambda: positions
+    )
+    return asyncio.run(conversations.answer(PROMPT, range(10, 10 + samples), sampling)), engine
+
+
+def test_what_is_sampled_is_trained_on_and_what_is_said_is_not() -> None:
+    (trajectory,), engine = hold([environment := Asking(["a?", "b?"])])
+    assert trajectory.text == "yes|a?|yes|b?|yes|" and trajectory.prompt.text == "hello|"
+    expected = [letter in "yes" for letter in "yes"] + [True]
+    assert trajectory.loss_mask.tolist() == [*expected, *[False] * 3, *expected, *[False] * 3, *expected]
+    assert trajectory.rollout_logprobs.tolist() == [-1, -2, -3, -4, 0, 0, 0] * 2 + [-1, -2, -3, -4]
+    assert trajectory.versions.tolist() == [1] * 4 + [-1] * 3 + [2] * 4 + [-1] * 3 + [3] * 4
+    assert [(turn.author, turn.tokens) for turn in trajectory.turns] == [("policy", 4), ("user", 3)] * 2 + [
+        ("policy", 4)
+    ]
+    assert [message["content"] for message in trajectory.messages] == ["yes", "a?", "yes", "b?", "yes"]
+    assert trajectory.status is Status.COMPLETED and environment.log == ["start", "yes", "yes", "yes", "close"]
+    assert trajectory.numbers == {"calls": 2.0, "environment_retries": 0.0} and trajectory.branches == ()
+    for before, after in zip(engine.requests, engine.requests[1:], strict=False):
+        np.testing.assert_array_equal(after.token_ids[: len(before.token_ids)], before.token_ids)
+
+
+def test_siblings_ask_for_their_first_turn_together_and_then_each_for_itself_with_seeds_of_their_own() -> None:
+    trajectories, engine = hold([Asking(["a?"]), Asking([]), Asking(["a?"])], samples=3)
+    assert engine.requests[0].seeds == (10, 11, 12) and len(engine.requests) == 3
+    later = [request.seeds[0] for request in engine.requests[1:]]
+    assert len({*later, 10, 11, 12}) == 5, "a turn draws by other numbers than those before it"
+    assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2]
+    assert [trajectory.text for trajectory in trajectories] == ["yes|a?|yes|", "yes|", "yes|a?|yes|"]
+
+
+def test_a_turn_s_seed_does_not_depend_on_who_else_is_there() -> None:
+    alone = hold([Asking(["a?", "b?"])])[1].requests[1:]
+    together = hold([Asking(["a?", "b?"]), Asking(["c?"])], samples=2)[1].requests[1:]
+    assert {request.seeds for request in alone} < {request.seeds for request in together}
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"max_turns": 2}, "yes|a?|yes|"),
+        ({"max_turns": 1}, "yes|"),
+        ({"max_turn_tokens": 3}, "yes"),
+        ({"sampling": SamplingParams(max_tokens=9, stop_token_ids=(STOP,))}, "yes|a?|ye"),
+        ({"sampling": SamplingParams(max_tokens=7, stop_token_ids=(STOP,))}, "yes|"),
+        ({"positions": 6 + 8}, "yes|a?|y"),
+        ({"positions": 6}, ""),
+    ],
+)
+def test_a_conversation_that_reaches_a_limit_is_truncated(limits: dict[str, Any], text: str) -> None:
+    (trajectory,), _ = hold([environment := Asking(["a?", "b?", "c?"])], **limits)
+    assert trajectory.status is Status.TRUNCATED and trajectory.text == text
+    assert len(trajectory.loss_mask) == len(trajectory.response_ids) == len(text)
+    assert environment.log[-1] == "close"
+
+
+def test_rewards_of_turns_and_of_the_whole_are_summed() -> None:
+    (trajectory,), _ = hold([Asking(["a?", "b?"], rewards=(0.5, None, 2.0), closing=-1.0)])
+    assert trajectory.reward == 1.5
+    assert [turn.reward for turn in trajectory.turns if turn.author == "policy"] == [0.5, None, 2.0]
+    assert hold([Asking([])])[0][0].reward is None
+
+
+def test_history_that_cannot_be_continued_begins_a_branch_and_each_token_is_trained_once() -> None:
+    (trajectory,), engine = hold([Asking(["a?"])], tokens=Letters(rewrites=True))
+    (branch,) = trajectory.branches
+    assert trajectory.response_ids.tolist() == branch.response_ids.tolist() == [*map(ord, "yes"), STOP]
+    np.testing.assert_array_equal(branch.prompt_ids, engine.requests[1].token_ids)
+    assert trajectory.loss_mask.all() and branch.loss_mask.all()
+
+
+def test_an_environment_that_fails_is_replaced_and_the_policy_s_draws_stay_the_same() -> None:
+    failing, late, good = Asking(["a?", EnvironmentFailed("lost")]), Asking(["a?", ValueError("odd")]), Asking(["a?"])
+    (trajectory,), engine = hold([failing, late, good])
+    assert trajectory.status is Status.COMPLETED and trajectory.text == "yes|a?|yes|"
+    assert trajectory.numbers["environment_retries"] == 2
+    assert [environment.log[-1] for environment in (failing, late, good)] == ["close"] * 3
+    assert [request.seeds for request in engine.requests[:2]] == [request.seeds for request in engine.requests[2:4]]
+
+
+@pytest.mark.parametrize("error", [EnvironmentFailed("the server is gone"), RuntimeError("the server is gone")])
+def test_one_that_keeps_failing_is_an_environment_error_beside_siblings_that_go_on(error: Exception) -> None:
+    bad = [Asking([error]) for _ in range(2)]
+    (failed, sound), _ = hold([bad[0], Asking([]), bad[1]], samples=2, environment_retries=1)
+    assert failed.status is Status.ENVIRONMENT_ERROR and "the server is gone" in (failed.error or "")
+    assert not failed.loss_mask.any() and failed.numbers["environment_retries"] == 1
+    assert sound.status is Status.COMPLETED and sound.error is None
+
+
+def test_environments_that_do_not_start_or_close_are_failures_too() -> None:
+    class Never(Asking):
+        async def start(self, prompt: Prompt) -> Sequence[Message]:
+            raise OSError("no such world")
+
+    class Stuck(Asking):
+        async def close(self) -> float | None:
+            raise OSError("still open")
+
+    (trajectory,), _ = hold([never := Never([]), Stuck([]), Asking([])])
+    assert trajectory.status is Status.COMPLETED and trajectory.numbers["environment_retries"] == 2
+    assert never.log == ["close"]
+
+
+def test_what_the_engine_raises_is_raised_and_every_environment_closed() -> None:
+    def script(text: str) -> str:
+        if "a?" in text:
+            raise EngineError("out of memory")
+        return "yes"
+
+    environments = [Asking(["a?"]), Asking(["b?", "b?", "b?"])]
+    with pytest.raises(EngineError, match="out of memory"):
+        hold(environments, script, samples=2)
+    assert [environment.log[-1] for environment in environments] == ["close"] * 2
+
+
+def test_a_turn_that_was_aborted_ends_the_trajectory() -> None:
+    class Aborting(Engine):
+        async def generate(self, request: Request) -> AsyncIterator[Completion]:
+            nothing = np.zeros(0, np.int32)
+            yield Completion(0, nothing, nothing.astype(np.float32), nothing, Status.ABORTED)
+
+    section = ConversationConfig.model_validate({"environment": {"type": "own", "environment": "a:b"}})
+    conversations = Conversations(
+        section, Given([Asking([])]), Letters(), Aborting(str).generate, lambda rows: [""] * len(rows), lambda: 100
+    )
+    (trajectory,) = asyncio.run(conversations.answer(PROMPT, [1], SAMPLING))
+    assert trajectory.status is Status.ABORTED and len(trajectory.response_ids) == 0

@@ -1,0 +1,248 @@
+"""Functions and classes as tools: their schemas, what the policy is told, limits, state, rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.config.conversation import ToolsEnvironmentConfig
+from tandem.errors import UserError
+from tandem.files import load_named
+from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
+from tandem.rollout.make import make_environments
+from tandem.types import Prompt
+
+TOOLS = '''
+import asyncio, time, threading
+from tandem import EnvironmentFailed
+
+running = most = 0
+
+def add(a: int, b: int = 1) -> int:
+    """Add two integers.
+
+    Args:
+        a: The first one.
+        b: The second one.
+    """
+    return a + b
+
+async def slow(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    global running, most
+    running += 1
+    most = max(most, running)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        running -= 1
+    return "waited"
+
+barrier = threading.Barrier(8)
+
+def meet() -> int:
+    """Wait for seven others."""
+    return barrier.wait(60) * 0
+
+def stuck(seconds: float) -> str:
+    """Block a thread.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return threading.current_thread().name
+
+def raising(kind: str) -> str:
+    """Fail.
+
+    Args:
+        kind: How.
+    """
+    raise {"value": ValueError, "world": EnvironmentFailed}[kind](f"no {kind}")
+
+def long(letters: int) -> str:
+    """Say much.
+
+    Args:
+        letters: How much.
+    """
+    return "x" * letters
+
+def scored(x: int) -> tuple:
+    """Give a reward.
+
+    Args:
+        x: A number.
+    """
+    return {"x": x}, 0.5, {"bonus": 2}
+
+class Counter:
+    def __init__(self, step: int = 1):
+        self.total, self.step, self.closed = 0, step, False
+
+    def reset(self, prompt, answer=None, **columns):
+        return f" Count to {answer}."
+
+    def count(self, times: int) -> int:
+        """Count on.
+
+        Args:
+            times: How often.
+        """
+        self.total += times * self.step
+        return self.total
+
+    async def get_reward(self) -> float:
+        return float(self.total)
+
+    def _hidden(self): ...
+
+def undocumented(a: int): ...
+class Empty: ...
+'''
+PROMPT = Prompt(
+    0, np.zeros(1, np.int32), "Go.", "default", None, {"prompt": [{"role": "user", "content": "Go."}], "answer": 3}
+)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tools") / "tools.py"
+    path.write_text(TOOLS)
+    return path
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(f"call_{name}", name, arguments)
+
+
+def step(
+    path: Path, names: list[Any], *turns: tuple[ToolCall, ...], broken: tuple[str, ...] = (), **limits: Any
+) -> Any:
+    """(replies, what closing gave, counts) of one trajectory."""
+    forms = [
+        f"{path}:{name}" if isinstance(name, str) else {**name, "function": f"{path}:{name['function']}"}
+        for name in names
+    ]
+    config = ToolsEnvironmentConfig.model_validate({"tools": forms, "limits": limits})
+
+    async def run() -> Any:
+        environments = make_environments(config)
+        await environments.open()
+        environment = environments.make(PROMPT)
+        opening = await environment.start(PROMPT)
+        replies = [await environment.step(Answer("", turn, broken=broken)) for turn in turns]
+        closing = await environment.close()
+        await environments.close()
+        return opening, replies, closing, environment
+
+    return asyncio.run(run())
+
+
+def said(reply: Reply) -> list[str]:
+    return [message["content"] for message in reply.messages]
+
+
+def test_a_call_s_result_is_said_back_with_its_name_and_id(tools: Path) -> None:
+    _, (reply,), closing, environment = step(tools, ["add"], (call("add", a=1, b=2), call("add", a=5)))
+    assert said(reply) == ["3", "6"] and closing is None
+    assert reply.messages[0] == {"role": "tool", "name": "add", "tool_call_id": "call_add", "content": "3"}
+    assert environment.tools[0]["function"]["parameters"]["required"] == ["a"]
+    assert environment.numbers["calls"] == 2
+
+
+def test_a_turn_without_calls_ends_the_conversation(tools: Path) -> None:
+    assert step(tools, ["add"], ())[1] == [Reply()]
+
+
+def test_what_the_policy_does_wrong_is_said_back(tools: Path) -> None:
+    wrong = (call("sub", a=1), call("add", a="x"), call("add"), call("add", a=1, c=2), call("raising", kind="value"))
+    _, (reply,), _, environment = step(tools, ["add", "raising"], wrong, broken=("not a tool call: {",))
+    texts = said(reply)
+    assert texts[0] == "error: there is no tool 'sub', only add, raising"
+    assert texts[1].startswith("error: add: a: input should be a valid integer")
+    assert "a: missing" in texts[2] and "c: unexpected" in texts[3]
+    assert texts[4] == "error: ValueError: no value" and texts[5] == "error: not a tool call: {"
+    assert (
+        environment.numbers | {"calls": 5, "unknown_tools": 1, "failed_calls": 4, "broken_calls": 1}
+        == environment.numbers
+    )
+
+
+def test_a_world_that_fails_is_no_message(tools: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="no world"):
+        step(tools, ["raising"], (call("raising", kind="world"),))
+
+
+def test_a_call_that_takes_too_long_is_told_and_a_thread_that_hangs_is_left_behind(tools: Path) -> None:
+    calls = (call("slow", seconds=60.0), call("stuck", seconds=60.0), call("add", a=1))
+    _, (reply,), _, environment = step(tools, ["slow", "stuck", "add"], calls, timeout_s=0.2)
+    assert said(reply) == ["error: no answer within 0.2 s"] * 2 + ["2"]
+    assert environment.numbers["timeouts"] == 2
+    assert any(thread.name == "environment" and thread.daemon for thread in threading.enumerate())
+
+
+def test_a_call_that_waits_for_its_turn_is_not_slow(tools: Path) -> None:
+    names = [{"function": "slow", "calls_at_once": 2}]
+    _, (reply,), _, _ = step(tools, names, tuple(call("slow", seconds=0.1) for _ in range(12)), timeout_s=0.5)
+    assert said(reply) == ["waited"] * 12
+    assert load_named(f"{tools}:most", "test") == 2
+
+
+def test_calls_of_one_turn_run_at_the_same_time_and_plain_functions_in_threads(tools: Path) -> None:
+    _, (reply,), _, _ = step(tools, ["meet"], tuple(call("meet") for _ in range(8)))
+    assert said(reply) == ["0"] * 8
+
+
+def test_long_results_are_cut_and_said_to_be(tools: Path) -> None:
+    _, (reply,), _, _ = step(tools, ["long"], (call("long", letters=1000),), result_characters=10)
+    assert said(reply) == ["xxxxxxxxxx… (990 more characters)"]
+
+
+def test_more_calls_than_a_turn_may_have_do_not_run(tools: Path) -> None:
+    _, (reply,), _, environment = step(tools, ["add"], tuple(call("add", a=n) for n in range(4)), calls_a_turn=3)
+    assert said(reply) == ["1", "2", "3", "error: not run: only 3 calls a turn are allowed"]
+    assert environment.numbers["calls"] == 3
+
+
+def test_a_function_may_give_a_reward_and_numbers(tools: Path) -> None:
+    _, (reply,), _, environment = step(tools, ["scored"], (call("scored", x=1), call("scored", x=2)))
+    assert said(reply) == ['{"x": 1}', '{"x": 2}'] and reply.reward == 1.0
+    assert environment.numbers["bonus"] == 4
+
+
+def test_a_class_has_an_instance_a_trajectory_that_sees_the_row(tools: Path) -> None:
+    names = [{"function": "Counter", "arguments": {"step": 10}}, "add"]
+    for _ in range(2):
+        opening, replies, closing, environment = step(
+            tools, names, (call("count", times=2),), (call("count", times=1),)
+        )
+        assert opening == [{"role": "user", "content": "Go. Count to 3."}]
+        assert [said(reply) for reply in replies] == [["20"], ["30"]] and closing == 30.0
+        assert [tool["function"]["name"] for tool in environment.tools] == ["count", "add"]
+    assert PROMPT.row["prompt"] == [{"role": "user", "content": "Go."}], "the row itself is not changed"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nothing"], "there is no such function or class"),
+        (["undocumented"], "docstring"),
+        (["Empty"], "no public methods"),
+        ([{"function": "add", "arguments": {"a": 1}}], "is a function, which takes no `arguments`"),
+        (["add", "add"], "two tools are named 'add'"),
+    ],
+)
+def test_tools_that_cannot_be_are_told_before_anything_starts(tools: Path, names: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        step(tools, names)
