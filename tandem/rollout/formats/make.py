@@ -10,6 +10,7 @@ from tandem.files import load_named, users_traceback
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.calls import READERS, written_by
 from tandem.rollout.formats.calls.base import ReadsAnswer
+from tandem.rollout.formats.calls.response_template import by_response_template
 from tandem.rollout.formats.chat_template import template_of
 from tandem.rollout.formats.template import TemplateFormat, Thinking
 
@@ -22,25 +23,35 @@ def make_format(
     Raises UserError where there is no such format, and where the chat template can hold no conversation at all: neither
     with tools nor with a user who speaks again. `require_tools` and `require_users` refuse what a run needs of both.
     """
-    made = TemplateFormat(tokenizer, stop_token_ids, _reader(calls, template_of(tokenizer)), thinking)
+    made = TemplateFormat(tokenizer, stop_token_ids, _reader(calls, tokenizer), thinking)
     if made.refuses_tools and made.refuses_users:
         made.require_users()
     return made
 
 
-def _reader(calls: str, template: str) -> ReadsAnswer | None:
-    name = written_by(template) if calls == "auto" else calls
-    if name is None or name in READERS:
-        return READERS.get(name or "")
-    if ":" not in name:
+def _reader(calls: str, tokenizer: PreTrainedTokenizerBase) -> ReadsAnswer | None:
+    if calls == "auto":
+        return _detected(tokenizer)
+    if calls in READERS:
+        return READERS[calls]
+    if ":" not in calls:
         known = ", ".join(["auto", *sorted(READERS)])
         raise UserError(
-            f"conversation.calls {name!r}: there is no such format; use one of {known}, or path.py:function"
+            f"conversation.calls {calls!r}: there is no such format; use one of {known}, or path.py:function"
         )
-    function = load_named(name, "conversation.calls")
+    function = load_named(calls, "conversation.calls")
     if not callable(function):
-        raise UserError(f"conversation.calls {name!r}: there is no function of that name")
-    return _Own(name, function)
+        raise UserError(f"conversation.calls {calls!r}: there is no function of that name")
+    return _Own(calls, function)
+
+
+def _detected(tokenizer: PreTrainedTokenizerBase) -> ReadsAnswer | None:
+    """By the signs of a format in the chat template, else by the response template that the model comes with."""
+    name = written_by(template_of(tokenizer))
+    if name is not None:
+        return READERS[name]
+    own = getattr(tokenizer, "response_template", None)
+    return None if own is None else by_response_template(own)
 
 
 class _Own:

@@ -21,7 +21,7 @@ class ReadsAnswer(Protocol):
     def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Answer: ...
 
 
-class BrokenCall(Exception):
+class BrokenCall(ValueError):
     """A call that cannot be read; the message says why."""
 
 
@@ -61,15 +61,21 @@ def json_at(text: str) -> tuple[Any, str]:
     return value, text[end:]
 
 
+def whole_json(text: str, what: str) -> Any:
+    """The JSON value that all of `text` is. Raises BrokenCall, which says `what` it is."""
+    value, rest = json_at(text)
+    if rest.strip():
+        raise BrokenCall(f"{what} followed by {rest.strip()[:40]!r}")
+    return value
+
+
 def call_of(value: Any, arguments: str = "arguments") -> ToolCall:
     """A call from {name, `arguments`}. Raises BrokenCall."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise BrokenCall("it has no name of a tool")
     given = value.get(arguments)
     if isinstance(given, str) and given:
-        given, rest = json_at(given)
-        if rest.strip():
-            raise BrokenCall(f"its {arguments} are followed by {rest.strip()[:40]!r}")
+        given = whole_json(given, f"its {arguments} are")
     if given is not None and given != "" and not isinstance(given, dict):
         raise BrokenCall(f"its {arguments} are no JSON object")
     return ToolCall(str(value.get("id") or ""), value["name"], given or {})
@@ -79,6 +85,13 @@ def broken(error: BrokenCall, text: str) -> str:
     """The sentence about a call that cannot be read."""
     text = text.strip()
     return f"This call of a tool was not run, {error}: {text[:_SHOWN]}{'…' * (len(text) > _SHOWN)}"
+
+
+def cut(text: str, opening: str, closing: str) -> tuple[str, str]:
+    """A broken call, up to its closing tag or the next call's opening one, and what follows it."""
+    ends = [place for place in (text.find(closing), text.find(opening)) if place >= 0]
+    call = text[: min(ends, default=len(text))]
+    return call, text[len(call) :].removeprefix(closing)
 
 
 def _no_number(constant: str) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, cut, json_at, split_thinking
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -20,7 +20,7 @@ def read_hermes(text: str, tools: Sequence[ToolSchema]) -> Answer:
             calls.append(_closed(value, rest))
             text = rest.lstrip().removeprefix(_CLOSE)
         except BrokenCall as error:
-            call, text = _cut(text)
+            call, text = cut(text, _OPEN, _CLOSE)
             failures.append(broken(error, call))
     return Answer((said + text).strip(), tuple(calls), reasoning, tuple(failures))
 
@@ -30,10 +30,3 @@ def _closed(value: object, rest: str) -> ToolCall:
     if rest.strip() and not rest.lstrip().startswith(_CLOSE):
         raise BrokenCall(f"its JSON is followed by {rest.strip()[:40]!r} and not by {_CLOSE}")
     return call_of(value)
-
-
-def _cut(text: str) -> tuple[str, str]:
-    """A broken call, up to its closing tag or the next call, and what follows it."""
-    ends = [place for place in (text.find(_CLOSE), text.find(_OPEN)) if place >= 0]
-    call = text[: min(ends, default=len(text))]
-    return call, text[len(call) :].removeprefix(_CLOSE)

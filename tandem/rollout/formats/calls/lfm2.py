@@ -1,0 +1,66 @@
+"""`<|tool_call_start|>[NAME(key='value', …), …]<|tool_call_end|>`: LFM2. Python's syntax, of which nothing is run."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.rollout.environment import Answer, ToolCall, ToolSchema
+from tandem.rollout.formats.calls.base import BrokenCall, broken, split_thinking
+
+_OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+_JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+def read_lfm2(text: str, tools: Sequence[ToolSchema]) -> Answer:
+    del tools  # literals carry types
+    reasoning, text = split_thinking(text, _OPEN)
+    said, *blocks = text.split(_OPEN)
+    calls, failures = list[ToolCall](), list[str]()
+    for block in blocks:
+        block, _, rest = block.partition(_CLOSE)
+        said += rest
+        try:
+            nodes = _listed(block)
+        except BrokenCall as error:
+            failures.append(broken(error, block))
+            continue
+        for node in nodes:
+            try:
+                calls.append(_call(node))
+            except BrokenCall as error:
+                failures.append(broken(error, ast.unparse(node)))
+    return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
+
+
+def _listed(block: str) -> list[ast.expr]:
+    """The calls in the list that `block` is. Raises BrokenCall."""
+    try:
+        tree = ast.parse(block.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise BrokenCall(f"it cannot be read: {error}") from error
+    return tree.elts if isinstance(tree, ast.List) else [tree]
+
+
+def _call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+        raise BrokenCall("it is no NAME(key=value, …)")
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise BrokenCall("its arguments are not all key=value")
+    return ToolCall("", ast.unparse(node.func), {str(word.arg): _value(word.value) for word in node.keywords})
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or one of JSON's words. Raises BrokenCall."""
+    if isinstance(node, ast.Name) and node.id in _JSON_WORDS:
+        return _JSON_WORDS[node.id]
+    if isinstance(node, ast.List):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {str(_value(key)): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BrokenCall(f"{ast.unparse(node)[:40]} is no literal") from error
+    if not isinstance(value, str | int | float | bool | None):
+        raise BrokenCall(f"{ast.unparse(node)[:40]} is no value of JSON")
+    return value

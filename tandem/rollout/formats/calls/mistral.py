@@ -1,0 +1,55 @@
+"""`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]NAME[ARGS]{…}` for each call: Mistral."""
+
+import re
+from collections.abc import Sequence
+
+from tandem.rollout.environment import Answer, ToolCall, ToolSchema
+from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, whole_json
+
+_OPEN = "[TOOL_CALLS]"
+_NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\])?(?=\s*\{)")
+_NEXT = re.compile(r'(?<=\}),\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"arguments"')
+"""Both keys, since an argument may be a list of objects too."""
+
+
+def read_mistral(text: str, tools: Sequence[ToolSchema]) -> Answer:
+    del tools  # JSON carries types
+    reasoning, text = split_thinking(text, _OPEN, ("[THINK]", "[/THINK]"))
+    said, *parts = text.split(_OPEN)
+    calls, failures = list[ToolCall](), list[str]()
+    for part in parts:
+        try:
+            if part.lstrip().startswith("["):
+                _read_list(part.lstrip()[1:], calls, failures)
+            else:
+                calls.append(_named(part))
+        except BrokenCall as error:
+            failures.append(broken(error, part))
+    return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
+
+
+def _named(text: str) -> ToolCall:
+    """One call, its name before its arguments. Raises BrokenCall."""
+    head = _NAMED.match(text)
+    if not head:
+        raise BrokenCall("it is no NAME[ARGS]{…}")
+    arguments = whole_json(text[head.end() :], "its arguments are")
+    return call_of({"name": head[1], "arguments": arguments, "id": head[2]})
+
+
+def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> None:
+    """A JSON list of calls, one at a time: one that is no JSON ends where the next begins."""
+    while text := text.strip(" \n,]"):
+        try:
+            value, rest = json_at(text)
+        except BrokenCall as error:
+            following = _NEXT.search(text)
+            end = following.start() if following else len(text)
+            failures.append(broken(error, text[:end]))
+            text = text[end:]
+            continue
+        try:
+            calls.append(call_of(value))
+        except BrokenCall as error:
+            failures.append(broken(error, text[: len(text) - len(rest)]))
+        text = rest
