@@ -56,7 +56,7 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
         return ParsedConfig(kind.model_validate(tree, context=context), problems)
     except ValidationError as error:
         problems += _describe_all(error, kind)
-        with_meant_types = _with_meant_types(tree, error)
+        with_meant_types = _with_meant_types(kind, tree, error)
     try:  # again, for mistakes in the sections whose `type` is misspelt
         kind.model_validate(with_meant_types, context=context)
     except ValidationError as remaining:
@@ -64,14 +64,14 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
     return ParsedConfig(valid_part(kind, tree), problems)
 
 
-def _with_meant_types(tree: dict[str, Any], error: ValidationError) -> dict[str, Any]:
+def _with_meant_types(kind: type[Tree], tree: dict[str, Any], error: ValidationError) -> dict[str, Any]:
     """The tree with the type that was probably meant wherever one is misspelt."""
     mended = deepcopy(tree)
     for item in error.errors():
         meant = _meant_type(item) if item["type"] == "union_tag_invalid" and isinstance(item["input"], dict) else None
         if meant is not None:
             whole: Any = mended
-            section = reduce(lambda inner, name: inner[name], _keys_of(item), whole)
+            section = reduce(lambda inner, name: inner[name], _keys_of(item, kind), whole)
             section["type"] = meant
     return mended
 
@@ -180,9 +180,23 @@ def _describe_all(error: ValidationError, kind: type[Tree]) -> list[str]:
     return [problem for item in error.errors() for problem in _describe(item, kind)]
 
 
-def _keys_of(error: ErrorDetails) -> list[str | int]:
-    """The keys that lead to the value at fault."""
-    return [part for part in error["loc"] if part not in _UNION_TAGS and "[" not in str(part)]
+def _keys_of(error: ErrorDetails, kind: type[Section]) -> list[str | int]:
+    """The keys that lead to the value at fault. Behind a key at which several kinds of sections may stand comes the one
+    that was chosen, which may be named as a key is."""
+    keys: list[str | int] = []
+    sections: list[type[Section]] = [kind]
+    chosen = True
+    for part in error["loc"]:
+        if not chosen and part in _UNION_TAGS:
+            chosen = part != "built_in"  # by its name, which comes next
+        elif "[" not in str(part):
+            keys.append(part)
+            if isinstance(part, int):
+                continue
+            fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+            sections = [inner for field in fields for inner in sections_at(field)]
+            chosen = all(isinstance(field.annotation, type) for field in fields)
+    return keys
 
 
 def _meant_type(error: ErrorDetails) -> str | None:
@@ -193,7 +207,7 @@ def _meant_type(error: ErrorDetails) -> str | None:
 
 
 def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:
-    key = ".".join(map(str, _keys_of(error)))
+    key = ".".join(map(str, _keys_of(error, kind)))
     if error["type"] == "extra_forbidden" and key in kind.NOT_READ:
         return [f"{key}: only training reads this section; leave it out"]
     if error["type"] == "extra_forbidden":

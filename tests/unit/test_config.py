@@ -165,6 +165,11 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
     assert problems(sound, override) == [said]
 
 
+TOOLS, A_USER = "conversation.environment.tools", "conversation.environment.user"
+VERL_FILE = "write a file of verl's tools as {type: verl, path: a.yml}"
+NO_STRING = "input should be a valid string"
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -185,6 +190,10 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
         ("trainer={run_dir: ~nobody-here/r, resume: true, steps: 1}", f"trainer.run_dir: {NO_HOME}"),
         ("trainer.save_every=true", "trainer.save_every: input should be a number, not True"),
         ("training.optimizer.lr=true", "training.optimizer.lr: input should be a number, not True"),
+        ("conversation={environment: {tools: [{type: verl}]}}", f"{TOOLS}.0.path: field required"),
+        ("conversation={environment: {tools: [7]}}", f"{TOOLS}.0: is a section of keys and values, not 7"),
+        ("conversation={environment: {tools: [a.yml]}}", f"{TOOLS}.0: {VERL_FILE}, not 'a.yml'"),
+        ("conversation={environment: {user: {type: scripted, column: 7}}}", f"{A_USER}.column: {NO_STRING}, not 7"),
     ],
 )  # fmt: skip
 def test_one_mistake_gets_one_message(sound: Path, override: str, said: str) -> None:
