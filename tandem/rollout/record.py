@@ -48,11 +48,13 @@ class TokenTree:
 
     nodes: list[Node] = field(default_factory=list[Node])
 
-    def branches(self) -> list[Branch]:
-        """From a root to each leaf, in the order of the leaves. Each sampled token is in the loss mask of the first
-        branch that has it, and of no other; branches without such tokens are left out, but for the only one."""
+    def branches(self, first: Node | None = None) -> list[Branch]:
+        """From a root to each leaf, in the order of the leaves, but that the one of the leaf `first` begins. Each
+        sampled token is in the loss mask of the first branch that has it, and of no other; branches without such tokens
+        are left out, but for the only one."""
         trained: set[int] = set()
-        branches = [_branch(leaf.line(), trained) for leaf in self._leaves()]
+        leaves = sorted(self._leaves(), key=lambda leaf: leaf is not first)
+        branches = [_branch(leaf.line(), trained) for leaf in leaves]
         return [branch for branch in branches if branch.loss_mask.any()] or branches[:1]
 
     def _leaves(self) -> Iterator[Node]:
