@@ -51,6 +51,8 @@ def make_batch() -> Batch:
         loss_mask=np.ones(tokens, np.bool_),
         versions=np.zeros(tokens, np.int32),
         groups=np.arange(ROWS, dtype=np.int32) // 8,
+        trajectories=np.arange(ROWS, dtype=np.int32),
+        prompts=np.arange(ROWS, dtype=np.int32),
         rewards=np.zeros(ROWS, np.float32),
         scored=np.ones(ROWS, np.bool_),
         tokens=TokenColumns(),

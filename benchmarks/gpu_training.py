@@ -89,6 +89,8 @@ def rows(tokens: int, prompt: int, vocabulary: int) -> Batch:
         loss_mask=np.ones(total, dtype=np.bool_),
         versions=np.zeros(total, dtype=np.int32),
         groups=np.arange(len(lengths), dtype=np.int32),
+        trajectories=np.arange(len(lengths), dtype=np.int32),
+        prompts=np.arange(len(lengths), dtype=np.int32),
         rewards=np.zeros(len(lengths), dtype=np.float32),
         scored=np.ones(len(lengths), dtype=np.bool_),
         tokens=TokenColumns(weights=share, shares=share),

@@ -5,9 +5,9 @@
 Everything here is numpy and plain Python, so that it imports in milliseconds and crosses process borders. Token ids,
 versions and groups are int32, log-probs and rewards float32, offsets and indices int64.
 
-Array suffixes: `_B` rows (one a trajectory), `_T` response tokens of all rows, head to tail, `_N` tokens of a
-micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` has one entry more than there are rows:
-row `i` is `values[offsets[i]:offsets[i + 1]]`.
+Array suffixes: `_B` rows, one a branch of a trajectory, and an answer of one turn is one branch; `_T` response tokens of
+all rows, head to tail, `_N` tokens of a micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets`
+has one entry more than there are rows: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 """
 
 import math
@@ -246,6 +246,13 @@ class Trajectory:
     error: str | None = None
     """Why the environment failed."""
 
+    @property
+    def every_branch(self) -> tuple[Branch, ...]:
+        """The branch that the arrays above are, and the further ones."""
+        ids, made = self.prompt.token_ids, self.response_ids
+        own = Branch(ids, made, self.loss_mask, self.rollout_logprobs, self.versions, self.turns, self.experts)
+        return (own, *self.branches)
+
 
 @dataclass(frozen=True)  # no slots: it is pickled often, which they make slow
 class Score:
@@ -310,7 +317,8 @@ class TokenColumns(Generic[Array]):
     selected: Array | None = None
     """bool: tokens that the loss treats apart, where it does."""
     rows: Array | None = None
-    """Filled in a micro-batch: tokens with the same number are of one trajectory, all of whose tokens are there."""
+    """Filled in a micro-batch: tokens with the same number are of one trajectory. All of its tokens in the loss mask are
+    there, those of its further branches too, where the loss is not `token_local`."""
 
     def map(self, function: Callable[[Array], OtherArray]) -> "TokenColumns[OtherArray]":
         """The columns with `function` applied to each that is filled."""
@@ -324,7 +332,10 @@ class TokenColumns(Generic[Array]):
 
 @dataclass(slots=True)
 class Batch:
-    """Trajectories as ragged columns, never padded: what the advantage is computed on and optimizer steps train on."""
+    """Trajectories as ragged columns, never padded: what the advantage is computed on and optimizer steps train on.
+
+    A row is a branch: most trajectories have one.
+    """
 
     prompt_ids: IntArray
     prompt_offsets: IntArray
@@ -334,8 +345,13 @@ class Batch:
     """`[T]`; all False on a row that has no reward."""
     versions: IntArray
     groups: IntArray
-    """`[B]`: rows with the same number are siblings, they have one prompt."""
+    """`[B]`: rows with the same number are of siblings."""
+    trajectories: IntArray
+    """`[B]`: rows with the same number are branches of one trajectory; in a whole step from 0 on, and ascending."""
+    prompts: IntArray
+    """`[B]`: rows with the same number have the same prompt tokens, which a micro-batch computes once."""
     rewards: FloatArray
+    """`[B]`: of the trajectory."""
     scored: BoolArray
     """`[B]`: False on rows whose reward failed. They take no part in group statistics, loss or metrics."""
     tokens: TokenColumns[np.ndarray[Any, Any]]
@@ -350,12 +366,22 @@ class Batch:
         """`[T]`: the row of each response token."""
         return np.repeat(np.arange(len(self)), np.diff(self.response_offsets))
 
+    @property
+    def trajectory_of_token(self) -> IntArray:
+        """`[T]`: the number, in `trajectories`, of the trajectory of each response token."""
+        return np.repeat(self.trajectories.astype(np.int64), np.diff(self.response_offsets))
+
+    @property
+    def first_branches(self) -> IntArray:
+        """The row of the first branch of each trajectory, where rows are in the order of a step."""
+        return np.flatnonzero(np.diff(self.trajectories, prepend=-1))
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What one forward and backward pass sees: *segments* of tokens, head to tail.
 
-    A segment sees itself causally and, before that, all of its prefix: siblings' answers continue one prompt, which is
+    A segment sees itself causally and, before that, all of its prefix: answers to one prompt continue it, and it is
     computed once. A row's last token is left out: it predicts nothing.
     """
 

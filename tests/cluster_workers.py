@@ -176,6 +176,8 @@ def ragged_batch(lengths: Sequence[int], prompt: int = 3) -> Batch:
         loss_mask=np.ones(tokens, np.bool_),
         versions=np.zeros(tokens, np.int32),
         groups=np.arange(rows, dtype=np.int32),
+        trajectories=np.arange(rows, dtype=np.int32),
+        prompts=np.arange(rows, dtype=np.int32),
         rewards=np.arange(rows, dtype=np.float32),
         scored=np.ones(rows, np.bool_),
         tokens=TokenColumns(rollout_logprobs=np.arange(tokens, dtype=np.float32)),

@@ -1,7 +1,7 @@
 """What an algorithm is: the signals it needs, scores -> advantages, log-probs -> loss. Pure tensors.
 
-Suffixes: `_B` rows (trajectories), `_T` response tokens of all rows head to tail, `_K` trained ones among them,
-`_S` scored tokens of a micro-batch.
+Suffixes: `_B` trajectories, which are the rows here, `_T` response tokens of all rows head to tail, `_K` trained ones
+among them, `_S` scored tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rollouts:
     groups_B: Tensor
     """int64: rows with the same number are siblings."""
     rows_T: Tensor
-    """int64, ascending: the row of each token."""
+    """int64, ascending: the row of each token, which is its trajectory, in whichever branch."""
     mask_T: Tensor
     """bool: tokens the policy made, in scored rows."""
     policy_logprobs_T: Tensor | None = None
@@ -56,6 +56,13 @@ class Rollouts:
     """`[B]` each, NaN where a row's reward lacks the part."""
     seed: int = 0
     """This step's seed, for what an algorithm draws."""
+    branches_T: Tensor | None = None
+    """int64, ascending: the branch of each token, for what runs along a sequence; None: a trajectory has one branch."""
+
+    @property
+    def sequences_T(self) -> Tensor:
+        """int64, ascending: tokens with the same number follow one another in one context."""
+        return self.rows_T if self.branches_T is None else self.branches_T
 
     @property
     def trained_tokens_B(self) -> Tensor:

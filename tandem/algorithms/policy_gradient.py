@@ -49,13 +49,15 @@ class PolicyGradient(ABC, Generic[Config]):
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         """Advantages from rewards that the KL penalty has already been taken off.
 
-        `rollouts.rewards_B` has them by row, `rewards_T` by token: the row's own on its last policy token.
+        `rollouts.rewards_B` has them by trajectory, `rewards_T` by token: the trajectory's own on the last policy token
+        of each of its branches.
         """
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Shape the rewards as configured, estimate advantages, let the loss select tokens."""
         rollouts = self._shape_rewards(rollouts)
-        rewards_T = reward_at_last_token(rollouts.rewards_B, rollouts.mask_T, rollouts.rows_T)
+        places = (rollouts.mask_T, rollouts.rows_T, rollouts.sequences_T)
+        rewards_T = reward_at_last_token(rollouts.rewards_B, *places)
         if self.config.kl.place == "reward":
             result = self._estimate_with_kl(rollouts, rewards_T)
         else:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gae(
-    rewards_T: Tensor, values_T: Tensor, mask_T: Tensor, rows_T: Tensor, gamma: float, gae_lambda: float
+    rewards_T: Tensor, values_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, equation 16): (advantages, returns).
 
@@ -20,12 +20,13 @@ def gae(
         advantage_t = delta_t + gamma * lambda * advantage_{t+1}
         return_t = advantage_t + value_t
 
-    t + 1 is the row's next policy token, whatever a tool said in between; after the last one the value is 0, on
-    truncated rows too.
+    t + 1 is the sequence's next policy token, whatever a tool said in between; after the last one the value is 0, on
+    truncated ones too. `sequences_T`: ascending, the branch of each token. Nothing runs from one branch into another:
+    their contexts differ.
     """
     import torch
 
-    rows_K = rows_T[mask_T]
+    rows_K = sequences_T[mask_T]
     lengths_B = rows_K.bincount(minlength=1)
     times_K = places_in_rows(rows_K)
     rewards, values, advantages = torch.zeros(3, int(lengths_B.max()) + 1, len(lengths_B), dtype=torch.float64)
@@ -40,11 +41,11 @@ def gae(
     return advantages_T, returns_T
 
 
-def discounted_returns(rewards_T: Tensor, mask_T: Tensor, rows_T: Tensor, gamma: float) -> Tensor:
-    """The sum of a token's reward and, discounted by gamma a policy token, all later ones of its row."""
+def discounted_returns(rewards_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float) -> Tensor:
+    """The sum of a token's reward and, discounted by gamma a policy token, all later ones of its sequence."""
     import torch
 
-    _, returns_T = gae(rewards_T, torch.zeros(len(mask_T)), mask_T, rows_T, gamma, gae_lambda=1.0)
+    _, returns_T = gae(rewards_T, torch.zeros(len(mask_T)), mask_T, sequences_T, gamma, gae_lambda=1.0)
     return returns_T
 
 

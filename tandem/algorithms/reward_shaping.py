@@ -44,11 +44,14 @@ def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens:
     return ((max_response_tokens - buffer_tokens - lengths_B) / buffer_tokens).clamp(-1, 0)
 
 
-def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
-    """The reward of each row on its last policy token, 0 on all others; float32 `[T]`."""
+def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor, sequences_T: Tensor) -> Tensor:
+    """The reward of each row on the last policy token of each of its sequences, 0 on all others; float32 `[T]`.
+
+    So every policy token is followed by the reward once, in whichever branch of its trajectory it is.
+    """
     import torch
 
     tokens_K = mask_T.nonzero().squeeze(1)
-    rows_K = rows_T[tokens_K]
-    last_of_row_K = torch.searchsorted(rows_K, rows_K, right=True) - 1
-    return torch.zeros(len(mask_T)).index_put((tokens_K[last_of_row_K],), rewards_B[rows_K])
+    sequences_K = sequences_T[tokens_K]
+    last_of_sequence_K = torch.searchsorted(sequences_K, sequences_K, right=True) - 1
+    return torch.zeros(len(mask_T)).index_put((tokens_K[last_of_sequence_K],), rewards_B[rows_T[tokens_K]])

@@ -12,33 +12,47 @@ import numpy as np
 from tandem.types import (
     Batch,
     BoolArray,
+    Branch,
     Demonstration,
     FloatArray,
     Group,
     IntArray,
     MicroBatch,
     Preference,
+    Status,
     TokenColumns,
-    Trajectory,
 )
 
 
 def to_batch(groups: Sequence[Group]) -> Batch:
-    """The trajectories of a step, groups in order; a row whose score has no value is neither `scored` nor masked in."""
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
-    rewards = [score.value for group in groups for score in group.scores]
-    batch = demonstrations_to_batch([Demonstration(0, r.prompt.token_ids, r.response_ids, r.loss_mask) for r in rows])
-    batch.scored = np.array([reward is not None for reward in rewards], dtype=np.bool_)
-    batch.rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
+    """The trajectories of a step, groups in order, a row a branch.
+
+    A row whose trajectory has no score, or whose environment failed, is neither `scored` nor masked in.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    branches = [trajectory.every_branch for trajectory in trajectories]
+    rows = [branch for own in branches for branch in own]
+    counts = [len(own) for own in branches]
+    siblings = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
+    rewards = [
+        score.value if trajectory.status is not Status.ENVIRONMENT_ERROR else None
+        for group in groups
+        for trajectory, score in zip(group.trajectories, group.scores, strict=True)
+    ]
+    demonstrations = [Demonstration(0, row.prompt_ids, row.response_ids, row.loss_mask) for row in rows]
+    batch = demonstrations_to_batch(demonstrations, np.repeat(siblings, counts))
+    batch.trajectories = np.repeat(np.arange(len(trajectories), dtype=np.int32), counts)
+    batch.scored = np.repeat(np.array([reward is not None for reward in rewards], dtype=np.bool_), counts)
+    values = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
+    batch.rewards = np.repeat(values, counts)
     batch.loss_mask &= np.repeat(batch.scored, np.diff(batch.response_offsets))
-    batch.groups = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
     batch.versions = _head_to_tail([row.versions for row in rows], np.int32)
     batch.tokens.rollout_logprobs = _head_to_tail([row.rollout_logprobs for row in rows], np.float32)
     batch.experts = _experts(rows)
     return batch
 
 
-def _experts(rows: Sequence[Trajectory]) -> IntArray | None:
+def _experts(rows: Sequence[Branch]) -> IntArray | None:
     """The recorded experts of all prompts, then of all responses; None where a row has none.
 
     A row's last token, which no model sees, gets those of the token before it.
@@ -49,13 +63,20 @@ def _experts(rows: Sequence[Trajectory]) -> IntArray | None:
     of_prompts: list[IntArray] = []
     of_responses: list[IntArray] = []
     for row, experts in zip(rows, recorded, strict=True):
-        of_prompts.append(experts[: len(row.prompt.token_ids)])
-        of_responses.append(experts[len(row.prompt.token_ids) :])
+        of_prompts.append(experts[: len(row.prompt_ids)])
+        of_responses.append(experts[len(row.prompt_ids) :])
     return np.concatenate(of_prompts + of_responses)
 
 
-def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
-    """Rows to imitate: each a group of its own, reward 0, no token columns yet."""
+def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: IntArray | None = None) -> Batch:
+    """Rows to imitate: each a trajectory of its own, reward 0, no token columns yet.
+
+    `groups`: `[B]`, rows with the same number are siblings, which share their prompt where its tokens are the same;
+    default: each row is a group of its own.
+    """
+    rows = len(demonstrations)
+    alone = groups is None
+    groups = np.arange(rows, dtype=np.int32) if groups is None else groups.astype(np.int32)
     return Batch(
         prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
         prompt_offsets=np.cumsum([0, *(len(row.prompt_ids) for row in demonstrations)]),
@@ -63,19 +84,28 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration]) -> Batch:
         response_offsets=np.cumsum([0, *(len(row.response_ids) for row in demonstrations)]),
         loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
         versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
-        groups=np.arange(len(demonstrations), dtype=np.int32),
-        rewards=np.zeros(len(demonstrations), dtype=np.float32),
-        scored=np.ones(len(demonstrations), dtype=np.bool_),
+        groups=groups,
+        trajectories=np.arange(rows, dtype=np.int32),
+        prompts=groups if alone else _numbers_of_prompts([row.prompt_ids for row in demonstrations], groups),
+        rewards=np.zeros(rows, dtype=np.float32),
+        scored=np.ones(rows, dtype=np.bool_),
         tokens=TokenColumns(),
     )
 
 
+def _numbers_of_prompts(prompts: Sequence[IntArray], groups_B: IntArray) -> IntArray:
+    """int32 `[B]`: one number for the rows of a group that have the same prompt tokens, in the order in which they
+    come."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    contents = (prompt.astype(np.int32, copy=False).tobytes() for prompt in prompts)
+    keys = zip(groups_B.tolist(), contents, strict=True)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
+
+
 def pairs_to_batch(pairs: Sequence[Preference]) -> Batch:
-    """Chosen and rejected answers in turn; a pair is a group where its prompts have the same tokens."""
-    batch = demonstrations_to_batch([row for pair in pairs for row in (pair.chosen, pair.rejected)])
-    alike = [np.array_equal(pair.chosen.prompt_ids, pair.rejected.prompt_ids) for pair in pairs]
-    batch.groups[1::2] -= np.array(alike, dtype=np.int32)
-    return batch
+    """Chosen and rejected answers in turn; a pair is a group."""
+    rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
+    return demonstrations_to_batch(rows, np.arange(len(rows)) // 2)
 
 
 def scored_at_the_end(row: Demonstration) -> Demonstration:
@@ -95,9 +125,9 @@ def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[In
 
 
 def balance_rows(batch: Batch, parts: int) -> list[IntArray]:
-    """The rows of each of `parts` ranks: the ranks have near-equal numbers of tokens, and siblings are on one rank
-    where there are at least as many groups as ranks."""
-    groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else np.arange(len(batch))
+    """The rows of each of `parts` ranks: the ranks have near-equal numbers of tokens, the branches of a trajectory are
+    on one rank, and so are siblings where there are at least as many groups as ranks."""
+    groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else batch.trajectories
     _, tokens_G = _tokens_of_groups(batch, groups_B)
     return _spread(batch, groups_B, parts, np.argsort(-tokens_G, kind="stable"))
 
@@ -139,6 +169,8 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         loss_mask=take(batch.loss_mask, responses),
         versions=take(batch.versions, responses),
         groups=batch.groups[rows],
+        trajectories=batch.trajectories[rows],
+        prompts=batch.prompts[rows],
         rewards=batch.rewards[rows],
         scored=batch.scored[rows],
         tokens=batch.tokens.map(lambda column: take(column, responses)),
@@ -146,45 +178,67 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
     )
 
 
-def micro_batches(batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int) -> list[MicroBatch]:
+def micro_batches(
+    batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int, *, whole_trajectories: bool = False
+) -> list[MicroBatch]:
     """`rows` packed to at most `tokens_per_micro_batch` tokens each, siblings together; a longer row is alone.
 
-    Scored are the response tokens that `loss_mask` names; a row without any is left out.
+    Scored are the response tokens that `loss_mask` names; a row without any is left out. `whole_trajectories`: all
+    branches of a trajectory are in one micro-batch, however long that becomes.
     """
     trainable = np.asarray(rows, dtype=np.int64)
     trainable = trainable[np.isin(trainable, batch.row_of_token[batch.loss_mask])]
-    prompt_lengths_B, response_lengths_B = np.diff(batch.prompt_offsets), np.diff(batch.response_offsets)
-    longest_siblings_first = np.lexsort((-response_lengths_B[trainable], batch.groups[trainable]))
     packs: list[list[int]] = []
-    tokens_in_pack, group_in_pack = 0, -1
-    for row in trainable[longest_siblings_first].tolist():
-        prompt_length, answer_length = int(prompt_lengths_B[row]), int(response_lengths_B[row]) - 1
-        cost = answer_length if batch.groups[row] == group_in_pack else prompt_length + answer_length
+    tokens_in_pack, prompts_in_pack = 0, set[int]()
+    for unit in _in_packing_order(batch, trainable, whole_trajectories):
+        cost = _added_tokens(batch, unit, prompts_in_pack)
         if not packs or tokens_in_pack + cost > tokens_per_micro_batch:
             packs.append([])
-            tokens_in_pack, cost = 0, prompt_length + answer_length
-        packs[-1].append(row)
+            prompts_in_pack = set()
+            tokens_in_pack, cost = 0, _added_tokens(batch, unit, prompts_in_pack)
+        packs[-1] += unit
         tokens_in_pack += cost
-        group_in_pack = batch.groups[row]
+        prompts_in_pack.update(batch.prompts[unit].tolist())
     return [_pack(batch, np.array(pack)) for pack in packs]
 
 
-def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
-    """One micro-batch of `rows_R`, siblings next to one another.
+def _in_packing_order(batch: Batch, rows: IntArray, whole_trajectories: bool) -> list[list[int]]:
+    """The rows by their prompts, those with the longest answers first; in one list what one micro-batch must hold."""
+    lengths_B = np.diff(batch.response_offsets)
+    ordered = rows[np.lexsort((-lengths_B[rows], batch.prompts[rows]))]
+    if not whole_trajectories:
+        return [[row] for row in ordered.tolist()]
+    units: dict[int, list[int]] = {}
+    for row, trajectory in zip(ordered.tolist(), batch.trajectories[ordered].tolist(), strict=True):
+        units.setdefault(trajectory, []).append(row)
+    return list(units.values())
 
-    Each row has two slots for segments: its prompt, filled by the first row of its group alone, and its answer, which
-    is the response without the last token. Of siblings with the same answer the first one's stands for all. Empty
-    slots leave no segment.
+
+def _added_tokens(batch: Batch, rows: list[int], prompts_there: set[int]) -> int:
+    """By how much these rows make a micro-batch longer that computes `prompts_there` already."""
+    first_rows: dict[int, int] = {}
+    for row in rows:
+        first_rows.setdefault(int(batch.prompts[row]), row)
+    prompts, responses = batch.prompt_offsets, batch.response_offsets
+    own = sum(int(prompts[row + 1] - prompts[row]) for number, row in first_rows.items() if number not in prompts_there)
+    return own + sum(int(responses[row + 1] - responses[row]) - 1 for row in rows)
+
+
+def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
+    """One micro-batch of `rows_R`.
+
+    Each row has two slots for segments: its prompt, filled by the first of the rows that have it, and its answer, which
+    is the response without the last token. Of rows with the same prompt and answer the first one's stands for all.
+    Empty slots leave no segment.
     """
     row_numbers_R = np.arange(len(rows_R))
-    groups_R = batch.groups[rows_R]
-    starts_group_R = np.concatenate(([True], groups_R[1:] != groups_R[:-1]))
-    prompt_owner_R = np.maximum.accumulate(np.where(starts_group_R, row_numbers_R, 0))
+    prompt_owner_R = _first_with_the_same(batch.prompts[rows_R])
+    owns_prompt_R = prompt_owner_R == row_numbers_R
     answer_owner_R = _first_with_the_same_answer(batch, rows_R)
 
     prompt_starts_R, response_starts_R = batch.prompt_offsets[rows_R], batch.response_offsets[rows_R]
     response_lengths_R = batch.response_offsets[rows_R + 1] - response_starts_R
-    prompt_slots_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * starts_group_R
+    prompt_slots_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * owns_prompt_R
     answer_slots_R = (response_lengths_R - 1) * (answer_owner_R == row_numbers_R)
     slot_lengths = _interleave(prompt_slots_R, answer_slots_R)
     is_segment = slot_lengths > 0
@@ -206,7 +260,7 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     answer_begins_R = np.concatenate(([0], slot_lengths)).cumsum()[1::2]
     predicted_after_S = np.where(place_S == 0, prompt_owner_R[row_S], answer_owner_R[row_S])
     columns = batch.tokens.map(lambda column: column[source_S])
-    columns.rows = row_S
+    columns.rows = _first_with_the_same(batch.trajectories[rows_R])[row_S]
     return MicroBatch(
         token_ids=token_ids[source_N],
         offsets=np.concatenate(([0], slot_lengths[is_segment])).cumsum(),
@@ -219,14 +273,20 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     )
 
 
+def _first_with_the_same(numbers_R: IntArray) -> IntArray:
+    """int64 `[R]`: for each row the first one with its number."""
+    _, first_rows, place_R = np.unique(numbers_R, return_index=True, return_inverse=True)
+    return first_rows[place_R]
+
+
 def _first_with_the_same_answer(batch: Batch, rows_R: IntArray) -> IntArray:
-    """int64 `[R]`: for each row the first row of its group with the same response, the last token aside."""
+    """int64 `[R]`: for each row the first one with its prompt and its response, the last token aside."""
     starts_R, stops_R = batch.response_offsets[rows_R], batch.response_offsets[rows_R + 1] - 1
     first_rows: dict[tuple[int, bytes], int] = {}
     owners: list[int] = []
-    for row, (group, start, stop) in enumerate(zip(batch.groups[rows_R].tolist(), starts_R, stops_R, strict=True)):
+    for row, (prompt, start, stop) in enumerate(zip(batch.prompts[rows_R].tolist(), starts_R, stops_R, strict=True)):
         answer = batch.response_ids[start:stop].tobytes()
-        owners.append(first_rows.setdefault((group, answer), row))
+        owners.append(first_rows.setdefault((prompt, answer), row))
     return np.array(owners)
 
 

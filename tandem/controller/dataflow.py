@@ -88,13 +88,14 @@ def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batc
 
 def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Batch, seed: Sequence[int]) -> StepMetrics:
     """Fill the batch's advantages, its returns and the tokens that the loss selects."""
-    tokens = batch.tokens.map(torch.as_tensor)
+    tokens, firsts = batch.tokens.map(torch.as_tensor), batch.first_branches
     result = algorithm.advantages(
         Rollouts(
-            rewards_B=torch.as_tensor(batch.rewards),
-            scored_B=torch.as_tensor(batch.scored),
-            groups_B=torch.as_tensor(batch.groups.astype(np.int64)),
-            rows_T=torch.as_tensor(batch.row_of_token),
+            rewards_B=torch.as_tensor(batch.rewards[firsts]),
+            scored_B=torch.as_tensor(batch.scored[firsts]),
+            groups_B=torch.as_tensor(batch.groups[firsts].astype(np.int64)),
+            rows_T=torch.as_tensor(batch.trajectory_of_token),
+            branches_T=torch.as_tensor(batch.row_of_token),
             mask_T=torch.as_tensor(batch.loss_mask),
             policy_logprobs_T=tokens.old_logprobs if Signal.POLICY_LOGPROBS in algorithm.needs else None,
             ref_logprobs_T=tokens.ref_logprobs,
@@ -125,11 +126,15 @@ def _reward_parts(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
 def describe_batch(batch: Batch, config: TrainConfig, version: int) -> StepMetrics:
     """Lengths of prompts and responses, staleness and entropy of the rollout; with `perf/tokens` for the run.
 
+    A response is all branches of a trajectory together, a prompt what the first of them begins with.
+
     `version`: that of the weights which the step trained. Asserts that no trained token is of a newer one, or of one
     that is older by more than `trainer.max_staleness`.
     """
-    responses, prompts = np.diff(batch.response_offsets), np.diff(batch.prompt_offsets)
-    metrics = {"perf/tokens": float(responses.sum() + prompts.sum())}
+    firsts = batch.first_branches
+    responses = np.add.reduceat(np.diff(batch.response_offsets), firsts)
+    prompts = np.diff(batch.prompt_offsets)[firsts]
+    metrics = {"perf/tokens": float(len(batch.response_ids) + len(batch.prompt_ids))}
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
         metrics[f"{name}/mean"] = float(lengths.mean())
         metrics[f"{name}/max"] = float(lengths.max())
@@ -147,8 +152,8 @@ def describe_batch(batch: Batch, config: TrainConfig, version: int) -> StepMetri
 
 
 def _mixed_share(batch: Batch) -> float:
-    """The share of the trained rows whose trained tokens are of more than one version."""
-    rows_K, versions_K = batch.row_of_token[batch.loss_mask], batch.versions[batch.loss_mask]
+    """The share of the trained trajectories whose trained tokens are of more than one version."""
+    rows_K, versions_K = batch.trajectory_of_token[batch.loss_mask], batch.versions[batch.loss_mask]
     _, starts = np.unique(rows_K, return_index=True)
     return float((np.maximum.reduceat(versions_K, starts) > np.minimum.reduceat(versions_K, starts)).mean())
 

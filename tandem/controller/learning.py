@@ -36,7 +36,7 @@ def update(
     assert batch.tokens.old_logprobs is not None or not is_stale_T.any(), (
         f"step {step}: {is_stale_T.sum()} trained tokens are older than version {step - 1}, and have no old_logprobs"
     )
-    row_of_token = batch.row_of_token
+    row_of_token, trajectory_of_token = batch.row_of_token, batch.trajectory_of_token
     trainable_B = _trainable_rows(batch, algorithm, config)
     correction_metrics = _set_rollout_correction(batch, config)
     first_logprobs_T = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
@@ -45,7 +45,7 @@ def update(
     for epoch in range(config.algorithm.epochs):
         for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
             in_step_T = batch.loss_mask & _are_in(rows, batch)[row_of_token]
-            weights_T = algorithm.weights(torch.as_tensor(in_step_T), torch.as_tensor(row_of_token)).numpy()
+            weights_T = algorithm.weights(torch.as_tensor(in_step_T), torch.as_tensor(trajectory_of_token)).numpy()
             trainable = rows[trainable_B[rows]]
             learning = actor.learn(_optimizer_step_batch(batch, trainable, weights_T), algorithm.loss)
             if critic:
@@ -59,7 +59,7 @@ def update(
             step_metrics.append(metrics)
     if batch.tokens.old_logprobs is None or config.takes_engine_logprobs:
         batch.tokens.old_logprobs = first_logprobs_T
-    trained_share = {"actor/trained_share": float(trainable_B.mean())}
+    trained_share = {"actor/trained_share": float(trainable_B[batch.first_branches].mean())}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version=step - 1)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
@@ -82,7 +82,7 @@ def _set_rollout_correction(batch: Batch, config: TrainConfig) -> StepMetrics:
     if settings.type == "none":
         return {}
     assert tokens.old_logprobs is not None and tokens.rollout_logprobs is not None
-    columns = (tokens.old_logprobs, tokens.rollout_logprobs, batch.loss_mask, batch.row_of_token)
+    columns = (tokens.old_logprobs, tokens.rollout_logprobs, batch.loss_mask, batch.trajectory_of_token)
     weights_T, metrics = rollout_weights(settings, *map(torch.as_tensor, columns))
     tokens.importance_weights = weights_T.numpy()
     return metrics
@@ -115,12 +115,12 @@ def _optimizer_step_batch(batch: Batch, rows: IntArray, weights_T: FloatArray) -
 
 
 def _trainable_rows(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> BoolArray:
-    """bool `[B]`: rows whose gradient can differ from zero."""
+    """bool `[B]`: rows of trajectories whose gradient can differ from zero."""
     trainable_T, training = batch.loss_mask, config.training
     if training.skip_zero_advantage and algorithm.zero_without_advantage and not training.adds_losses:
         assert batch.tokens.advantages is not None
         trainable_T = trainable_T & (batch.tokens.advantages != 0)
-    return np.bincount(batch.row_of_token[trainable_T], minlength=len(batch)) > 0
+    return np.isin(batch.trajectories, batch.trajectory_of_token[trainable_T])
 
 
 def _compare_with_engine(batch: Batch, max_staleness: int, version: int) -> StepMetrics:

@@ -99,13 +99,14 @@ class ModelRewards:
 
 
 def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
-    """Every trajectory as a row whose only token in the mask comes after the answer: its value is the score."""
-    rows = [trajectory for group in siblings for trajectory in group]
-    batch = demonstrations_to_batch(
-        [scored_at_the_end(Demonstration(0, row.prompt.token_ids, row.response_ids, row.loss_mask)) for row in rows]
-    )
-    batch.groups = np.repeat(np.arange(len(siblings), dtype=np.int32), [len(group) for group in siblings])
-    return batch
+    """Every trajectory as a row whose only token in the mask comes after the answer: its value is the score.
+
+    Of several branches the last one is read, which is where the trajectory ended.
+    """
+    lasts = [trajectory.every_branch[-1] for group in siblings for trajectory in group]
+    groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
+    rows = [Demonstration(0, last.prompt_ids, last.response_ids, last.loss_mask) for last in lasts]
+    return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups)
 
 
 def _without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:

@@ -178,12 +178,12 @@ def _rewarded(config: TrainConfig, siblings: list[Trajectory]) -> Group:
 
 def _as_if_made_by(version: int, groups: Sequence[Group]) -> list[Group]:
     """The groups as a step of a synchronous run has them: made by the weights that it trains."""
-    return [
-        replace(
-            group, trajectories=[replace(t, versions=np.full_like(t.versions, version)) for t in group.trajectories]
-        )
-        for group in groups
-    ]
+    return [replace(group, trajectories=[_made_by(version, t) for t in group.trajectories]) for group in groups]
+
+
+def _made_by(version: int, trajectory: Trajectory) -> Trajectory:
+    branches = tuple(replace(b, versions=np.full_like(b.versions, version)) for b in trajectory.branches)
+    return replace(trajectory, versions=np.full_like(trajectory.versions, version), branches=branches)
 
 
 def _agrees(config: TrainConfig, batch: Batch, trainer: FloatArray) -> tuple[bool, str]:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from signal import Signals
 
+import numpy as np
+
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Branch
@@ -147,7 +149,8 @@ def check_versions(groups: list[Group], version: int) -> None:
     """Assert that the weights of this version made every token of these answers."""
     for group in groups:
         for answer in group.trajectories:
-            others = set(answer.versions[answer.loss_mask].tolist()) - {version}
+            made = (branch.versions[branch.loss_mask] for branch in answer.every_branch)
+            others = set(np.concatenate([*made]).tolist()) - {version}
             assert not others, (
                 f"validation of version {version}: row {answer.prompt.index}, sample {answer.sample} has tokens of "
                 f"versions {sorted(others)}"

@@ -114,10 +114,15 @@ def engines_on(generation: GenerationConfig, ranks: int) -> int:
 
 
 def _read(path: Path) -> _Step:
-    table = read_trajectories(path, ["group", "response_ids", "prompt_ids", "generation_s"])
-    numbers = table["group"].to_numpy()
+    table = read_trajectories(path, ["group", "branch", "response_ids", "prompt_ids", "generation_s"])
+    firsts = np.flatnonzero(table["branch"].to_numpy() == 0)
     responses, prompts = (np.array([len(ids) for ids in table[name]]) for name in ("response_ids", "prompt_ids"))
-    seconds = table["generation_s"].to_numpy()
+    numbers, prompts, seconds = (
+        table["group"].to_numpy()[firsts],
+        prompts[firsts],
+        table["generation_s"].to_numpy()[firsts],
+    )
+    responses = np.add.reduceat(responses, firsts)
     rows_of_groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
     return _Step(
         [(np.maximum(responses[rows], 1.0).tolist(), int(prompts[rows[0]])) for rows in rows_of_groups],

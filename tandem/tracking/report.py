@@ -21,7 +21,18 @@ _SECTIONS = ("reward", "val", "length", "sft", "actor", "critic", "rollout", "sp
 _MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
 _MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 1_000, 6_000, 600, 4
 _LAST_VALUES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")
-_COLUMNS = ("step", "prompt_index", "sample", "prompt", "response", "reward", "advantage", "advantages", "status")
+_COLUMNS = (
+    "step",
+    "prompt_index",
+    "sample",
+    "prompt",
+    "response",
+    "reward",
+    "advantage",
+    "advantages",
+    "status",
+    "branch",
+)
 
 
 def write_report(run_dir: Path) -> Path:
@@ -107,6 +118,7 @@ def _samples(files: list[Path]) -> list[dict[str, Any]]:
         except (OSError, pa.ArrowException) as error:
             print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
             continue
+        table = table.filter(pc.field("branch") == 0)
         scored = table.filter(pc.field("reward").is_valid())
         rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
         places = np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES_PER_STEP)).round().astype(int)

@@ -1,9 +1,10 @@
-"""Everything that happened to each trajectory of a step.
+"""Everything that happened to each trajectory of a step, a row a branch of it: most trajectories have one.
 
 <run>/trajectories/step_000001.parquet      what the step learned from
 <run>/validation/step_000010.parquet        the validation answers; the same columns, those of training are null
 """
 
+import json
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ import pyarrow.parquet as pq
 
 from tandem.errors import UserError
 from tandem.files import temporary_name
-from tandem.types import Batch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Batch, Branch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
-_TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32())]))
+_TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64())]))
+_NUMBERS = pa.map_(pa.string(), pa.float64())
 
 
 def trajectories_path(run_dir: Path, step: int) -> Path:
@@ -31,7 +33,8 @@ def validation_path(run_dir: Path, step: int) -> Path:
 
 
 def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: int = 0) -> None:
-    """Write one row a trajectory; row i of `batch` is the i-th trajectory of `groups`, flattened.
+    """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened. Texts and
+    messages are those of a whole trajectory, in the row of its first branch.
 
     `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
     which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.
@@ -64,8 +67,11 @@ def read_groups(path: Path, step: int) -> list[Group]:
         rows = read_trajectories(path).to_pylist()
         groups: dict[int, Group] = {}
         for row in rows:
-            group = groups.setdefault(row["group"], Group([], []))
-            group.trajectories.append(_trajectory(row, later=step - row["step"]))
+            group, later = groups.setdefault(row["group"], Group([], [])), step - row["step"]
+            if row["branch"]:
+                group.trajectories[-1].branches += (_branch(row, later),)
+                continue
+            group.trajectories.append(_trajectory(row, later))
             group.scores.append(_score(row))
     return list(groups.values())
 
@@ -87,20 +93,35 @@ def _says_what_is_wrong(path: Path) -> Generator[None]:
         raise UserError(f"{path}: not a file of trajectories ({error}); give one of RUN/trajectories") from error
 
 
-def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
-    ids = np.array(row["prompt_ids"], np.int32)
-    status = Status(row["status"])
-    return Trajectory(
-        prompt=Prompt(row["prompt_index"], ids, row["prompt"], row["data_source"], row["ground_truth"]),
-        sample=row["sample"],
+def _branch(row: dict[str, Any], later: int) -> Branch:
+    return Branch(
+        prompt_ids=np.array(row["prompt_ids"], np.int32),
         response_ids=np.array(row["response_ids"], np.int32),
         loss_mask=np.array(row["loss_mask"], np.bool_),
         rollout_logprobs=np.array(row["rollout_logprobs"], np.float32),
         versions=np.array(row["policy_versions"], np.int32) + np.int32(later),
-        text=row["response"],
-        status=Status.COMPLETED if row["reward"] is None else status,
         turns=tuple(Turn(**turn) for turn in row["turns"]),
+    )
+
+
+def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
+    own, status = _branch(row, later), Status(row["status"])
+    lost = row["reward"] is None and status is not Status.ENVIRONMENT_ERROR
+    return Trajectory(
+        prompt=Prompt(row["prompt_index"], own.prompt_ids, row["prompt"], row["data_source"], row["ground_truth"]),
+        sample=row["sample"],
+        response_ids=own.response_ids,
+        loss_mask=own.loss_mask,
+        rollout_logprobs=own.rollout_logprobs,
+        versions=own.versions,
+        text=row["response"],
+        status=Status.COMPLETED if lost else status,
+        turns=own.turns,
         generation_s=row["generation_s"],
+        messages=tuple(json.loads(row["messages"] or "[]")),
+        reward=row["environment_reward"],
+        numbers=dict(row["numbers"]),
+        error=row["error"] if status is Status.ENVIRONMENT_ERROR else None,
     )
 
 
@@ -113,39 +134,70 @@ def _score(row: dict[str, Any]) -> Score:
 def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     scores = [score for group in groups for score in group.scores]
-    assert len(trajectories) == len(scores) == len(batch), (len(trajectories), len(scores), len(batch))
+    rows = [branch for trajectory in trajectories for branch in trajectory.every_branch]
+    firsts = batch.first_branches
+    assert len(trajectories) == len(scores) == len(firsts), (len(trajectories), len(scores), len(firsts))
+    assert len(rows) == len(batch), (len(rows), len(batch))
+    of_trajectories = _of_trajectories(trajectories, scores).take(pa.array(batch.trajectories))
+    numbers = np.arange(len(batch)) - firsts[batch.trajectories]
     tokens, offsets = batch.tokens, batch.response_offsets
     mismatch_max, mismatch_at = _worst_mismatch(batch)
+    columns = {
+        "step": pa.array(np.full(len(batch), step, np.int64)),
+        "group": pa.array(batch.groups),
+        "trajectory": pa.array(batch.trajectories),
+        "branch": pa.array(numbers, pa.int32()),
+        **{name: of_trajectories[name] for name in of_trajectories.column_names},
+        **{name: _of_firsts(texts, numbers) for name, texts in _texts(trajectories).items()},
+        "prompt_ids": _ragged(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
+        "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
+        "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
+        "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
+        "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
+        "mismatch_max": pa.array(mismatch_max, pa.float32(), from_pandas=True),
+        "mismatch_at": pa.array(mismatch_at, pa.int32()),
+        "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
+        "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
+        "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
+        "turns": pa.array([[(turn.author, turn.tokens, turn.reward) for turn in row.turns] for row in rows], _TURNS),
+    }
+    return pa.table(columns)
+
+
+def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> pa.Table:
+    """A row a trajectory: what all its branches share."""
     return pa.table(
         {
-            "step": pa.array(np.full(len(batch), step, np.int64)),
             "prompt_index": pa.array([t.prompt.index for t in trajectories], pa.int64()),
-            "group": pa.array(batch.groups),
             "sample": pa.array([t.sample for t in trajectories], pa.int32()),
             "data_source": _text(t.prompt.data_source for t in trajectories),
             "ground_truth": _text(str(t.prompt.ground_truth) for t in trajectories),
-            "prompt": _text(t.prompt.text for t in trajectories),
-            "response": _text(t.text for t in trajectories),
-            "prompt_ids": _ragged(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
-            "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
-            "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
-            "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
-            "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
-            "mismatch_max": pa.array(mismatch_max, pa.float32(), from_pandas=True),
-            "mismatch_at": pa.array(mismatch_at, pa.int32()),
-            "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
-            "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
-            "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
             "reward": pa.array([s.value for s in scores], pa.float64()),
-            "reward_parts": pa.array([list(s.parts.items()) for s in scores], pa.map_(pa.string(), pa.float64())),
+            "reward_parts": pa.array([list(s.parts.items()) for s in scores], _NUMBERS),
+            "environment_reward": pa.array([t.reward for t in trajectories], pa.float64()),
+            "numbers": pa.array([list(t.numbers.items()) for t in trajectories], _NUMBERS),
             "prediction": _text(s.prediction for s in scores),
-            "turns": pa.array([[(turn.author, turn.tokens) for turn in t.turns] for t in trajectories], _TURNS),
             "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),
             "error": _text(s.error for s in scores),
             "generation_s": pa.array([t.generation_s for t in trajectories], pa.float64()),
             "reward_s": pa.array([s.seconds for s in scores], pa.float64()),
         }
     )
+
+
+def _texts(trajectories: Sequence[Trajectory]) -> dict[str, list[str | None]]:
+    """What may be long, by column: an entry a trajectory."""
+    return {
+        "prompt": [t.prompt.text for t in trajectories],
+        "response": [t.text for t in trajectories],
+        "messages": [json.dumps(t.messages) if t.messages else None for t in trajectories],
+    }
+
+
+def _of_firsts(texts: Sequence[str | None], numbers_B: IntArray) -> pa.Array:
+    """A text a trajectory in the rows of first branches, null in others."""
+    rest = iter(texts)
+    return _text(None if number else next(rest) for number in numbers_B.tolist())
 
 
 def _ragged(offsets: IntArray, values: np.ndarray[Any, Any] | None, kind: pa.DataType) -> pa.Array:

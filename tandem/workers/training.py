@@ -71,7 +71,7 @@ class TrainWorker(Worker[TrainSpec]):
         Returns the loss's metrics with `<name>/grad_norm` and `<name>/lr`, and the log-probs of a policy before the
         step, float32 `[T]`, NaN outside `loss_mask`.
         """
-        packed = self._micro_batches(batch)
+        packed = self._micro_batches(batch, whole_trajectories=not loss.token_local)
         result = self.engine.forward_backward(packed, loss)
         logprobs_T = np.full(len(batch.response_ids), np.nan, dtype=np.float32)
         for micro_batch, outputs in zip(packed, result.outputs, strict=True):
@@ -115,8 +115,9 @@ class TrainWorker(Worker[TrainSpec]):
         else:
             self._bridge.send(weights)
 
-    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        return micro_batches(batch, np.arange(len(batch)), self.spec.training.tokens_per_micro_batch)
+    def _micro_batches(self, batch: Batch, *, whole_trajectories: bool = False) -> list[MicroBatch]:
+        tokens = self.spec.training.tokens_per_micro_batch
+        return micro_batches(batch, np.arange(len(batch)), tokens, whole_trajectories=whole_trajectories)
 
     def _score(self, batch: Batch, column: Callable[[Outputs[torch.Tensor]], torch.Tensor | None]) -> FloatArray:
         """One of the outputs of a forward pass for each response token, 0 outside `loss_mask`."""

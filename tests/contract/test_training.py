@@ -120,6 +120,8 @@ def batch() -> Batch:
         loss_mask=mask,
         versions=np.zeros(tokens, dtype=np.int32),
         groups=np.arange(ROWS, dtype=np.int32),
+        trajectories=np.arange(ROWS, dtype=np.int32),
+        prompts=np.arange(ROWS, dtype=np.int32),
         rewards=np.zeros(ROWS, dtype=np.float32),
         scored=np.ones(ROWS, dtype=np.bool_),
         tokens=TokenColumns(weights=share, shares=share),

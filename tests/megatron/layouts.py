@@ -146,6 +146,8 @@ def batch() -> Batch:
         loss_mask=mask,
         versions=np.zeros(tokens, dtype=np.int32),
         groups=np.repeat(np.arange(GROUPS, dtype=np.int32), GROUP_SIZE),
+        trajectories=np.arange(rows, dtype=np.int32),
+        prompts=np.repeat(np.arange(GROUPS, dtype=np.int32), GROUP_SIZE),
         rewards=np.zeros(rows, dtype=np.float32),
         scored=np.ones(rows, dtype=np.bool_),
         tokens=TokenColumns(weights=share, shares=share),

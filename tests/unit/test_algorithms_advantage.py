@@ -33,8 +33,15 @@ def test_reward_lies_on_the_last_policy_token():
     """Row 0 ends in a tool's answer, row 1 is not trained on, row 2 is empty."""
     mask = torch.tensor([True, True, False, False, False, True])
     rows = torch.tensor([0, 0, 0, 1, 1, 3])
-    placed = reward_at_last_token(torch.tensor([0.5, 7.0, 7.0, -1.0]), mask, rows)
+    placed = reward_at_last_token(torch.tensor([0.5, 7.0, 7.0, -1.0]), mask, rows, rows)
     assert placed.tolist() == [0.0, 0.5, 0.0, 0.0, 0.0, -1.0]
+
+
+def test_reward_lies_at_the_end_of_every_branch():
+    mask = torch.tensor([True, True, False, True, True])
+    rows, branches = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])
+    placed = reward_at_last_token(torch.tensor([0.5, 2.0]), mask, rows, branches)
+    assert placed.tolist() == [0.0, 0.5, 0.0, 0.5, 2.0]
 
 
 def test_gae_by_hand():

@@ -154,6 +154,4 @@ def random_batch(rows: int, group_size: int) -> tuple[Batch, np.ndarray]:
         Demonstration(i, np.array([1, 2]), np.arange(n, dtype=np.int32), random.random(n) < 0.9)
         for i, n in enumerate(lengths)
     ]
-    batch = demonstrations_to_batch(demonstrations)
-    batch.groups = (np.arange(rows) // group_size).astype(np.int32)
-    return batch, lengths + 2
+    return demonstrations_to_batch(demonstrations, np.arange(rows) // group_size), lengths + 2

@@ -70,6 +70,8 @@ def make_run(run: Path, records: list[dict], texts: list[str]) -> Path:
             loss_mask=np.ones(2 * rows, bool),
             versions=np.zeros(2 * rows, np.int32),
             groups=np.zeros(rows, np.int32),
+            trajectories=np.arange(rows, dtype=np.int32),
+            prompts=np.zeros(rows, np.int32),
             rewards=np.zeros(rows, np.float32),
             scored=np.ones(rows, bool),
             tokens=TokenColumns(advantages=np.linspace(-2, 2, 2 * rows, dtype=np.float32)),

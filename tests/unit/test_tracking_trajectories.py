@@ -53,6 +53,8 @@ def step():
         loss_mask=np.array([True, False, True, True, False, False]),
         versions=np.full(6, 3, np.int32),
         groups=np.array([0, 0, 1, 1], np.int32),
+        trajectories=np.arange(4, dtype=np.int32),
+        prompts=np.array([0, 0, 1, 1], np.int32),
         rewards=np.array([1.0, 0.0, 0.5, 0.0], np.float32),
         scored=np.array([True, True, True, False]),
         tokens=TokenColumns(

@@ -92,6 +92,8 @@ def batch() -> Batch:
         loss_mask=mask,
         versions=np.zeros(tokens, dtype=np.int32),
         groups=groups,
+        trajectories=np.arange(ROWS, dtype=np.int32),
+        prompts=groups,
         rewards=np.zeros(ROWS, dtype=np.float32),
         scored=np.ones(ROWS, dtype=np.bool_),
         tokens=TokenColumns(
@@ -120,6 +122,8 @@ def reordered(batch: Batch, rows: np.ndarray) -> Batch:
         batch.loss_mask[tokens],
         batch.versions[tokens],
         batch.groups[rows],
+        batch.trajectories[rows],
+        batch.prompts[rows],
         batch.rewards[rows],
         batch.scored[rows],
         batch.tokens.map(lambda column: column[tokens]),

@@ -31,7 +31,8 @@ class OTB(PolicyGradient[OTBConfig]):
         B_t = sum(W_t G_t) / sum(W_t)        over the group's rows that have a token t
         W_t = sum over s <= t of (1 - 2 pi_s + sum of pi^2 over the vocabulary at s)
 
-    W is the logit-gradient proxy of the squared gradient norm up to t. t counts trained tokens. A token whose siblings
+    W is the logit-gradient proxy of the squared gradient norm up to t. t counts the trained tokens of a trajectory, branch
+    after branch. A token whose siblings
     have all ended is its own baseline: advantage 0.
     """
 
@@ -41,7 +42,7 @@ class OTB(PolicyGradient[OTBConfig]):
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
-        returns_K = discounted_returns(rewards_T, mask_T, rollouts.rows_T, gamma=1.0)[mask_T].double()
+        returns_K = discounted_returns(rewards_T, mask_T, rollouts.sequences_T, gamma=1.0)[mask_T].double()
         weight_K = self._moved_so_far(rollouts)
         same_place = rollouts.groups_B[rows_K] * len(mask_T) + places_in_rows(rows_K)
         at_token = Siblings(mask_T[mask_T], same_place)
