@@ -5,9 +5,9 @@
 Everything here is numpy and plain Python, so that it imports in milliseconds and crosses process borders. Token ids,
 versions and groups are int32, log-probs and rewards float32, offsets and indices int64.
 
-Array suffixes: `_B` rows, one a branch of a trajectory, and an answer of one turn is one branch; `_T` response tokens of
-all rows, head to tail, `_N` tokens of a micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets`
-has one entry more than there are rows: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+Array suffixes: `_B` rows, one a branch of a trajectory (an answer of one turn has one), `_T` response tokens of all
+rows, head to tail, `_N` tokens of a micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` has
+one entry more than there are rows: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 """
 
 import math
@@ -317,8 +317,8 @@ class TokenColumns(Generic[Array]):
     selected: Array | None = None
     """bool: tokens that the loss treats apart, where it does."""
     rows: Array | None = None
-    """Filled in a micro-batch: tokens with the same number are of one trajectory. All of its tokens in the loss mask are
-    there, those of its further branches too, where the loss is not `token_local`."""
+    """Filled in a micro-batch: tokens with the same number are of one trajectory. Where the loss is not `token_local`,
+    all of the trajectory's tokens in the loss mask are there, whichever branch they are in."""
 
     def map(self, function: Callable[[Array], OtherArray]) -> "TokenColumns[OtherArray]":
         """The columns with `function` applied to each that is filled."""

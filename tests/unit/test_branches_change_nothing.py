@@ -207,7 +207,14 @@ def test_branches_change_neither_advantages_nor_loss_nor_gradient(algorithm: str
     except ValidationError:
         pytest.skip(f"{algorithm} refuses the loss {loss}")
 
-    @settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+    @settings(
+        max_examples=6,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        derandomize=True,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+    )
     @given(
         step=steps(),
         options=configurations(algorithm, loss),
