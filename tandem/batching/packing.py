@@ -194,7 +194,7 @@ def micro_batches(
         cost = _added_tokens(batch, unit, prompts_in_pack)
         if not packs or tokens_in_pack + cost > tokens_per_micro_batch:
             packs.append([])
-            prompts_in_pack = set()
+            prompts_in_pack = set[int]()
             tokens_in_pack, cost = 0, _added_tokens(batch, unit, prompts_in_pack)
         packs[-1] += unit
         tokens_in_pack += cost

@@ -115,6 +115,8 @@ def engines_on(generation: GenerationConfig, ranks: int) -> int:
 
 def _read(path: Path) -> _Step:
     table = read_trajectories(path, ["group", "branch", "response_ids", "prompt_ids", "generation_s"])
+    if "branch" not in table.column_names:
+        raise UserError(f"--from: {path} is of an earlier version of tandem; give a run of this one")
     firsts = np.flatnonzero(table["branch"].to_numpy() == 0)
     responses, prompts = (np.array([len(ids) for ids in table[name]]) for name in ("response_ids", "prompt_ids"))
     numbers, prompts, seconds = (

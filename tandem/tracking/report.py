@@ -114,11 +114,10 @@ def _samples(files: list[Path]) -> list[dict[str, Any]]:
     samples: list[dict[str, Any]] = []
     for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
         try:
-            table = read_trajectories(path, _COLUMNS)
+            table = read_trajectories(path, _COLUMNS).filter(pc.field("branch") == 0)
         except (OSError, pa.ArrowException) as error:
             print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
             continue
-        table = table.filter(pc.field("branch") == 0)
         scored = table.filter(pc.field("reward").is_valid())
         rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
         places = np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES_PER_STEP)).round().astype(int)

@@ -33,8 +33,9 @@ def validation_path(run_dir: Path, step: int) -> Path:
 
 
 def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: int = 0) -> None:
-    """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened. Texts and
-    messages are those of a whole trajectory, in the row of its first branch.
+    """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened.
+
+    Texts and messages are those of a whole trajectory, and stand in the row of its first branch.
 
     `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
     which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.

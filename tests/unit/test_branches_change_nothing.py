@@ -7,13 +7,15 @@ tables, of a number a token, stand for models.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -120,7 +122,7 @@ def in_branches(one: Trajectory, cuts: list[int]) -> Trajectory:
             rollout_logprobs=one.rollout_logprobs[start:stop],
             versions=one.versions[start:stop],
         )
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in pairwise(bounds)
     )
     return replace(
         one,
@@ -167,9 +169,9 @@ def learned(
     return batch, [loss for model in models for loss in model.losses], gradients, metrics
 
 
-def random_numbers(tokens: int, seed: int) -> dict[str, FloatArray]:
+def random_numbers(tokens: int, draw: int) -> dict[str, FloatArray]:
     """An entry a token: log-probs near one another, the critic's values, an entropy."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(draw)
     logprobs = -random.exponential(1.0, tokens)
     numbers = {name: logprobs + 0.3 * random.standard_normal(tokens) for name in TOKEN_COLUMNS}
     numbers |= {"logprobs": logprobs, "entropy": random.random(tokens), "squared_probs": random.random(tokens)}
@@ -191,9 +193,7 @@ def configurations(draw: st.DrawFn, algorithm: str, loss: str) -> dict[str, Any]
         "entropy_coefficient": draw(st.sampled_from([0.0, 0.1])),
         "rollout_correction": {"type": correction, "level": level},
     }
-    if algorithm == "gdpo":
-        options["rewards"] = {"a": 1.0, "b": 0.5}
-    elif algorithm not in ("maxrl", "remax"):
+    if algorithm not in ("gdpo", "maxrl", "remax"):
         options |= {"overlong_buffer": draw(st.sampled_from([0.0, 0.6]))}
     return options
 
@@ -201,35 +201,29 @@ def configurations(draw: st.DrawFn, algorithm: str, loss: str) -> dict[str, Any]
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_branches_change_neither_advantages_nor_loss_nor_gradient(algorithm: str, loss: str) -> None:
+    fixed: dict[str, Any] = {"rewards": {"a": 1.0, "b": 0.5}} if algorithm == "gdpo" else {}
     try:
-        configured({"type": algorithm, "epochs": 2, "loss": {"type": loss}, "rewards": {"a": 1.0}} if algorithm == "gdpo"
-                   else {"type": algorithm, "epochs": 2, "loss": {"type": loss}})  # fmt: skip
+        configured({"type": algorithm, "epochs": 2, "loss": {"type": loss}, **fixed})
     except ValidationError:
         pytest.skip(f"{algorithm} refuses the loss {loss}")
 
-    @settings(
-        max_examples=6,
-        deadline=None,
-        phases=(Phase.explicit, Phase.generate),
-        derandomize=True,
-        database=None,
-        suppress_health_check=[*HealthCheck],
-    )
+    @seed(zlib.crc32(f"{algorithm} {loss}".encode()))
+    @settings(max_examples=6, deadline=None, phases=[Phase.generate], database=None)
     @given(
         step=steps(),
         options=configurations(algorithm, loss),
         ranks=st.sampled_from([1, 2, 3]),
         tokens=st.sampled_from([1, 6, 12, 1000]),
-        seed=st.integers(0, 100),
+        draw=st.integers(0, 100),
     )
-    def holds(step: Any, options: dict[str, Any], ranks: int, tokens: int, seed: int) -> None:
+    def holds(step: Any, options: dict[str, Any], ranks: int, tokens: int, draw: int) -> None:
         whole, cut, count = step
         try:
-            config = configured(options)
+            config = configured({**options, **fixed})
         except ValidationError as error:
             assert "correct twice" in str(error), error
             return
-        numbers = random_numbers(count, seed)
+        numbers = random_numbers(count, draw)
         batch, losses, gradients, metrics = learned(config, whole, numbers, 1, 1000)
         of_branches, losses_cut, gradients_cut, metrics_cut = learned(config, cut, numbers, ranks, tokens)
         assert np.array_equal(batch.response_ids, of_branches.response_ids)

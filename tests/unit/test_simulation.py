@@ -267,6 +267,7 @@ def recorded(run: Path, steps: int = 8, k: int = 0, replaced: Sequence[int] = ()
         rows = [(number, length) for number in range(6) for length in lengths[number]]
         columns = {
             "group": [number for number, _ in rows],
+            "branch": [0] * len(rows),
             "response_ids": [[7] * int(length) for _, length in rows],
             "prompt_ids": [[7] * prompts[number] for number, _ in rows],
             "generation_s": [ends[number] for number, _ in rows],

@@ -31,9 +31,8 @@ class OTB(PolicyGradient[OTBConfig]):
         B_t = sum(W_t G_t) / sum(W_t)        over the group's rows that have a token t
         W_t = sum over s <= t of (1 - 2 pi_s + sum of pi^2 over the vocabulary at s)
 
-    W is the logit-gradient proxy of the squared gradient norm up to t. t counts the trained tokens of a trajectory, branch
-    after branch. A token whose siblings
-    have all ended is its own baseline: advantage 0.
+    W is the logit-gradient proxy of the squared gradient norm up to t. t counts the trained tokens of a trajectory,
+    branch after branch. A token whose siblings have all ended is its own baseline: advantage 0.
     """
 
     def __init__(self, config: OTBConfig, max_response_tokens: int) -> None:
