@@ -114,6 +114,9 @@ class Request:
     made: int = 0
     """How many of the last `token_ids` the policy made in this answer, which goes on here: stop strings may begin in
     them, and no random number that they took is used again. `sampling.max_tokens` counts new tokens alone."""
+    keep: bool = False
+    """A further request may go on from these tokens and those made here: the engine may keep what it has computed for
+    them. It changes no answer."""
 
     def seed(self, sample: int) -> int:
         """The seed of a sample in an engine whose random numbers begin anew with each request, below 2**63.

@@ -39,6 +39,10 @@ class NativeGenerationConfig(SamplingConfig):
     type: Literal["native"] = "native"
     max_running: MayChange[PositiveInt] = 256
     """Samples that decode at once."""
+    prefix_cache_tokens: MayChange[NonNegativeInt | None] = None
+    """The most tokens of ended turns whose keys and values are kept for the next turn of their conversation; those used
+    longest ago go first, and a publish drops all. null: as many as `max_running` samples have, each as long as the
+    longest, so that kept ones take no more memory than running ones may."""
     cuda_graphs: MayChange[bool] = True
     """On a GPU, record decoding steps and replay them. Turn it off for a family whose forward pass cannot be recorded,
     as those that wait for a number from the GPU."""

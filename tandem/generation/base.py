@@ -37,6 +37,9 @@ class GenerationEngine(Protocol):
         call under way when generation fails. An iterator that is closed early gives its rows back. Weights that are
         loaded meanwhile make the tokens from then on: versions within a sample never fall.
 
+        A request with `keep` lets the engine keep what it computes for it, until weights are loaded or it sleeps: one
+        that begins with the same tokens, whoever asks, is spared computing them again.
+
         A request that continues an answer (`made` > 0) draws by other random numbers than its beginning did. Stop
         strings may be looked for in the new text alone: `ResumableGeneration` looks at the seam.
         """

@@ -16,7 +16,8 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,28 +27,52 @@ from tandem.errors import EngineError
 from tandem.generation.base import EngineLimits
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
+from tandem.generation.prefixes import PrefixCache
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, most_probable, sample, streams
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
-from tandem.models.kv_cache import Decode, KVCache, Prefill
+from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.loading import named_part
 from tandem.types import Completion, Delta, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
+_PREFIX_SHARE = 8
+"""This many tokens of a prefix, which are copied and attended to, count for one that is computed."""
+_LEAST_PREFIX = 4
+"""A prefix below 1 / this of the prompt is computed again: attention after a prefix costs more than that of a whole
+prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
 _NO_TOKEN = -1
 _ALIKE = 3
 """Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
 which must cost less than reading those of every row."""
-_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "last", "position", "history")
+_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "keep", "last", "position", "history")
 _ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
 """A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), whether its caller
-gets each token at once (`streamed`), how many of the most probable tokens that caller wants, its last token, where in
-the KV cache that token will go, and a number for the tokens before it, the same in rows that share them."""
+gets each token at once (`streamed`), how many of the most probable tokens that caller wants, whether its keys and
+values are kept when it ends (`keep`), its last token, where in the KV cache that token will go, and a number for the
+tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
+
+
+class _Start(NamedTuple):
+    """Samples of a request that start together."""
+
+    samples: list[NativeSample]
+    prefix: Prefix | None
+    """What earlier requests have left of the prompt."""
+
+    @property
+    def prompt(self) -> IntArray:
+        return self.samples[0].request.token_ids
+
+    @property
+    def known(self) -> int:
+        """How many of the prompt's tokens need not be computed."""
+        return self.prefix.length if self.prefix else 0
 
 
 class NativeEngine:
@@ -63,10 +88,14 @@ class NativeEngine:
         max_running: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
         record: bool | None = None,
+        prefix_cache_tokens: int | None = None,
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone.
 
         `record`: decoding steps are recorded and replayed; None: where the model is on a GPU.
+
+        `prefix_cache_tokens`: the most tokens whose keys and values are kept for requests that go on from them
+        (`Request.keep`); None: as many as `max_running` rows have, each as long as the longest.
         """
         if model.config._attn_implementation != ATTENTION:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
@@ -91,6 +120,9 @@ class NativeEngine:
         """The state of each slot, in arrays, so that a step's Python does not grow with the rows."""
         self._made = np.zeros((max_running, 0), dtype=_MADE)
         self._stops = np.zeros((max_running, 0), dtype=np.int64)
+        self._prefix_cache_tokens = prefix_cache_tokens
+        self.prefilled_tokens = 0
+        """Prompt tokens that were computed since the engine was made, those of siblings once."""
         self._record = self._weight.device.type == "cuda" if record is None else record
         self._renew_cache()
         self._version: int | None = None
@@ -138,6 +170,8 @@ class NativeEngine:
         for name, weight in weights or ():
             named_part(self._model, name).copy_(weight)
         self._version = version
+        self._prefixes.clear()
+        self._state["keep"] = False  # of rows under way a part is computed by other weights
 
     def sleep(self) -> None:
         if self._waiting or self._rows:
@@ -160,6 +194,7 @@ class NativeEngine:
 
     def _renew_cache(self) -> None:
         self._cache = KVCache()
+        self._prefixes = PrefixCache()
         self._recorded = RecordedSteps(self._forward, self._weight, self._cache) if self._record else None
 
     async def _step_until_idle(self) -> None:
@@ -174,62 +209,79 @@ class NativeEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        while groups := self._admit():
-            self._prefill(groups)
+        while starts := self._admit():
+            self._prefill(starts)
         if self._rows:
             self._advance(0, self._decode(self._state[: len(self._rows)]))
 
-    def _admit(self) -> list[list[NativeSample]]:
+    def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
         free, tokens = len(self._state) - len(self._rows), 0
-        groups: list[list[NativeSample]] = []
+        starts: list[_Start] = []
         if free < min(sum(map(len, self._waiting)), -(-len(self._state) // _ADMIT_SHARE)):
-            return groups
-        while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not groups)):
+            return starts
+        while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not starts)):
             group = self._waiting.popleft()
             if len(group) > free:
                 self._waiting.appendleft(group[free:])
-            groups.append(group[:free])
-            free -= len(groups[-1])
-            tokens += len(group[0].request.token_ids)
-        return groups
+            start = _Start(group[:free], self._prefix_of(group[0].request))
+            starts.append(start)
+            free -= len(start.samples)
+            tokens += len(start.prompt) - start.known + start.known // _PREFIX_SHARE
+        return starts
 
-    def _prefill(self, groups: list[list[NativeSample]]) -> None:
-        """Start the samples: run each prompt once, and choose the first token of each sample."""
+    def _prefix_of(self, request: Request) -> Prefix | None:
+        """What is known of a prompt, where it is worth it; a prompt that is scored is computed whole."""
+        prefix = None if request.prompt_logprobs else self._prefixes.longest(request.token_ids)
+        return prefix if prefix and _LEAST_PREFIX * prefix.length >= len(request.token_ids) else None
+
+    def _prefill(self, starts: list[_Start]) -> None:
+        """Start the samples: run what is not known of each prompt once, and choose the first token of each sample."""
         first = len(self._rows)
-        prompts = [group[0].request.token_ids for group in groups]
-        prompt_B = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-        self._rows.extend(entry for group in groups for entry in group)
+        prompt_B = np.repeat(np.arange(len(starts)), [len(start.samples) for start in starts])
+        self._rows.extend(entry for start in starts for entry in start.samples)
         started, state = self._rows[first:], self._state[first : len(self._rows)]
         state["stream"] = streams(
             [entry.request.seeds[entry.index] for entry in started], [entry.request.made for entry in started]
         )
         state["made"] = 0
         state["history"] = self._prompts + prompt_B
-        self._prompts += len(prompts)
+        self._prompts += len(starts)
         for name in ("temperature", "top_k", "top_p", "max_tokens"):
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
         state["streamed"] = [entry.streamed for entry in started]
+        state["keep"] = [entry.request.keep for entry in started]
         state["top_logprobs"] = [entry.request.top_logprobs for entry in started]
         self._made = _widened(self._made, int(state["max_tokens"].max()), np.zeros((), _MADE))
         self._stops = _widened(self._stops, max(len(e.request.sampling.stop_token_ids) for e in started), _NO_TOKEN)
         self._stops[first : len(self._rows)] = _NO_TOKEN
         for slot, entry in enumerate(started, first):
             self._stops[slot, : len(entry.request.sampling.stop_token_ids)] = entry.request.sampling.stop_token_ids
-        offsets = np.concatenate(([0], np.cumsum([len(prompt) for prompt in prompts])))
-        state["position"] = np.diff(offsets)[prompt_B] - 1
-        requests = [group[0].request for group in (*groups, *self._waiting)]
+        state["position"] = [len(entry.request.token_ids) - 1 for entry in started]
+        requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
         self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
-        plan = Prefill(self._cache, offsets, first, prompt_B, self._weight.device)
-        logits = self._forward(self._tensor(np.concatenate(prompts))[None], plan, self._tensor(offsets[1:] - 1))
-        for group in groups:
-            if group[0].request.prompt_logprobs:
-                scored = prompt_logprobs(self._model, group[0].request, self._limits.vocabulary)
-                for entry in group:
+        logits = self._prompt_logits(starts, first, prompt_B)
+        for start in starts:
+            if (request := start.samples[0].request).prompt_logprobs:
+                scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
+                for entry in start.samples:
                     entry.prompt = scored
         self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
+
+    def _prompt_logits(self, starts: list[_Start], first: int, prompt_B: IntArray) -> torch.Tensor:
+        """Logits after each prompt, `[prompts, V]`; the slots from `first` on are filled."""
+        lengths = np.array([len(start.prompt) - start.known for start in starts])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        self.prefilled_tokens += int(offsets[-1])
+        prefixes, device = [start.prefix for start in starts], self._weight.device
+        if any(prefixes):
+            plan = Extend(self._cache, prefixes, lengths, first, prompt_B, device)
+        else:
+            plan = Prefill(self._cache, offsets, first, prompt_B, device)
+        token_N = np.concatenate([start.prompt[start.known :] for start in starts])
+        return self._forward(self._tensor(token_N)[None], plan, self._tensor(offsets[1:] - 1))
 
     def _decode(self, state: Array) -> torch.Tensor:
         if self._recorded is not None:
@@ -244,7 +296,9 @@ class NativeEngine:
         plan.share(self._tensor(slot_U), like := self._tensor(like_B))
         return self._forward(self._tensor(state["last"][slot_U])[None], plan)[like]
 
-    def _forward(self, token_1N: torch.Tensor, plan: Prefill | Decode, wanted: int | torch.Tensor = 0) -> torch.Tensor:
+    def _forward(
+        self, token_1N: torch.Tensor, plan: Prefill | Extend | Decode, wanted: int | torch.Tensor = 0
+    ) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is 0."""
         return self._model(
             token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=wanted
@@ -278,6 +332,7 @@ class NativeEngine:
         ended = np.flatnonzero(ended_B)
         if len(ended):
             self._deliver(first + ended, [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
+            self._keep((first + ended)[state["keep"][ended] > 0])
             self._release((first + ended).tolist())
 
     def _note_top(self, first: int, logits_BV: torch.Tensor) -> None:
@@ -298,6 +353,16 @@ class NativeEngine:
         for slot, length, status, *made in zip(slots, lengths, statuses, *columns, strict=True):
             token_ids, logprobs, versions = (values[:length] for values in made)
             self._rows[slot].deliver(token_ids, logprobs, versions, status)
+
+    def _keep(self, slots: IntArray) -> None:
+        """Keep what is computed of the rows in these slots: all but their last tokens."""
+        room = self._prefix_cache_tokens
+        if room is None:
+            room = len(self._state) * self._cache.length
+        for slot in slots:
+            made = self._made["token"][slot, : self._state["made"][slot] - 1]
+            row = np.concatenate((self._rows[slot].request.token_ids, made))
+            self._prefixes.keep(row, partial(self._cache.read, int(slot)), room)
 
     def _release(self, slots: list[int]) -> None:
         """Drop rows and move the last live ones into the holes: live rows stay the first slots."""

@@ -89,10 +89,11 @@ class ResumableGeneration:
             tokens_left = sampling.max_tokens - len(made.token_ids)
             if tokens_left == 0:
                 return replace(made, status=Status.TRUNCATED)
-            rest = Request(
-                np.concatenate((request.token_ids, made.token_ids)),
-                replace(sampling, max_tokens=tokens_left),
-                (request.seeds[made.sample],),
+            rest = replace(
+                request,
+                token_ids=np.concatenate((request.token_ids, made.token_ids)),
+                sampling=replace(sampling, max_tokens=tokens_left),
+                seeds=(request.seeds[made.sample],),
                 made=len(made.token_ids),
             )
             async for part, paused in self._ask(rest):

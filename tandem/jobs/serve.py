@@ -88,6 +88,7 @@ def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
             max_running=generation.max_running,
             tokenizer=tokenizer,
             record=None if generation.cuda_graphs else False,
+            prefix_cache_tokens=generation.prefix_cache_tokens,
         )
     else:
         engine = start_engine(model, generation, tokenizer)

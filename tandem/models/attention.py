@@ -87,27 +87,35 @@ class PackedRows:
     the left and segments on the right; causality keeps queries from the padding on the right, a mask from the rest.
     """
 
-    def __init__(self, offsets: IntArray, device: torch.device | str = "cpu", prefixes: IntArray | None = None) -> None:
-        """`offsets`: int64 `[segments + 1]`; `prefixes`: int64 `[segments]`, as in MicroBatch (None: no prefixes)."""
+    def __init__(
+        self, offsets: IntArray, device: torch.device | str = "cpu", prefixes: IntArray | None = None, computed: int = 0
+    ) -> None:
+        """`offsets`: int64 `[segments + 1]`; `prefixes`: int64 `[segments]`, as in MicroBatch (None: no prefixes).
+
+        `computed`: the first so many segments are prefixes that an earlier pass has computed. They are tokens of key
+        and value alone: queries and positions are of the segments after them.
+        """
         starts, lengths = offsets[:-1], np.diff(offsets)
+        first = int(offsets[computed])
         prefixes = np.full(len(lengths), -1) if prefixes is None else prefixes
         before = np.where(prefixes < 0, 0, lengths[prefixes])
-        self.positions = torch.from_numpy(np.arange(offsets[-1]) - np.repeat(starts - before, lengths)).to(device)
+        positions = np.arange(offsets[-1]) - np.repeat(starts - before, lengths)
+        self.positions = torch.from_numpy(positions[first:]).to(device)
         """int64 `[N]`: how many tokens each sees before itself."""
-        home = np.empty(int(offsets[-1]), dtype=np.int64)
+        home = np.empty(int(offsets[-1]) - first, dtype=np.int64)
         queries: list[IntArray] = []
         keys: list[IntArray] = []
         self._calls: list[_Call] = []
         filled = 0
-        for rows in _buckets(lengths, before > 0):
+        for rows in _buckets(lengths, before > 0, computed):
             longest, seen = int(lengths[rows].max()), int(before[rows].max())
             real = np.arange(longest) < lengths[rows][:, None]
             own = starts[rows][:, None] + np.where(real, np.arange(longest), 0)
-            home[own[real]] = filled + np.flatnonzero(real)
+            home[own[real] - first] = filled + np.flatnonzero(real)
             filled += own.size
             gap = seen - before[rows]
             earlier = starts[prefixes[rows]][:, None] + np.maximum(np.arange(seen) - gap[:, None], 0)
-            queries.append(own.ravel())
+            queries.append(own.ravel() - first)
             keys.append(np.concatenate((earlier, own), axis=1).ravel())
             self._calls.append(_Call(len(rows), longest, seen, torch.from_numpy(gap).to(device)))
         orders = (np.concatenate(queries), np.concatenate(keys), home)
@@ -197,9 +205,11 @@ class _Call:
         return self.masks[window]
 
 
-def _buckets(lengths: IntArray, continues: BoolArray) -> Iterator[IntArray]:
-    """Numbers of the segments of each call: of similar length, and either all with a prefix or all without."""
-    for rest in (np.flatnonzero(~continues), np.flatnonzero(continues)):
+def _buckets(lengths: IntArray, continues: BoolArray, first: int) -> Iterator[IntArray]:
+    """Numbers, from `first` on, of the segments of each call: of similar length, and either all with a prefix or all
+    without."""
+    for alike in (~continues[first:], continues[first:]):
+        rest = first + np.flatnonzero(alike)
         while len(rest):
             similar = lengths[rest] >= lengths[rest].max() * (1 - _MAX_PADDING)
             yield rest[similar]

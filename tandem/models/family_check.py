@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows
 from tandem.models.families import refusal
-from tandem.models.kv_cache import Decode, KVCache, Prefill
+from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
 from tandem.models.tiny import tiny
+from tandem.types import IntArray
 
 TOLERANCE = 1e-4
 """By how much two log-probs of a token may differ, in float32."""
@@ -25,6 +26,8 @@ _ROWS = (torch.arange(3, 14), torch.arange(20, 27))
 """Token ids. Longer than a small model's window, and of different lengths."""
 _PROMPTS = (5, 3)
 """How many tokens of each row are there before generation starts."""
+_KEPT = (4, 1)
+"""How many tokens of each prompt are there from an earlier request, where one goes on from what that has left."""
 _MAX_PARAMETERS = 2**26
 
 
@@ -34,7 +37,7 @@ class Agreement(NamedTuple):
     packed: float
     """As training computes it: rows head to tail, one cut into prefix and segment; body, then output layer."""
     cached: float
-    """As the native engine computes it: prompts at once, the rest token by token."""
+    """As the native engine computes it: prompts at once or after what is kept of them, the rest token by token."""
 
 
 def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_remote_code: bool = False) -> None:
@@ -63,7 +66,8 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
         eager, ours = _models(small, trust_remote_code)
     wanted = [eager(row[None], use_cache=False).logits[0] for row in _ROWS]
     answers = [row[prompt - 1 :] for row, prompt in zip(wanted, _PROMPTS, strict=True)]
-    return Agreement(_difference(_packed(ours), wanted), _difference(_cached(ours), answers))
+    cached = [*_cached(ours, kept=False), *_cached(ours, kept=True)]
+    return Agreement(_difference(_packed(ours), wanted), _difference(cached, [*answers, *answers]))
 
 
 def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -112,8 +116,11 @@ def _packed(model: PreTrainedModel) -> list[Tensor]:
     return list(layer(hidden).split(lengths))
 
 
-def _cached(model: PreTrainedModel) -> list[Tensor]:
-    """Logits of each row from the last token of its prompt to where the first row ends, `[T, V]`."""
+def _cached(model: PreTrainedModel, kept: bool) -> list[Tensor]:
+    """Logits of each row from the last token of its prompt to where the first row ends, `[T, V]`.
+
+    `kept`: the prompts are computed again, from what the first pass has left of their beginnings.
+    """
     lengths, prompts = np.array([len(row) for row in _ROWS]), np.array(_PROMPTS)
     cache = KVCache()
     cache.reserve(len(_ROWS), int(lengths.max()))
@@ -121,6 +128,8 @@ def _cached(model: PreTrainedModel) -> list[Tensor]:
     prefill = Prefill(cache, offsets, 0, np.arange(len(_ROWS)), torch.device("cpu"))
     prompt_N = torch.cat([row[:length] for row, length in zip(_ROWS, _PROMPTS, strict=True)])
     parts = [_forward(model, prompt_N, prefill, torch.from_numpy(offsets[1:] - 1))]
+    if kept:
+        parts = [_extended(model, cache, prompts)]
     for made in range(int((lengths - prompts).min())):
         position_B = prompts + made
         plan = Decode(cache, torch.from_numpy(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
@@ -129,7 +138,16 @@ def _cached(model: PreTrainedModel) -> list[Tensor]:
     return list(torch.stack(parts, dim=1))
 
 
-def _forward(model: Any, token_N: Tensor, plan: Prefill | Decode, wanted: int | Tensor = 0) -> Tensor:
+def _extended(model: PreTrainedModel, cache: KVCache, prompts: IntArray) -> Tensor:
+    """Logits after each prompt, `[B, V]`, whose beginning is read from the cache."""
+    prefixes = [Prefix(count, [(cache.read(slot, 0, count), count)]) for slot, count in enumerate(_KEPT)]
+    lengths = prompts - _KEPT
+    plan = Extend(cache, prefixes, lengths, 0, np.arange(len(_ROWS)), torch.device("cpu"))
+    rest_N = torch.cat([row[start:stop] for row, start, stop in zip(_ROWS, _KEPT, prompts, strict=True)])
+    return _forward(model, rest_N, plan, torch.from_numpy(np.cumsum(lengths) - 1))
+
+
+def _forward(model: Any, token_N: Tensor, plan: Prefill | Extend | Decode, wanted: int | Tensor = 0) -> Tensor:
     """Logits `[wanted, V]`, of every token where `wanted` is 0."""
     return model(
         token_N[None], position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=wanted

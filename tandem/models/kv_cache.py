@@ -4,6 +4,7 @@ Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from tandem.types import IntArray
 _LENGTHS = 16
 """Rows are attended to over a multiple of this many tokens: shorter vectors of a CPU's kernels take 2 to 9 times as
 long (MKL's products up to 12 columns, PyTorch's softmax up to 15)."""
+
+
+KeysValues = dict[int, list[Tensor]]
+"""By layer, keys and values of tokens that follow one another, each `[kv_heads, head_dim, tokens]`."""
 
 
 class KVCache:
@@ -52,6 +57,26 @@ class KVCache:
                 for old, new in zip(source, target, strict=True):  # on a CPU faster than by index
                     cache[new, ..., :length] = cache[old, ..., :length]
 
+    def read(self, slot: int, start: int, stop: int) -> KeysValues:
+        """A copy of what tokens `start … stop` of a slot have left here."""
+        layers = self._layers.items()
+        return {layer: [cache[slot, ..., start:stop].clone() for cache in caches] for layer, caches in layers}
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of a row, as an earlier pass has computed it."""
+
+    length: int
+    """Tokens."""
+    parts: Sequence[tuple[KeysValues, int]]
+    """Head to tail, each with the number of its first tokens that belong to the prefix."""
+
+    def layer(self, index: int, which: int) -> Tensor:
+        """Keys (`which` 0) or values (1) of a layer: `[kv_heads, head_dim, length]`."""
+        own = [part[index][which][..., :count] for part, count in self.parts]
+        return own[0] if len(own) == 1 else torch.cat(own, dim=-1)
+
 
 class Prefill:
     """The plan for whole prompts head to tail: causal attention, and each prompt's keys and values into its slots."""
@@ -74,6 +99,58 @@ class Prefill:
             rows = new[0].transpose(0, 1).index_select(0, self._token_BL.ravel()).unflatten(0, self._token_BL.shape)
             cache[self._slots, ..., : rows.shape[1]] = rows.permute(0, 2, 3, 1)
         return self._packed.attend(layer, query, key, value, scaling, window)
+
+
+class Extend:
+    """The plan for prompts of which some begin with a prefix: it is copied into the slots, and the rest is computed."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        prefixes: Sequence[Prefix | None],
+        lengths: IntArray,
+        first: int,
+        prompt_B: IntArray,
+        device: torch.device,
+    ) -> None:
+        """`lengths`: of the prompts' tokens after their prefixes, which are the tokens of the pass, head to tail;
+        `prompt_B` are the prompts of slot `first` and on, those of a prompt side by side."""
+        self._cache = cache
+        self._prefixes = [prefix for prefix in prefixes if prefix is not None]
+        known = np.array([prefix is not None for prefix in prefixes])
+        before = np.array([prefix.length if prefix is not None else 0 for prefix in prefixes])
+        offsets = np.concatenate(([0], np.cumsum(np.concatenate((before[known], lengths)))))
+        prefix_of = np.concatenate((np.full(known.sum(), -1), np.where(known, np.cumsum(known) - 1, -1)))
+        self._packed = PackedRows(offsets, device, prefix_of, computed=int(known.sum()))
+        self.position_N = self._packed.positions
+        ends = first + np.searchsorted(prompt_B, np.arange(len(lengths)), side="right")
+        starts = np.concatenate(([first], ends[:-1]))
+        self._slots = [slice(start, end) for start, end in zip(starts[known], ends[known], strict=True)]
+        """The slots of each prefix."""
+        count_B = lengths[prompt_B]
+        inside = np.arange(count_B.sum()) - np.repeat(np.cumsum(count_B) - count_B, count_B)
+        written = (
+            np.repeat(first + np.arange(len(prompt_B)), count_B),
+            np.repeat(before[prompt_B], count_B) + inside,
+            np.repeat((np.cumsum(lengths) - lengths)[prompt_B], count_B) + inside,
+        )
+        self._slot_M, self._place_M, self._token_M = (torch.from_numpy(values).to(device) for values in written)
+        """Each slot and place that a token of the pass goes to, and that token; siblings' slots get the same ones."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        caches = self._cache.layer(layer, key, value)
+        keys, values = (self._store(layer, which, caches[which], new) for which, new in enumerate((key, value)))
+        return self._packed.attend(layer, query, keys, values, scaling, window)
+
+    def _store(self, layer: int, which: int, cache: Tensor, new: Tensor) -> Tensor:
+        """Fill the slots; returns all prefixes and then the new tokens, `[1, kv_heads, tokens, head_dim]`."""
+        before = [prefix.layer(layer, which) for prefix in self._prefixes]
+        for slots, kept in zip(self._slots, before, strict=True):
+            cache[slots, ..., : kept.shape[-1]] = kept
+        cache[self._slot_M, :, :, self._place_M] = new[0].transpose(0, 1)[self._token_M]
+        return torch.cat([*(kept.transpose(1, 2) for kept in before), new[0]], dim=1)[None]
 
 
 class Decode:

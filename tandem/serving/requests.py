@@ -36,6 +36,7 @@ def make_requests(params: AnyParameters, answerer: Answerer) -> list[Request]:
             tuple(seeds),
             top_logprobs=_top_logprobs(params),
             prompt_logprobs=params.scores_prompts,
+            keep=isinstance(params, ChatParameters),
         )
         for prompt in answerer.prompts(params)
     ]

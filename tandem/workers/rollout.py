@@ -138,7 +138,13 @@ class RolloutWorker(Worker[RolloutSpec]):
         else:
             policy = load_policy(model)
         record = None if config.cuda_graphs else False
-        return NativeEngine(policy, max_running=config.max_running, tokenizer=tokenizer, record=record)
+        return NativeEngine(
+            policy,
+            max_running=config.max_running,
+            tokenizer=tokenizer,
+            record=record,
+            prefix_cache_tokens=config.prefix_cache_tokens,
+        )
 
     def _converse(self, config: ConversationConfig, generation: ResumableGeneration) -> Conversations:
         """Open what the environments share, such as connections to servers, and hold conversations in them."""
