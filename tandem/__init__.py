@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from tandem.rollout.environment import EnvironmentFailed as EnvironmentFailed
     from tandem.rollout.environment import Reply as Reply
     from tandem.rollout.environment import ToolCall as ToolCall
+    from tandem.rollout.formats.make import make_format as make_format
+    from tandem.rollout.transcript import Transcript as Transcript
     from tandem.types import Batch as Batch
     from tandem.types import Branch as Branch
     from tandem.types import Completion as Completion
@@ -152,6 +154,7 @@ __all__ = [
     "TrainWorker",
     "Trainer",
     "Trajectory",
+    "Transcript",
     "Turn",
     "UserError",
     "ValueModel",
@@ -163,6 +166,7 @@ __all__ = [
     "demonstrations_to_batch",
     "load_config",
     "load_tokenizer",
+    "make_format",
     "register",
     "run_program",
     "seeded_requests",
@@ -190,6 +194,8 @@ _EXPORTS = {
     "models.loading": ("load_tokenizer",),
     "reward.manager": ("RewardManager",),
     "rollout.environment": ("Answer", "Environment", "EnvironmentFailed", "Reply", "ToolCall"),
+    "rollout.formats.make": ("make_format",),
+    "rollout.transcript": ("Transcript",),
     "types": (
         "Batch",
         "Branch",

@@ -1,0 +1,140 @@
+"""One conversation as it grows: its messages, its exact tokens, and the trajectory that they make."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tandem.rollout.environment import Answer, ToolSchema
+from tandem.rollout.formats.base import Format
+from tandem.rollout.record import Node, TokenTree
+from tandem.types import Branch, Completion, IntArray, Message, Prompt, Status, Trajectory
+
+DecodeAll = Callable[[list[IntArray]], list[str]]
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What was said in a conversation. The policy is asked with `ids`; what it answers goes to `take`, and what is said
+    to it then to `tell`."""
+
+    tokens: Format
+    messages: list[Message]
+    """All of them, those that open the conversation first."""
+    tools: Sequence[ToolSchema] = ()
+    ids: IntArray = field(init=False)
+    """All tokens of the line that the conversation is on now."""
+    opening: int = field(init=False)
+    """How many messages open it."""
+    spent: int = 0
+    """Tokens of all turns, and of what was said between them."""
+    status: Status = Status.COMPLETED
+    rewards: list[float] = field(default_factory=list[float])
+    _opened_with: IntArray = field(init=False)
+    _tree: TokenTree = field(default_factory=TokenTree)
+    _last: Node | None = None
+    """The turn that `ids` begin with; None where they begin a new line."""
+    _author: str = "user"
+    """Of the tokens behind it."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError where the chat template refuses the messages."""
+        self.ids = self._opened_with = np.array(self.tokens.open(self.messages, self.tools), np.int32)
+        self.opening = len(self.messages)
+
+    @property
+    def turns(self) -> int:
+        """Of the policy."""
+        return len(self._tree.nodes)
+
+    def take(self, completion: Completion) -> Answer:
+        """A turn of the policy, which was asked with `ids`. Its status is the conversation's until the next turn."""
+        answer = self.tokens.parse(self.ids.tolist(), completion.token_ids.tolist(), self.tools)
+        self._last = Node(self._last, self.ids, completion, self._author)
+        self._tree.nodes.append(self._last)
+        self.ids = self._last.ids
+        self.spent += len(completion.token_ids)
+        self.status = completion.status
+        self.messages.append(answer.message())
+        return answer
+
+    def reward(self, reward: float) -> None:
+        """For the last turn of the policy."""
+        assert self._last is not None, "the policy has not spoken"
+        self._last.reward = (self._last.reward or 0.0) + reward
+        self.rewards.append(reward)
+
+    def tell(self, messages: Sequence[Message]) -> None:
+        """What is said to the policy, after a turn of it. Where tokens cannot simply be appended, a branch begins."""
+        self.messages += messages
+        added = self.tokens.extend(self.ids.tolist(), messages, self.tools)
+        self._author = str(messages[0]["role"])
+        if added is None:
+            self._last = None
+            self.ids = np.array(self.tokens.open(self.messages, self.tools), np.int32)
+        else:
+            self.ids = np.concatenate((self.ids, np.array(added, np.int32)))
+            self.spent += len(added)
+
+    def turn_seed(self, seed: int) -> int:
+        """Of the policy's next turn, from the trajectory's, which is that of its first turn."""
+        if self.turns == 0:
+            return seed
+        return int(np.random.SeedSequence([seed, self.turns]).generate_state(1, "u8")[0])
+
+    def trajectory(
+        self,
+        prompt: Prompt,
+        sample: int,
+        decode: DecodeAll,
+        reward: float | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> Trajectory:
+        """All of it; `reward` is for the whole, beside those of its turns."""
+        branches = self._tree.branches() or [_without_turns(self._opened_with)]
+        first = branches[0]
+        opening, text = decode([self._opened_with, first.response_ids])
+        rewards = [*self.rewards, *([] if reward is None else [reward])]
+        return Trajectory(
+            prompt=replace(prompt, token_ids=first.prompt_ids, text=opening),
+            sample=sample,
+            response_ids=first.response_ids,
+            loss_mask=first.loss_mask,
+            rollout_logprobs=first.rollout_logprobs,
+            versions=first.versions,
+            text=text,
+            status=self.status,
+            turns=first.turns,
+            experts=first.experts,
+            messages=tuple(self.messages[self.opening :]),
+            branches=tuple(branches[1:]),
+            reward=sum(rewards) if rewards else None,
+            numbers=dict(numbers or {}),
+        )
+
+
+def _without_turns(prompt_ids: IntArray) -> Branch:
+    """The line of a conversation in which the policy has not spoken."""
+    return Branch(
+        prompt_ids,
+        response_ids=np.zeros(0, np.int32),
+        loss_mask=np.zeros(0, np.bool_),
+        rollout_logprobs=np.zeros(0, np.float32),
+        versions=np.zeros(0, np.int32),
+    )
+
+
+def trajectory_without_turns(prompt: Prompt, sample: int, status: Status, error: str) -> Trajectory:
+    """One that no loss sees."""
+    nothing = _without_turns(prompt.token_ids)
+    return Trajectory(
+        prompt=prompt,
+        sample=sample,
+        response_ids=nothing.response_ids,
+        loss_mask=nothing.loss_mask,
+        rollout_logprobs=nothing.rollout_logprobs,
+        versions=nothing.versions,
+        text="",
+        status=status,
+        error=error,
+    )
