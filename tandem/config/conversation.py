@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Tag, model_validator
 
 from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.config.paths import LocalPath, Reference, absolute_reference
 
 
@@ -21,7 +22,7 @@ class FunctionToolConfig(Section):
 
 
 class VerlToolsConfig(Section):
-    """The tools of a verl file: `tools: [{class_name, config, tool_schema}]`."""
+    """The tools of a verl file: `tools: [{class_name, config, tool_schema}]`, those of MCP servers included."""
 
     type: Literal["verl"]
     path: LocalPath
@@ -46,6 +47,8 @@ def _written_short(tool: str) -> str:
 ToolConfig = Annotated[
     Annotated[FunctionToolConfig, Tag("function")]
     | Annotated[VerlToolsConfig, Tag("verl")]
+    | Annotated[McpToolsConfig, Tag("mcp")]
+    | Annotated[McpFileConfig, Tag("mcp_file")]
     | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
     Discriminator(_form),
 ]

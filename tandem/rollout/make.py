@@ -10,8 +10,10 @@ from tandem.config.conversation import (
     ScriptedUserConfig,
     ToolConfig,
     UserConfig,
+    VerlToolsConfig,
     VerlUserConfig,
 )
+from tandem.config.mcp import McpToolsConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import Environment, Environments
@@ -19,7 +21,8 @@ from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
 from tandem.rollout.tools.functions import function_tools
-from tandem.rollout.tools.verl import VerlTools
+from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
+from tandem.rollout.tools.verl import VerlTools, mcp_entries
 from tandem.rollout.users.base import Users
 from tandem.rollout.users.model import ModelUsers
 from tandem.rollout.users.scripted import ScriptedUsers
@@ -32,17 +35,20 @@ def make_environments(config: EnvironmentConfig) -> Environments:
     if isinstance(config, OwnEnvironmentConfig):
         return OwnEnvironments(config)
     limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
-    toolbox = Toolbox([make_tools(tool, limits) for tool in config.tools], config.limits)
+    toolbox = Toolbox([tools for tool in config.tools for tools in make_tools(tool, limits)], config.limits)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
 
 
-def make_tools(config: ToolConfig, limits: CallLimits) -> ToolSet:
+def make_tools(config: ToolConfig, limits: CallLimits) -> list[ToolSet]:
     """Raises UserError as above."""
     if isinstance(config, str):
-        return function_tools(FunctionToolConfig(function=config), limits)
+        return [function_tools(FunctionToolConfig(function=config), limits)]
     if isinstance(config, FunctionToolConfig):
-        return function_tools(config, limits)
-    return VerlTools(config, limits)
+        return [function_tools(config, limits)]
+    if isinstance(config, VerlToolsConfig):
+        servers = [server for entry in mcp_entries(config) for server in verl_mcp_servers(entry, config.path)]
+        return [VerlTools(config, limits), *mcp_tools(servers, limits)]
+    return mcp_tools([mcp_server(config)] if isinstance(config, McpToolsConfig) else mcp_file_servers(config), limits)
 
 
 def make_users(config: UserConfig) -> Users:

@@ -83,9 +83,9 @@ class Calls:
             return ToolResult(f"error: there is no tool {call.name!r}, only {', '.join(sorted(self._toolbox.set_of))}")
         try:
             result = await self._sessions[place].call(call.name, call.arguments)
-        except TimeoutError:
+        except TimeoutError as error:
             self._counts.add("timeouts")
-            return ToolResult(f"error: no answer within {timeout_s:g} s")
+            return ToolResult(self._cut(f"error: {str(error) or f'no answer within {timeout_s:g} s'}"))
         except ToolError as error:
             self._counts.add("failed_calls")
             return ToolResult(self._cut(f"error: {error}"))

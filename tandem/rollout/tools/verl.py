@@ -61,6 +61,8 @@ class VerlTools:
         self._schemas: list[ToolSchema] = []
         self._tools: dict[str, Any] = {}
         for entry in _entries(config):
+            if _is_mcp(entry):
+                continue  # they have their own sets
             schema = _schema_of(entry, config)
             self._schemas.append(schema)
             self._tools[schema["function"]["name"]] = _make(entry, schema, config)
@@ -155,6 +157,16 @@ def _entries(config: VerlToolsConfig) -> list[Mapping[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise UserError(f"{_KEY}: {config.path} has no list `tools` of {{class_name, config, tool_schema}}")
     return cast("list[Mapping[str, Any]]", entries)
+
+
+def mcp_entries(config: VerlToolsConfig) -> list[Mapping[str, Any]]:
+    """Those that stand for tools of MCP servers: `config: {type: mcp}`. Raises UserError as VerlTools does."""
+    return [entry for entry in _entries(config) if _is_mcp(entry)]
+
+
+def _is_mcp(entry: Mapping[str, Any]) -> bool:
+    settings = entry.get("config")
+    return isinstance(settings, Mapping) and settings.get("type") == "mcp"
 
 
 def _schema_of(entry: Mapping[str, Any], config: VerlToolsConfig) -> ToolSchema:
