@@ -13,16 +13,20 @@ TRUSTED_ROLES = ("system", "developer", "assistant")
 """The operator's messages and the policy's may hold tags such as `<think>`, which templates look for in them."""
 
 
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Tokens that some models read as control tokens, although neither they are special nor their templates write them."""
+
+
 class ControlTokens:
-    """The tokens of one tokenizer that no text of a message may become: the special ones, and those that the chat
-    template writes, such as `<tool_response>`. The latter only count in what the world says."""
+    """The tokens of one tokenizer that no text of a message may become: the special ones, and tags, which are TAGS and
+    what the chat template writes. Other added tokens, such as Gemma's `<table>`, are ordinary text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         self._tokenizer = tokenizer
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
         special = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
-        written = {token.content for token in added if token.content in template}
-        self._names = sorted(special | written, key=lambda name: (-len(name), name))
+        tags = {token.content for token in added if token.content in template or token.content in TAGS}
+        self._names = sorted(special | tags, key=lambda name: (-len(name), name))
         self._number = {name: number for number, name in enumerate(self._names)}
         self._every, self._special = _any_of(self._names), _any_of([name for name in self._names if name in special])
 
