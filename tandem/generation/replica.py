@@ -18,7 +18,7 @@ from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError
 from tandem.generation.channel import Channel, ChannelClosed
 from tandem.generation.pending import PendingSample
-from tandem.types import Completion, Delta, Status, TopLogprobs
+from tandem.types import Completion, Delta, IntArray, Status, TopLogprobs
 
 PINGS_PER_TIMEOUT = 4
 """A replica that is silent for this share of the health time-out is asked for a sign of life."""
@@ -67,6 +67,11 @@ class RoutedSample(PendingSample):
             )
             return
         self._deliver_new(output, len(known))
+
+    def row(self, last: Completion | Delta) -> IntArray:
+        """Prompt and response; `last` is what ended the sample."""
+        made = self.sent if isinstance(last, Delta) else last.token_ids
+        return np.concatenate((self.request.token_ids, np.asarray(made, dtype=self.request.token_ids.dtype)))
 
     def _deliver_new(self, delta: Delta, known: int) -> None:
         """The delta without its first tokens, which the caller has had."""

@@ -179,6 +179,8 @@ class ReplicatedEngine:
             self._failures = 0
             if output.status is not None:
                 del replica.samples[number]
+                if sample.request.keep:
+                    self._router.note_end(sample.row(output), replica)
 
     def _fail(self, error: Exception) -> None:
         """Every caller raises it."""

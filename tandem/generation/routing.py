@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 
 from tandem.generation.replica import Replica
 from tandem.types import IntArray
 
 _STEP_TOKENS = 32
 """Beginnings of prompts are remembered at multiples of this length."""
-_ENTRIES = 65_536
+_ENTRIES = 2**17
 _SLACK = 1.5
 """A replica that knows the prompt's beginning gets it while its load is at most this times the least one's."""
 
@@ -21,15 +22,28 @@ class PrefixRouter:
         """By hash of the beginning, the one used longest ago first."""
 
     def route(self, token_ids: IntArray, serving: Sequence[Replica]) -> Replica:
-        ends = range(_STEP_TOKENS, len(token_ids) + 1, _STEP_TOKENS)
-        keys = [hash(token_ids[:end].tobytes()) for end in ends]
+        keys = _keys(token_ids)
         chosen = min(serving, key=lambda replica: len(replica.samples))
         known = next((self._seen[key] for key in reversed(keys) if key in self._seen), chosen)
         if known in serving and len(known.samples) <= _SLACK * len(chosen.samples) + 1:
             chosen = known
+        self._note(keys, chosen)
+        return chosen
+
+    def note_end(self, token_ids: IntArray, replica: Replica) -> None:
+        """A replica has computed these tokens, prompt and response: a prompt that goes on from them is known to it."""
+        self._note(_keys(token_ids), replica)
+
+    def _note(self, keys: Sequence[int], replica: Replica) -> None:
         for key in keys:
-            self._seen[key] = chosen
+            self._seen[key] = replica
             self._seen.move_to_end(key)
         while len(self._seen) > _ENTRIES:
             self._seen.popitem(last=False)
-        return chosen
+
+
+def _keys(token_ids: IntArray) -> list[int]:
+    """One for each beginning that is remembered, the shortest first."""
+    ends = range(_STEP_TOKENS, len(token_ids) + 1, _STEP_TOKENS)
+    steps = (token_ids[end - _STEP_TOKENS : end].tobytes() for end in ends)
+    return list(accumulate(steps, lambda key, step: hash((key, step)), initial=0))[1:]

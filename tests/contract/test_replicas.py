@@ -100,6 +100,34 @@ def test_a_conversation_returns_to_the_replica_that_knows_it(make: Make) -> None
     assert known == again
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_conversations_that_begin_alike_return_each_to_its_own_replica(make: Make, streamed: bool) -> None:
+    """They are told apart by what was said in them; the last turn is known by what was said in the one before it."""
+    engine = make(replicas=3)
+    rows = [list(range(40)) for _ in range(6)]
+
+    async def turn(number: int, told: int) -> int:
+        row = rows[number]
+        asked = replace(request(*row, seeds=(number,), max_tokens=50), keep=True)
+        answer = asyncio.create_task((collect_stream if streamed else collect)(engine, asked))
+        await asyncio.sleep(0.02)
+        (place,) = (
+            place
+            for place, replica in enumerate(engine._replicas)
+            if any(sample.request is asked for sample in replica.samples.values())
+        )
+        await answer
+        rows[number] = [*row, *expected_tokens(asked, 0), *[told] * 40]
+        return place
+
+    async def turns() -> list[list[int]]:
+        first = await asyncio.gather(*(turn(number, 1) for number in range(6)))
+        return [first, *[[await turn(number, told) for number in range(6)] for told in (2, 3)]]
+
+    first, *later = run(turns())
+    assert len(set(first)) == 3 and later == [first, first]
+
+
 FAULTS = ("stop", "kill", "raise", "bytes", "token", "version", "length", "short", "older", "unversioned")
 
 
