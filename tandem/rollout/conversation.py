@@ -97,7 +97,7 @@ class Conversations:
 
         async def ask(samples: Sequence[int], transcript: Transcript) -> None:
             limited = replace(sampling, max_tokens=self._room(transcript, sampling))
-            request = Request(transcript.ids, limited, tuple(seeds[sample] for sample in samples))
+            request = Request(transcript.ids, limited, tuple(seeds[sample] for sample in samples), keep=True)
             try:
                 async for completion in self._generate(request):
                     firsts[samples[completion.sample]].set_result(completion)
@@ -170,7 +170,7 @@ class Conversations:
                 completion, first = await first, None
             else:
                 limited, seeds = replace(sampling, max_tokens=room), (transcript.turn_seed(seed),)
-                completion = await self._one(Request(transcript.ids, limited, seeds))
+                completion = await self._one(Request(transcript.ids, limited, seeds, keep=True))
             messages = await self._step(opened, completion)
             if not messages:
                 return

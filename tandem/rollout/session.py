@@ -230,6 +230,7 @@ class Session:
             replace(sampling, max_tokens=min(sampling.max_tokens, room)),
             self._seeds(asked),
             top_logprobs=asked.top_logprobs,
+            keep=True,
         )
         return request, line
 
