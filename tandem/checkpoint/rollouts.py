@@ -1,16 +1,17 @@
 """Answers that were made ahead of training, in a checkpoint.
 
-    state/rollouts.safetensors     one number a token: ids, mask, log-probs, versions, experts; answers head to tail
+    state/rollouts.safetensors     one number a token: ids, mask, log-probs, versions, experts; branches head to tail
     state/rollouts.json            the rest, by draw: what each answer said, how it ended, its score
 
-Prompts are not written: a draw names its row of the data. Checksums of the prompt's tokens and of every column tell
-whether that row is still what was answered, and what the scores were given for.
+Rows of the data are not written: a draw names its own. Checksums of the prompt's tokens and of every column tell
+whether that row is still what was answered, and what the scores were given for. A conversation was opened with tokens
+of its own, and so was each further branch: these are written.
 """
 
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Finished, Group, Prompt, Score, Status, Trajectory, Turn
 
 _ARRAYS, _REST = "state/rollouts.safetensors", "state/rollouts.json"
 _COLUMNS: dict[str, Any] = {
@@ -31,7 +32,7 @@ _COLUMNS: dict[str, Any] = {
     "rollout_logprobs": np.float32,
     "versions": np.int32,
 }
-"""Those of a Trajectory that have one number a response token."""
+"""Those of a Branch that have one number a response token."""
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -40,7 +41,7 @@ def write_rollouts(checkpoint: Path, finished: Mapping[int, Finished]) -> None:
 
     Raises UserError where a column holds what has no checksum.
     """
-    save_file(_arrays(list(_answers(finished.values()))), checkpoint / _ARRAYS)
+    save_file(_arrays(list(_branches(finished.values()))), checkpoint / _ARRAYS)
     # One by one: other threads wait while one draw is encoded, and not while all of them are.
     described = [json.dumps(_describe(number, one)) for number, one in finished.items()]
     write_text(checkpoint / _REST, f"[{','.join(described)}]")
@@ -60,47 +61,63 @@ def read_rollouts(checkpoint: Path, prompt_of: Callable[[int], Prompt]) -> dict[
     return {one["draw"]: _finished(one, prompts[one["draw"]], rows) for one in described}
 
 
-def _answers(finished: Iterable[Finished]) -> Iterator[Trajectory]:
-    """All of them, in the order in which their arrays are written."""
+def _answers(one: Finished) -> list[Trajectory]:
+    return one.group.trajectories + ([] if one.greedy is None else [one.greedy])
+
+
+def _is_conversation(one: Finished) -> bool:
+    """Its answers were opened with other tokens than the row's prompt. Not all need have come to a turn."""
+    answers = _answers(one)
+    return any(answer.messages or not (answer.turns or answer.status is Status.ABORTED) for answer in answers)
+
+
+def _branches(finished: Iterable[Finished]) -> Iterator[Branch]:
+    """All of them, in the order in which their arrays are written; without the prompt where that is the row's."""
     for one in finished:
-        yield from one.group.trajectories
-        if one.greedy is not None:
-            yield one.greedy
+        opened = _is_conversation(one)
+        for answer in _answers(one):
+            first, *others = answer.every_branch
+            yield first if opened else replace(first, prompt_ids=first.prompt_ids[:0])
+            yield from others
 
 
-def _arrays(answers: list[Trajectory]) -> dict[str, _Array]:
+def _arrays(branches: list[Branch]) -> dict[str, _Array]:
     def column(name: str, kind: Any) -> _Array:
-        return np.concatenate([np.zeros(0, kind), *(getattr(answer, name) for answer in answers)], dtype=kind)
+        return np.concatenate([np.zeros(0, kind), *(getattr(branch, name) for branch in branches)], dtype=kind)
 
-    arrays = {name: column(name, kind) for name, kind in _COLUMNS.items()}
-    arrays["lengths"] = np.array([len(answer.response_ids) for answer in answers], np.int64)
-    recorded = [answer.experts for answer in answers if answer.experts is not None]
+    arrays = {name: column(name, kind) for name, kind in {**_COLUMNS, "prompt_ids": np.int32}.items()}
+    arrays["lengths"] = np.array([len(branch.response_ids) for branch in branches], np.int64)
+    arrays["prompt_lengths"] = np.array([len(branch.prompt_ids) for branch in branches], np.int64)
+    recorded = [branch.experts for branch in branches if branch.experts is not None]
     if recorded:
-        rows = [-1 if answer.experts is None else len(answer.experts) for answer in answers]
+        rows = [-1 if branch.experts is None else len(branch.experts) for branch in branches]
         arrays |= {"experts": np.concatenate(recorded), "expert_rows": np.array(rows, np.int64)}
     return arrays
 
 
-def _split(arrays: dict[str, _Array]) -> Iterator[dict[str, _Array]]:
-    """The arrays of one answer after another, each of them a copy of its own."""
-    start = expert = 0
+def _split(arrays: dict[str, _Array]) -> Iterator[Branch]:
+    """One branch after another, without turns; each array a copy of its own."""
+    start = prompt = expert = 0
     experts = arrays.get("expert_rows", np.full(len(arrays["lengths"]), -1)).tolist()
-    for length, rows in zip(arrays["lengths"].tolist(), experts, strict=True):
-        own = {name: arrays[name][start : start + length].copy() for name in _COLUMNS}
-        start += length
+    lengths = zip(arrays["lengths"].tolist(), arrays["prompt_lengths"].tolist(), experts, strict=True)
+    for length, prompt_length, rows in lengths:
+        own: dict[str, Any] = {name: arrays[name][start : start + length].copy() for name in _COLUMNS}
+        own["prompt_ids"] = arrays["prompt_ids"][prompt : prompt + prompt_length].copy()
+        start, prompt = start + length, prompt + prompt_length
         if rows >= 0:
             own["experts"] = arrays["experts"][expert : expert + rows].copy()
             expert += rows
-        yield own
+        yield Branch(**own)
 
 
 def _describe(number: int, one: Finished) -> dict[str, Any]:
-    prompt = one.group.trajectories[0].prompt
+    prompt, opened = one.group.trajectories[0].prompt, _is_conversation(one)
     return {
         "draw": number,
         "kept": one.kept,
         "row": prompt.index,
-        "checksums": _checksums(prompt),
+        "conversation": opened,
+        "checksums": _checksums(prompt, tokens=not opened),
         "answers": [_describe_answer(answer) for answer in one.group.trajectories],
         "scores": [asdict(score) for score in one.group.scores],
         "greedy_score": None if one.group.greedy is None else asdict(one.group.greedy),
@@ -111,24 +128,44 @@ def _describe(number: int, one: Finished) -> dict[str, Any]:
 def _describe_answer(answer: Trajectory) -> dict[str, Any]:
     return {
         "sample": answer.sample,
+        "prompt": answer.prompt.text,
         "text": answer.text,
         "status": answer.status,
-        "turns": [asdict(turn) for turn in answer.turns],
+        "branches": [[asdict(turn) for turn in branch.turns] for branch in answer.every_branch],
         "generation_s": answer.generation_s,
+        "messages": answer.messages,
+        "reward": answer.reward,
+        "numbers": dict(answer.numbers),
+        "error": answer.error,
     }
 
 
-def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[dict[str, _Array]]) -> Finished:
-    answers = [_trajectory(one, prompt, next(rows)) for one in described["answers"]]
+def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch]) -> Finished:
+    opened = described["conversation"]
+    answers = [_trajectory(one, prompt, rows, opened) for one in described["answers"]]
     scores = [_score(one) for one in described["scores"]]
     greedy, score = described["greedy_answer"], described["greedy_score"]
     group = Group(answers, scores, None if score is None else _score(score))
-    return Finished(group, None if greedy is None else _trajectory(greedy, prompt, next(rows)), described["kept"])
+    answer = None if greedy is None else _trajectory(greedy, prompt, rows, opened)
+    return Finished(group, answer, described["kept"])
 
 
-def _trajectory(described: dict[str, Any], prompt: Prompt, arrays: dict[str, _Array]) -> Trajectory:
-    status, turns = Status(described["status"]), tuple(Turn(**turn) for turn in described["turns"])
-    return Trajectory(**{**described, **arrays, "prompt": prompt, "status": status, "turns": turns})
+def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch], opened: bool) -> Trajectory:
+    first, *others = (
+        replace(next(rows), turns=tuple(Turn(**turn) for turn in turns)) for turns in described["branches"]
+    )
+    if opened:
+        prompt = replace(prompt, token_ids=first.prompt_ids, text=described["prompt"])
+    arrays = {name: getattr(first, name) for name in (*_COLUMNS, "turns", "experts")}
+    same = {name: described[name] for name in ("sample", "text", "generation_s", "reward", "numbers", "error")}
+    return Trajectory(
+        prompt=prompt,
+        status=Status(described["status"]),
+        messages=tuple(described["messages"]),
+        branches=tuple(others),
+        **arrays,
+        **same,
+    )
 
 
 def _score(described: dict[str, Any]) -> Score:
@@ -153,12 +190,12 @@ def _changes(described: dict[str, Any], prompt: Prompt) -> list[str]:
     """The names of what is not as it was."""
     if prompt.index != described["row"]:
         return ["its place in the data"]
-    before, now = described["checksums"], _checksums(prompt)
+    before, now = described["checksums"], _checksums(prompt, tokens=not described["conversation"])
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
-def _checksums(prompt: Prompt) -> dict[str, int]:
-    """By name: what reward functions see of a row, and the tokens that were answered."""
+def _checksums(prompt: Prompt, *, tokens: bool) -> dict[str, int]:
+    """By name: what reward functions see of a row, and `tokens`, those that were answered."""
     seen = {**prompt.row, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth}
     try:
         checksums = {f"`{name}`": zlib.crc32(_stable(value)) for name, value in seen.items()}
@@ -167,7 +204,9 @@ def _checksums(prompt: Prompt) -> dict[str, int]:
             f"data row {prompt.index}: {error}, so that a resumed run could not tell whether the row has changed; "
             "leave that column out, or give trainer.save_rollouts=false"
         ) from error
-    return {**checksums, "tokens of the prompt": zlib.crc32(np.asarray(prompt.token_ids, np.int32).tobytes())}
+    if tokens:
+        checksums["tokens of the prompt"] = zlib.crc32(np.asarray(prompt.token_ids, np.int32).tobytes())
+    return checksums
 
 
 def _stable(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.checkpoint.store import CheckpointStore
 from tandem.data.rows import read_rows
 from tandem.errors import UserError
-from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Finished, Group, Prompt, Score, Status, Trajectory, Turn
 
 RANDOM = np.random.default_rng(0)
 
@@ -60,6 +60,48 @@ FINISHED = {
 }
 
 
+def branch(prompt: int, length: int, experts: bool = False) -> Branch:
+    made = answer(prompt, 0, length, experts)
+    turns = (Turn("policy", length, 0.1), Turn("tool", 0))
+    ids = RANDOM.integers(0, 99, prompt).astype(np.int32)
+    return Branch(
+        ids, made.response_ids, made.loss_mask, made.rollout_logprobs, made.versions, turns, experts=made.experts
+    )
+
+
+def conversation(draw: int, sample: int, *branches: Branch, **changes: Any) -> Trajectory:
+    """Opened with other tokens than the row's prompt."""
+    opened = replace(prompt_of(draw), token_ids=RANDOM.integers(0, 99, sample + 3).astype(np.int32), text="opened")
+    call = {
+        "role": "assistant",
+        "content": "\ud800",
+        "tool_calls": [{"id": "1", "function": {"arguments": {"x": 0.1}}}],
+    }
+    more = {
+        "messages": (call, {"role": "tool", "content": "12"}),
+        "reward": 0.1 + 0.2,
+        "numbers": {"calls": 2.0},
+        "turns": (Turn("policy", 2, 0.25), Turn("tool", 1)),
+    }
+    return answer(draw, sample, 3, prompt=opened, branches=branches, **{**more, **changes})
+
+
+CONVERSATIONS = {
+    4: Finished(
+        Group(
+            [
+                conversation(4, 0, branch(5, 2), branch(0, 4, experts=True)),
+                conversation(4, 1),
+                conversation(4, 2, messages=(), turns=(), reward=None, status=Status.TRUNCATED),
+                answer(4, 3, 0, status=Status.ENVIRONMENT_ERROR, turns=(), error="the server is gone"),
+            ],
+            [Score(1.0), Score(0.5), Score(0.0), Score(None, failure=Status.ENVIRONMENT_ERROR, error="gone")],
+        ),
+        conversation(4, 0, branch(2, 1)),
+    )
+}
+
+
 def assert_same(left: Any, right: Any) -> None:
     """Of the same types, all the way down; floats by their bits."""
     assert type(left) is type(right), (left, right)
@@ -86,10 +128,16 @@ def written(directory: Path, finished: dict[int, Finished]) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("draws", [[7, 9, 8], [8], []])
+@pytest.mark.parametrize("draws", [[7, 9, 8, 4], [4, 7], [8], []])
 def test_what_was_finished_comes_back_as_it_was(draws: list[int], tmp_path: Path) -> None:
-    finished = {draw: FINISHED[draw] for draw in draws}
+    finished = {draw: (FINISHED | CONVERSATIONS)[draw] for draw in draws}
     assert_same(read_rollouts(written(tmp_path, finished), prompt_of), finished)
+
+
+def test_a_conversation_on_a_row_that_has_changed_is_refused(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, CONVERSATIONS)
+    with pytest.raises(UserError, match=r"row 14, which has changed since \(`column`\); put"):
+        read_rollouts(checkpoint, lambda draw: replace(prompt_of(draw), row={"column": "another"}))
 
 
 def test_a_checkpoint_without_them_has_none(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tandem.tracking.trajectories import read_trajectories, trajectories_path, write_trajectories
-from tandem.types import Batch, Group, Prompt, Score, Status, TokenColumns, Trajectory, Turn
+from tandem.batching.packing import to_batch
+from tandem.tracking.trajectories import read_groups, read_trajectories, trajectories_path, write_trajectories
+from tandem.types import Batch, Branch, Group, Prompt, Score, Status, TokenColumns, Trajectory, Turn
 
 
 def prompt(index: int, ids: list[int]) -> Prompt:
@@ -109,6 +110,39 @@ def test_every_column_comes_back(tmp_path, step):
         "generation_s": [0.0, 0.0, 1.5, 0.0],
         "reward_s": [0.25, 0.0, 0.0, 0.0],
     }
+
+
+def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
+    def branch(prompt_ids: list[int], ids: list[int], mask: list[bool], turns: tuple[Turn, ...]) -> Branch:
+        arrays = (np.array(ids, np.int32), np.array(mask), np.full(len(ids), -0.5, np.float32))
+        return Branch(np.array(prompt_ids, np.int32), *arrays, np.full(len(ids), 3, np.int32), turns)
+
+    spoken = ({"role": "assistant", "content": "é", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "2"})
+    turns = (Turn("policy", 2, 0.25), Turn("tool", 1))
+    more = branch([1, 2, 9], [20, 21], [False, True], (Turn("policy", 2, 0.5),)), branch([5], [22], [True], ())
+    conversation = trajectory(
+        prompt(7, [1, 2, 3]), 0, [10, 11, 12], [True, True, False], turns=turns, branches=more, messages=spoken,
+        reward=0.75, numbers={"calls": 1.0},
+    )  # fmt: skip
+    failed = trajectory(prompt(7, [1, 2, 3]), 1, [], [], status=Status.ENVIRONMENT_ERROR, error="gone")
+    scores = [Score(1.5, {"environment": 0.75}), Score(None, failure=Status.ENVIRONMENT_ERROR, error="gone")]
+    groups = [Group([conversation, failed], scores), Group([trajectory(prompt(9, [4]), 0, [13], [True])], [Score(0.5)])]
+    write_trajectories(tmp_path / "t.parquet", 4, groups, to_batch(groups))
+    table = read_trajectories(tmp_path / "t.parquet").to_pydict()
+    assert table["trajectory"] == [0, 0, 0, 1, 2] and table["branch"] == [0, 1, 2, 0, 0]
+    assert table["response"] == ["response [10, 11, 12]", None, None, "response []", "response [13]"]
+    assert table["reward"] == [1.5, 1.5, 1.5, None, 0.5] and table["prompt_ids"][1:3] == [[1, 2, 9], [5]]
+    assert [turn["reward"] for turn in table["turns"][1]] == [0.5]
+    again = read_groups(tmp_path / "t.parquet", 4)
+    assert [group.scores for group in again] == [group.scores for group in groups]
+    before, after = to_batch(groups), to_batch(again)
+    for name in ("prompt_ids", "response_ids", "loss_mask", "groups", "trajectories", "prompts", "rewards", "scored"):
+        assert np.array_equal(getattr(before, name), getattr(after, name)), name
+    found = again[0].trajectories[0]
+    for name in ("messages", "reward", "numbers", "turns", "text", "status"):
+        assert getattr(found, name) == getattr(conversation, name), name
+    assert [one.turns for one in found.branches] == [one.turns for one in more]
+    assert again[0].trajectories[1].status is Status.ENVIRONMENT_ERROR and again[0].trajectories[1].error == "gone"
 
 
 def test_columns_that_nothing_filled_are_null(tmp_path, step):
