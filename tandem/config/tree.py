@@ -99,14 +99,18 @@ RewardFunctionForm = Annotated[
 
 class RewardConfig(Section):
     functions: list[RewardFunctionForm] = []
-    """Their weighted sum is the reward; empty: chosen by the row's `data_source` from the built-in table."""
+    """Their weighted sum is the reward; empty: what the environment of a conversation gives, or where it gives nothing,
+    the function that the built-in table has for the row's `data_source`."""
+    environment_weight: float = 1.0
+    """Factor of the environment's reward where it is added to that of `functions`."""
     model_weight: float = 1.0
     """Factor of the score of `model.reward_model_path`."""
     timeout_s: MayChange[PositiveFloat] = 30.0
     """For one call."""
     workers: MayChange[PositiveInt] = 2
     max_error_share: MayChange[Share] = 0.2
-    """The run stops when a larger share of a step's or validation's answers lost their reward to errors, time-outs."""
+    """The run stops when a larger share of a step's or validation's answers lost their reward to errors and time-outs,
+    or when so many were lost to environments that failed."""
 
 
 class TrainerConfig(Section):

@@ -16,6 +16,7 @@ from tandem.controller.clock import Clock
 from tandem.controller.learning import needs_old_logprobs, update
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
+from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.types import Batch, Group, StepMetrics
 
 
@@ -61,7 +62,7 @@ def learn_step(
     metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
     metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, batch, config, step))
     clock("publish", lambda: phases.publish(step))
-    return Step(groups, batch, {**reward_metrics(groups), **metrics, **clock.seconds})
+    return Step(groups, batch, {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds})
 
 
 def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batch) -> None:

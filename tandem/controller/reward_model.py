@@ -110,6 +110,17 @@ def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
 
 
 def _without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:
-    """Groups with score 0, where an answer is whole."""
-    not_scored = Score(None, failure=Status.NOT_SCORED)
-    return [Group(row, [not_scored if t.status is Status.ABORTED else Score(0.0) for t in row]) for row in siblings]
+    """Groups with what the environment gave, or 0, where an answer is whole."""
+    return [Group(group, [_without_function(t) for t in group]) for group in siblings]
+
+
+def _without_function(trajectory: Trajectory) -> Score:
+    match trajectory.status:
+        case Status.ABORTED:
+            return Score(None, failure=Status.NOT_SCORED)
+        case Status.ENVIRONMENT_ERROR:
+            return Score(None, failure=trajectory.status, error=trajectory.error)
+        case _ if trajectory.reward is None:
+            return Score(0.0)
+        case _:
+            return Score(trajectory.reward, {"environment": trajectory.reward})

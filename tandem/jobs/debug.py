@@ -22,6 +22,7 @@ from tandem.jobs.rl import RlJob, failed_answers_saved
 from tandem.jobs.run import run_job
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
+from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.trajectories import read_groups, staleness_of, trajectories_path, write_trajectories
@@ -48,7 +49,8 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
             described = describe_batch(batch, config, version=0)
             for tracker in trackers:
-                tracker.log(step, {**reward_metrics(groups), **rollouts.metrics(), **described})
+                counted = {**reward_metrics(groups), **conversation_metrics(groups)}
+                tracker.log(step, {**counted, **rollouts.metrics(), **described})
     for tracker in trackers:
         tracker.close()
 

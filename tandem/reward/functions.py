@@ -18,7 +18,7 @@ import numpy as np
 from tandem.errors import UserError
 from tandem.files import load_named, users_traceback
 from tandem.reward.rules import BUILT_IN, CHECKS
-from tandem.types import Prompt, Score, Status
+from tandem.types import Message, Prompt, Score, Status, Trajectory
 
 if TYPE_CHECKING:  # workers import this module and need no pydantic
     from tandem.config.tree import RewardConfig
@@ -27,8 +27,12 @@ _FORMS = "`path/to/file.py:function` or `package.module:function`"
 SIGNATURES = """
   compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float | dict
   f(prompts, completions, **columns) -> list[float | None]
-  f(completion, ground_truth, **row) -> float | dict"""
-_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+  f(completion, ground_truth, **row) -> float | dict
+All but the one with `completions` may also take `messages` and `turns` of a conversation."""
+_CONVERSATION = ("messages", "turns")
+"""What functions of one trajectory may ask for by name: what was said to the policy and by it, and its own turns alone;
+messages as chat templates take them."""
+_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", *_CONVERSATION)
 _OFFERED = ("data_source", "ground_truth", "prompts")
 """What functions of the other signatures may ask for besides columns."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -70,9 +74,24 @@ class RewardFunction:
         taken = offered if takes_any else offered.keys() & self.parameters.keys()
         return {name: offered[name] for name in taken if name not in self.given}
 
+    def conversation(self, trajectory: Trajectory) -> dict[str, Any]:
+        """What the function asks for by name of `messages` and `turns`. A column of that name goes first."""
+        if self.kind is Kind.TRL:
+            return {}
+        columns = {} if self.kind is Kind.VERL else trajectory.prompt.row
+        wanted = [name for name in _CONVERSATION if name in self.parameters and name not in {*self.given, *columns}]
+        said = _said(trajectory)
+        offered = {
+            "messages": [*_asked(trajectory.prompt), *said],
+            "turns": [message for message in said if message["role"] == "assistant"],
+        }
+        return {name: offered[name] for name in wanted}
+
     def needed_columns(self) -> list[str]:
         """The columns without which a call fails: parameters that have no other value, and `score_together`."""
-        offered = {self.kind, *_VERL_ARGUMENTS} if self.kind is Kind.VERL else {self.kind, *_OFFERED}
+        offered = {self.kind, *(_VERL_ARGUMENTS if self.kind is Kind.VERL else _OFFERED)}
+        if self.kind is Kind.TRAJECTORY:
+            offered |= {*_CONVERSATION}
         needed = [
             name
             for name, parameter in self.parameters.items()
@@ -81,10 +100,22 @@ class RewardFunction:
         together = [self.score_together] if self.score_together else []
         return [name for name in needed if name not in offered and name not in self.given] + together
 
-    def completion(self, prompt: Prompt, text: str) -> Any:
-        """The text; where TRL asks with messages, a message."""
-        chat = self.kind is Kind.TRL and not isinstance(prompt.row.get("prompt", ""), str)
-        return [{"role": "assistant", "content": text}] if chat else text
+    def completion(self, trajectory: Trajectory) -> Any:
+        """The text; for TRL's functions, where the prompt is messages or the answer a conversation, messages."""
+        asked_with_messages = not isinstance(trajectory.prompt.row.get("prompt", ""), str)
+        chat = self.kind is Kind.TRL and (asked_with_messages or bool(trajectory.messages))
+        return _said(trajectory) if chat else trajectory.text
+
+
+def _said(trajectory: Trajectory) -> list[Message]:
+    """What came after the prompt; an answer of one turn is one message."""
+    return [*trajectory.messages] or [{"role": "assistant", "content": trajectory.text}]
+
+
+def _asked(prompt: Prompt) -> list[Message]:
+    """The messages of the data row."""
+    asked: Any = prompt.row.get("prompt", prompt.text)
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else [*asked]
 
 
 @dataclass

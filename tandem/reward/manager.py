@@ -19,6 +19,13 @@ from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
 
 _log = logging.getLogger("tandem.reward")
 _FAILURES = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
+_ENVIRONMENT = "environment"
+"""The name of the part that the environment gives."""
+_NOT_SENT = (Status.ABORTED, Status.ENVIRONMENT_ERROR)
+_LOST = {
+    "lost their reward to errors and time-outs": _FAILURES,
+    "were lost to environments that failed": (Status.ENVIRONMENT_ERROR,),
+}
 _Job = tuple[RewardFunction, list[Trajectory], Call]
 """A function, the trajectories that it scores, and the call that scores them."""
 
@@ -48,7 +55,8 @@ class RewardManager:
         return self._overrides_score_alone or any(function.score_together for function in self._functions.values())
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
-        """One group for each list of siblings, in order. Aborted trajectories are not sent and count as not scored.
+        """One group for each list of siblings, in order. Trajectories that were aborted are not sent and count as not
+        scored; those whose environment failed are not sent and have failed.
 
         Waits; what was submitted is scored meanwhile. Raises what `turn` raises.
         """
@@ -73,16 +81,18 @@ class RewardManager:
         self._pool.turn()
 
     def check_share(self, groups: Iterable[Group]) -> None:
-        """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward."""
+        """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward, or
+        their environments failed."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
-        lost = [score for score in scores if score.failure in _FAILURES]
-        if len(lost) > self._config.max_error_share * len(scores):
-            raise RewardShareExceeded(
-                f"{len(lost)} of {len(scores)} trajectories lost their reward to errors and time-outs, more than "
-                f"reward.max_error_share = {self._config.max_error_share:g}. The first:\n{lost[0].error}",
-                groups,
-            )
+        for how, failures in _LOST.items():
+            lost = [score for score in scores if score.failure in failures]
+            if len(lost) > self._config.max_error_share * len(scores):
+                raise RewardShareExceeded(
+                    f"{len(lost)} of {len(scores)} trajectories {how}, more than reward.max_error_share = "
+                    f"{self._config.max_error_share:g}. The first:\n{lost[0].error}",
+                    groups,
+                )
 
     def forget(self) -> None:
         """Nobody wants the groups that were submitted, as those of a run that goes on from an earlier step."""
@@ -98,9 +108,15 @@ class RewardManager:
         nearest = next(kind for kind in type(self).__mro__ if "score" in vars(kind) or "submit" in vars(kind))
         return "submit" not in vars(nearest)
 
-    def _applicable(self, data_source: str) -> Iterable[RewardFunction]:
+    def _applicable(self, siblings: Sequence[Trajectory]) -> Iterable[RewardFunction]:
+        """The functions that score these. Without any in the configuration the environment's reward stands for all
+        siblings, and where it gives none, the row's own function for all of them, if there is one."""
+        data_source = siblings[0].prompt.data_source
         if self._config.functions:
             return self._functions.values()
+        judged = any(t.reward is not None for t in siblings)
+        if judged or (data_source not in BUILT_IN and any(t.messages for t in siblings)):
+            return ()
         if data_source not in BUILT_IN or BUILT_IN[data_source] not in self._functions:
             self._functions |= {f.reference: f for f in check_functions(self._config, [data_source])}
         return [self._functions[BUILT_IN[data_source]]]
@@ -109,10 +125,14 @@ class RewardManager:
         """What scores these groups; `score_together` joins those of them that are alike."""
         together: defaultdict[tuple[str, Any], list[tuple[Trajectory, bytes]]] = defaultdict(list)
         for group in siblings:
-            alive = [t for t in group if t.status is not Status.ABORTED]
-            for function in self._applicable(group[0].prompt.data_source) if alive else ():
-                arguments = pickle.dumps(function.arguments(group[0].prompt))
-                scored = [(t, arguments) for t in alive]
+            alive = [t for t in group if t.status not in _NOT_SENT]
+            for function in self._applicable(alive) if alive else ():
+                arguments = function.arguments(group[0].prompt)
+                shared = pickle.dumps(arguments)
+                own = (function.conversation(t) for t in alive)
+                scored = [
+                    (t, pickle.dumps({**arguments, **o}) if o else shared) for t, o in zip(alive, own, strict=True)
+                ]
                 if function.score_together:
                     together[function.reference, _alike(group[0].prompt, function.score_together)] += scored
                 elif function.kind is Kind.TRL:
@@ -126,7 +146,7 @@ class RewardManager:
         """One call for these trajectories, each with its pickled arguments."""
         trajectories, arguments = [t for t, _ in scored], [pickled for _, pickled in scored]
         seed = zlib.crc32(f"{self._seed}/{trajectories[0].prompt.index}/{trajectories[0].sample}/{step}".encode())
-        completions = [function.completion(t.prompt, t.text) for t in trajectories]
+        completions = [function.completion(t) for t in trajectories]
         return function, trajectories, Call(function.reference, seed, arguments, completions)
 
     def _groups(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> list[Group]:
@@ -139,11 +159,18 @@ class RewardManager:
         return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
 
     def _combine(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
-        """The weighted sum of the scores that the functions gave one trajectory, or the first failure.
+        """The weighted sum of what the functions and its environment gave one trajectory, or the first failure.
 
-        Of several functions each one's reward is a part too; where names of parts meet, the first function's counts.
+        Of several rewards each one is a part too; where names of parts meet, the first function's counts.
         """
-        if len(scores) == 1 and scores[0][0].weight == 1 and scores[0][1].value is not None:
+        if trajectory.status is Status.ENVIRONMENT_ERROR:
+            return Score(None, failure=trajectory.status, error=trajectory.error)
+        if (
+            trajectory.reward is None
+            and len(scores) == 1
+            and scores[0][0].weight == 1
+            and scores[0][1].value is not None
+        ):
             return scores[0][1]
         seconds = sum(score.seconds for _, score in scores)
         for function, score in scores:
@@ -154,17 +181,22 @@ class RewardManager:
                     self._shown.add((function.reference, score.failure))
                     _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", error)
                 return replace(score, error=error, seconds=seconds)
-        valued = [(function, score, score.value) for function, score in scores if score.value is not None]
-        if not valued:
+        weighted = [(f.name, f.weight * s.value, s.value) for f, s in scores if s.value is not None]
+        if trajectory.reward is not None:
+            weight = self._config.environment_weight if self._config.functions else 1.0
+            weighted.append((_ENVIRONMENT, weight * trajectory.reward, trajectory.reward))
+        if not weighted:
             return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
-        parts = {function.name: value for function, _, value in valued} if len(scores) > 1 else {}
-        for _, score, _ in valued:
+        several = len(scores) > 1 or trajectory.reward is not None
+        parts = {name: value for name, _, value in weighted} if several else {}
+        valued = [score for _, score in scores if score.value is not None]
+        for score in valued:
             parts = {**score.parts, **parts}
         return Score(
-            value=sum(function.weight * value for function, _, value in valued),
+            value=sum(share for _, share, _ in weighted),
             parts=parts,
-            prediction=next((score.prediction for _, score, _ in valued if score.prediction is not None), None),
-            error="; ".join(score.error for _, score, _ in valued if score.error) or None,
+            prediction=next((score.prediction for score in valued if score.prediction is not None), None),
+            error="; ".join(score.error for score in valued if score.error) or None,
             seconds=seconds,
         )
 

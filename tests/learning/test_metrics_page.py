@@ -39,6 +39,9 @@ NOT_HERE = {
     "actor/expert_load/min": "a mixture of experts on Megatron",
     "critic/expert_load/max": "a mixture of experts on Megatron",
     "critic/expert_load/min": "a mixture of experts on Megatron",
+    "conversation/turns": "a conversation",
+    "conversation/environment_errors": "a conversation",
+    "conversation/<number>": "a conversation",
     "perf/peak_memory_gib/<phase>": "a GPU",
 }
 """Rows that these runs cannot write, and what would."""

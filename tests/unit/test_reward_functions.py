@@ -29,7 +29,7 @@ def run_call(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score
     """What a worker does with one call."""
     function = load(reference)
     prompt = siblings[0].prompt
-    completions = [function.completion(prompt, t.text) for t in siblings]
+    completions = [function.completion(t) for t in siblings]
     arguments = [pickle.dumps(function.arguments(prompt))] * len(siblings)
     return execute(function, Call(reference, seed, arguments, completions))
 
@@ -86,10 +86,10 @@ def test_row_columns_go_to_those_who_name_them(write: Any) -> None:
 
 def test_trl_answers_messages_with_messages_and_text_with_text(write: Any) -> None:
     function = load(write("def f(prompts, completions, **columns): return [0.0 for _ in prompts]"))
-    chat, plain = trajectory(prompt=MESSAGES, level=1).prompt, trajectory(prompt="2+2=").prompt
-    assert function.arguments(chat)["prompts"] == MESSAGES and function.arguments(chat)["level"] == 1
-    assert function.completion(chat, "4") == [{"role": "assistant", "content": "4"}]
-    assert (function.arguments(plain)["prompts"], function.completion(plain, "4")) == ("2+2=", "4")
+    chat, plain = trajectory(prompt=MESSAGES, level=1), trajectory(prompt="2+2=")
+    assert function.arguments(chat.prompt)["prompts"] == MESSAGES and function.arguments(chat.prompt)["level"] == 1
+    assert function.completion(chat) == [{"role": "assistant", "content": "4"}]
+    assert (function.arguments(plain.prompt)["prompts"], function.completion(plain)) == ("2+2=", "4")
 
 
 def test_trl_judges_siblings_in_one_call(write: Any) -> None:

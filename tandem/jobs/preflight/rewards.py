@@ -23,9 +23,9 @@ def find_function_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> 
         return
     prompts = {key: [_prompt(row) for row in rows.usable] for key, rows in first_rows.items()}
     sources = sorted({prompt.data_source for some in prompts.values() for prompt in some})
-    judged_by_model = config.model.reward_model_path is not None
+    judged = config.model.reward_model_path is not None or config.conversation is not None
     try:
-        check_functions(config.reward, [] if judged_by_model else sources, prompts)
+        check_functions(config.reward, [] if judged else sources, prompts)
     except UserError as error:
         yield str(error)
 
