@@ -16,7 +16,7 @@ from tandem.rollout.formats.template import TemplateFormat
 CHATML = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Write <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>
+{% endfor %}Write <tool_call>{"name": N, "arguments": {}}</tool_call><|im_end|>
 {% endif %}
 {%- for m in messages %}
 {%- if m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' + m.content + '</tool_response>' }}
@@ -76,7 +76,7 @@ def opened(messages: list[dict[str, Any]], tools: list[Any]) -> list[int]:
 
 
 def test_open_is_what_the_template_makes() -> None:
-    messages = [{"role": "system", "content": "Think in <think>…</think>."}, USER]
+    messages = [{"role": "system", "content": "Think in <think>...</think>."}, USER]
     assert a_format().open(messages, [ADD]) == opened(messages, [ADD])
 
 

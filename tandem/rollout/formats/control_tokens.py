@@ -37,12 +37,22 @@ class ControlTokens:
         string in them spells; what a template makes of it is text for `encode`."""
 
         def hidden(message: Message) -> Message:
-            names = self._special if message["role"] in TRUSTED_ROLES else self._every
+            names = self._of(message)
             replaced = _mapped(dict(message), lambda text: self._replaced(text, names, word))
             return replaced | {"role": message["role"]}
 
         everywhere = [_mapped(tool, lambda text: self._replaced(text, self._every, word)) for tool in tools]
         return [hidden(message) for message in messages], everywhere
+
+    def spelled(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[str]:
+        """The control tokens that `hide` would hide, each once."""
+        found = [name for message in messages for text in strings(message) for name in self._of(message).findall(text)]
+        found += [name for text in strings(tools) for name in self._every.findall(text)]
+        return list(dict.fromkeys(found))
+
+    def _of(self, message: Message) -> re.Pattern[str]:
+        """What text of a message must not become."""
+        return self._special if message["role"] in TRUSTED_ROLES else self._every
 
     def encode(self, text: str, word: str) -> list[int]:
         """Token ids of `text`, whose placeholders made of `word` become letters: each is cut after its first one."""

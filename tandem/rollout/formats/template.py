@@ -67,13 +67,7 @@ class TemplateFormat:
         if tools:
             self.require_tools()
         word = unused_word(messages, tools)
-        try:
-            text = self._template.render(*self._controls.hide(messages, tools, word))
-        except TemplateRefuses as error:
-            raise UserError(
-                f"{self.name}: its chat template refuses the messages {_roles(messages)}: {error}"
-            ) from error
-        return self._controls.encode(text, word)
+        return self._controls.encode(self.rendered(*self._controls.hide(messages, tools, word)), word)
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         roles = {message["role"] for message in new}
@@ -81,22 +75,32 @@ class TemplateFormat:
             return None
         self._require("tool" if "tool" in roles else "user")
         word = unused_word(new, tools)
-        hidden, shown = self._controls.hide(new, tools, word)
-        try:
-            stop, text = self._tail(hidden, shown, word + _MARK)
-        except TemplateRefuses as error:
-            raise UserError(f"{self.name}: its chat template refuses the messages {_roles(new)}: {error}") from error
+        stop, text = self.tail(*self._controls.hide(new, tools, word), word + _MARK)
         end = self._end_ids[stop]
         following = self._controls.encode(stop + text, word)  # with it, since some swallow the spaces around them
         following = following[following.index(end) :]
         ended = int(ids[-1]) in (self._end_ids.get(same) for same in _same_end(stop))
         return following[1:] if ended else following
 
+    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """The template's text of `messages`, up to the policy's next turn. Raises UserError where it refuses them."""
+        try:
+            return self._template.render(messages, tools)
+        except TemplateRefuses as error:
+            raise self._refused(messages, error) from error
+
+    def tail(self, new: Sequence[Message], tools: Sequence[ToolSchema], mark: str) -> tuple[str, str]:
+        """The stop token behind a turn of the policy, and the template's text behind that where `new` are the next
+        messages. `mark` must not occur in them. Raises UserError where the template refuses them."""
+        try:
+            return self._tail(new, tools, mark)
+        except TemplateRefuses as error:
+            raise self._refused(new, error) from error
+
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Answer:
         stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self._stop_ids.values()
-        text = self._text(sampled_ids[:-1] if stopped else sampled_ids)
-        prompt_end = self._text(prompt_ids[-_TAIL_OF_PROMPT:]).rstrip()
-        opened = next((tag for tag in THOUGHT_BEGINS if prompt_end.endswith(tag)), "")
+        text = self.text(sampled_ids[:-1] if stopped else sampled_ids)
+        opened = begun_thought(self.text(prompt_ids[-_TAIL_OF_PROMPT:]))
         answer = (self._read or read_text)(opened + text, tools)
         # Mistral's template takes nine letters and digits; a conversation's next prompt is longer by more than a call.
         numbered = (
@@ -104,6 +108,10 @@ class TemplateFormat:
             for number, call in enumerate(answer.tool_calls)
         )
         return replace(answer, tool_calls=tuple(numbered))
+
+    def spelled(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[str]:
+        """The control tokens that texts in them spell, and that become letters, each once."""
+        return self._controls.spelled(messages, tools)
 
     def require_tools(self) -> None:
         """Raises UserError where conversations with tools cannot be held."""
@@ -128,7 +136,16 @@ class TemplateFormat:
             mend = "put one that can into its chat_template.jinja"
             raise UserError(f"{self.name}: the chat template {what}: {why}; {mend}")
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def _refused(self, messages: Sequence[Message], error: TemplateRefuses) -> UserError:
+        roles = ", ".join(message["role"] for message in messages)
+        return UserError(f"{self.name}: its chat template refuses the messages {roles}: {error}")
+
+    def encoded(self, text: str) -> list[int]:
+        """Token ids of text that a template has written."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Control tokens spelled out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _why_no_tools(self) -> str | None:
@@ -192,13 +209,14 @@ class TemplateFormat:
         return tail
 
 
+def begun_thought(prompt: str) -> str:
+    """The tag at the end of a prompt that begins the policy's thought, "" where there is none."""
+    return next((tag for tag in THOUGHT_BEGINS if prompt.rstrip().endswith(tag)), "")
+
+
 def _spelled(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _same_end(stop: str) -> tuple[str, ...]:
     return next((ends for ends in SAME_END if stop in ends), (stop,))
-
-
-def _roles(messages: Sequence[Message]) -> str:
-    return ", ".join(message["role"] for message in messages)
