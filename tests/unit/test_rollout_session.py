@@ -383,7 +383,8 @@ def test_whatever_agents_do_each_sampled_token_is_trained_once_as_it_was_sampled
             answers = await take(session, messages, n=2 if step == "twice" else 1)
             if step == "retry":
                 seen = len(engine.seen)
-                assert await take(session, messages, retried=True) == answers and len(engine.seen) == seen
+                answers = await take(session, messages, retried=True)  # that of a lost twin, where there is one
+                assert len(engine.seen) == seen
             said = draw.choice(answers)
             follow = results(said) if said.get("tool_calls") else [said, {"role": "user", "content": "And?"}]
             messages = [*messages, *follow]
