@@ -170,6 +170,15 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="What requests call the model.", show_default="its directory's name")
     ] = None,
+    calls: Annotated[
+        str, typer.Option(help="How the model writes calls of tools: auto, or as conversation.calls.")
+    ] = "auto",
+    capture: Annotated[
+        bool, typer.Option("--capture", help="Record agents' exact tokens, a key a session: POST /sessions.")
+    ] = False,
+    session_limit: Annotated[
+        float, typer.Option(help="Seconds after which a session is closed that nobody ends.", min=1)
+    ] = 3600,
 ) -> None:
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
     given = [_naming("model.path", model), f"model.dtype={dtype}", f"generation.type={engine}"]
@@ -179,6 +188,7 @@ def serve(
     refuse("command line", list(find_directory_mistakes(config)))
     try:
         from tandem.serving.server import reserve
+        from tandem.serving.sessions import Sessions
     except ModuleNotFoundError as error:
         raise UserError(f"tandem serve needs {error.name}: pip install -e '.[serve]' in a clone of Tandem") from None
     with closing(reserve(host, port)) as reserved:  # before the model is loaded, which takes its time
@@ -188,7 +198,8 @@ def serve(
             print(f"token: {token}", flush=True)
         from tandem.jobs.serve import run
 
-        stopped_by = run(config, reserved, token, name or model.absolute().name)
+        sessions = Sessions(session_limit) if capture else None
+        stopped_by = run(config, reserved, token, name or model.absolute().name, calls, sessions)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)  # as shells have it
 

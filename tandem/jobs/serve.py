@@ -4,11 +4,13 @@ uvicorn -> serving/app.py -> EngineAnswerer -> generation engine        all on o
 """
 
 import asyncio
+import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -20,10 +22,14 @@ from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
+from tandem.rollout.formats.make import make_format
+from tandem.rollout.session import Policy, Rules, Session
 from tandem.serving.app import make_app
+from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
 from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.serving.server import Server
+from tandem.serving.sessions import Sessions
 from tandem.signals import STOP
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
 
@@ -36,6 +42,8 @@ class EngineAnswerer:
     tokenizer: PreTrainedTokenizerBase
     name: str
     defaults: SamplingParams
+    calls: str = "auto"
+    """How the model writes calls of tools, as `make_format` has it."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -51,6 +59,18 @@ class EngineAnswerer:
         else:
             prompts = [self._text_ids(given) if isinstance(given, str) else given for given in params.prompt]
         return [np.array(prompt, dtype=np.int32) for prompt in prompts]
+
+    def policy(self) -> Policy:
+        return self._policy
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return Policy(
+            tokens=make_format(self.tokenizer, self.defaults.stop_token_ids, self.calls),
+            generate=self.generate,
+            positions=lambda: self.limits.positions,
+            decode=partial(self.decode, special_tokens=True),
+        )
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens))
@@ -70,7 +90,7 @@ class EngineAnswerer:
                 "this model has no chat template; ask /v1/completions, or serve a directory with chat_template.jinja",
                 param="messages",
             )
-        messages = [message.model_dump(exclude_none=True) for message in params.messages]
+        messages = [message.plain() for message in params.messages]
         try:
             text = render(self.tokenizer, messages, generation_prompt=True)
         except BadRow as error:
@@ -108,29 +128,45 @@ def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
     return EngineAnswerer(engine, tokenizer, name, defaults)
 
 
-def run(config: ServeConfig, reserved: socket.socket, token: str, name: str) -> signal.Signals | None:
-    """Serve until Ctrl-C or SIGTERM. Returns the signal where one came before there was anything to serve."""
+def run(
+    config: ServeConfig, reserved: socket.socket, token: str, name: str, calls: str, sessions: Sessions | None = None
+) -> signal.Signals | None:
+    """Serve until Ctrl-C or SIGTERM. Returns the signal where one came before there was anything to serve.
+
+    `calls`: as `EngineAnswerer` has it; with `sessions` what is asked in them is recorded.
+    """
     try:
         with _stop_signals_raise():
-            answerer = make_answerer(config, name)
+            answerer = replace(make_answerer(config, name), calls=calls)
     except _Stopped as stopped:
         return stopped.by
     with closing(answerer.engine):
-        asyncio.run(make_server(answerer, reserved, token).run_until_stopped())
+        asyncio.run(make_server(answerer, reserved, token, sessions).run_until_stopped())
     return None
 
 
-def make_server(answerer: EngineAnswerer, reserved: socket.socket, token: str) -> Server:
-    app = make_app(answerer, token)
+def make_server(
+    answerer: EngineAnswerer, reserved: socket.socket, token: str, sessions: Sessions | None = None
+) -> Server:
+    """Raises UserError where there are to be sessions, and the model cannot hold conversations."""
+    capture = None if sessions is None else _capture(answerer, sessions, token)
+    app = make_app(answerer, token, capture)
 
     def on_stop() -> None:
         app.state.endpoint.stopping = True
+        if sessions is not None:
+            sessions.close()
         answerer.engine.abort()
 
     def on_start(url: str) -> None:
         print(f"{url}  model {answerer.name}", flush=True)
 
     return Server(app, reserved, on_start=on_start, on_stop=on_stop)
+
+
+def _capture(answerer: EngineAnswerer, sessions: Sessions, token: str) -> Capture:
+    policy, rules = answerer.policy(), Rules(answerer.defaults)
+    return Capture(sessions, token, lambda: Session(policy, rules, seed=secrets.randbits(63)), answerer.name)
 
 
 class _Stopped(BaseException):

@@ -116,9 +116,10 @@ class Answer:
 
 
 def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
+    spell = partial(answerer.decode, special_tokens=True)
     if isinstance(params, ChatParameters):
-        return ChatShape(answerer, params.logprobs)
-    return TextShape(answerer, params.logprobs is not None)
+        return ChatShape(spell, params.logprobs)
+    return TextShape(spell, params.logprobs is not None)
 
 
 def _served(request: Request) -> Request:

@@ -1,37 +1,36 @@
-"""Routes, authorization, bodies and event streams: the endpoint as an ASGI application, over any Answerer.
+"""Routes and authorization: the endpoint as an ASGI application, over any Answerer.
 
 /health                        without the token: 200, or 503 after an answer failed inside
 /v1/models, /v1/models/NAME
 /v1/completions, /v1/chat/completions
+
+With sessions besides: serving/capture.py.
 """
 
 import asyncio
-import hmac
-import json
+import random
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandem.errors import EngineError, TandemError
+from tandem.errors import TandemError
+from tandem.rollout.session import Rules, Session
 from tandem.serving.answer import Answer
 from tandem.serving.base import Answerer
+from tandem.serving.capture import Capture
+from tandem.serving.chat import ChatResponse
 from tandem.serving.errors import RequestError, Stopping, body_of, status_of
+from tandem.serving.events import EventStream, while_connected
+from tandem.serving.http import HANDLERS, key_of, read_body, refused_key, same_key
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters, parse
-
-_LONGEST_BODY = 16 * 2**20
-_LEFT = 499
-"""The HTTP status of an answer to a client that left, which nobody reads."""
-Result = TypeVar("Result")
+from tandem.serving.requests import check_model
 
 
 class Endpoint:
@@ -70,10 +69,19 @@ class Endpoint:
         return {"id": self._answerer.name, "object": "model", "created": 0, "owned_by": "tandem"}
 
     async def _completions(self, request: HttpRequest) -> Response:
-        return await self._answer(request, parse(CompletionParameters, await _body_of(request)))
+        return await self._answer(request, parse(CompletionParameters, await read_body(request)))
 
     async def _chat(self, request: HttpRequest) -> Response:
-        return await self._answer(request, parse(ChatParameters, await _body_of(request)))
+        params = parse(ChatParameters, await read_body(request))
+        return self._chat_with_tools(params) if params.tools else await self._answer(request, params)
+
+    def _chat_with_tools(self, params: ChatParameters) -> Response:
+        """Answer in a session of its own, which nothing is recorded of."""
+        if self.stopping:
+            raise Stopping
+        check_model(params, self._answerer)
+        session = Session(self._answerer.policy(), Rules(self._answerer.defaults), seed=random.getrandbits(63))
+        return ChatResponse(session, params, on_left=session.close, on_failure=self._note)
 
     async def _answer(self, request: HttpRequest, params: AnyParameters) -> Response:
         answer = await asyncio.to_thread(Answer, self._answerer, params)  # a long text takes the tokenizer seconds
@@ -110,122 +118,28 @@ class Endpoint:
             print(f"tandem serve: {error}", file=sys.stderr, flush=True)
 
 
-class EventStream(Response):
-    """Objects as server-sent events, the last of them `[DONE]` unless one was an error."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, objects: AsyncGenerator[dict[str, Any]]) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]
-        self._objects = objects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._objects):
-            try:
-                await while_connected(receive, self._send(send))
-            except (ClientDisconnect, OSError):
-                return  # closing the objects ends what makes them
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        failed = False
-        async for item in self._objects:
-            failed = "error" in item
-            await send(_event(json.dumps(item)))
-        if not failed:
-            await send(_event("[DONE]"))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _event(data: str) -> Message:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Returns the result of `work`. When the client leaves before, `work` is cancelled and ClientDisconnect raised."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_until_left(receive))
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _body_of(request: HttpRequest) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_BODY:
-            raise RequestError(f"the body is longer than {_LONGEST_BODY} bytes", code="body_too_long", status=413)
-    return bytes(body)
-
-
 class TokenGuard:
     """Lets requests with the token through: `Authorization: Bearer TOKEN`."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._token = token.encode()
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(token.lstrip(b" "), self._token):
-            await self._app(scope, receive, send)
-            return
-        error = RequestError("give the endpoint's token as the API key", code="invalid_api_key", status=401)
-        await _error_response(error)(scope, receive, send)
+        app = self._app if same_key(key_of(scope), self._token) else refused_key("give the endpoint's token")
+        await app(scope, receive, send)
 
 
-def make_app(answerer: Answerer, token: str) -> Starlette:
-    """The application of one answerer; `app.state.endpoint` is its Endpoint."""
+def make_app(answerer: Answerer, token: str, capture: Capture | None = None) -> Starlette:
+    """The application of one answerer; `app.state.endpoint` is its Endpoint. With `capture`, whose admin key is the
+    token, what is asked in sessions is recorded."""
     endpoint = Endpoint(answerer)
-    app = Starlette(
-        routes=[
-            Route("/health", endpoint.health, methods=["GET"]),
-            Mount("/v1", routes=endpoint.routes(), middleware=[Middleware(TokenGuard, token=token)]),
-        ],
-        exception_handlers={
-            TandemError: _on_tandem_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_client_that_left,
-            Exception: _on_fault,
-        },
-    )
+    plain = Router(endpoint.routes())
+    routes: list[BaseRoute] = [Route("/health", endpoint.health, methods=["GET"])]
+    if capture is None:
+        routes.append(Mount("/v1", app=TokenGuard(plain, token)))
+    else:
+        routes += capture.routes(otherwise=plain)
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.endpoint = endpoint
     return app
-
-
-def _error_response(error: TandemError) -> Response:
-    return JSONResponse(body_of(error), status_code=status_of(error))
-
-
-async def _on_tandem_error(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, TandemError)
-    return _error_response(error)
-
-
-async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
-    """Answers where there is no such route, or not for this method."""
-    assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    return _error_response(RequestError(message, code="unknown_url", status=error.status_code))
-
-
-async def _on_client_that_left(request: HttpRequest, error: Exception) -> Response:
-    return Response(status_code=_LEFT)
-
-
-async def _on_fault(request: HttpRequest, error: Exception) -> Response:
-    """Answers when our own code is at fault; the server prints the traceback."""
-    return _error_response(EngineError(f"internal error: {type(error).__name__}"))

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from tandem.generation.base import EngineLimits
+from tandem.rollout.session import Policy
 from tandem.serving.parameters import AnyParameters
 from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
 
@@ -34,6 +35,10 @@ class Answerer(Protocol):
 
     def prompts(self, params: AnyParameters) -> list[IntArray]:
         """Token ids of each prompt; a chat is one. Raises UserError when they cannot be made."""
+        ...
+
+    def policy(self) -> Policy:
+        """What answers chats with tools. Raises UserError where the model cannot hold them."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:

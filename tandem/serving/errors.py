@@ -3,6 +3,7 @@
 from typing import Any
 
 from tandem.errors import TandemError, UserError
+from tandem.rollout.session import ContextLengthExceeded, CutShort, SessionClosed
 
 
 class RequestError(UserError):
@@ -26,7 +27,9 @@ class Stopping(TandemError):
 def status_of(error: TandemError) -> int:
     if isinstance(error, RequestError):
         return error.status
-    if isinstance(error, Stopping):
+    if isinstance(error, SessionClosed):
+        return 403
+    if isinstance(error, Stopping | CutShort):
         return 503
     return 400 if isinstance(error, UserError) else 500
 
@@ -35,9 +38,13 @@ def body_of(error: TandemError) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}`."""
     if isinstance(error, RequestError):
         kind, param, code = "invalid_request_error", error.param, error.code
-    elif isinstance(error, UserError):  # an engine's: what it cannot serve
+    elif isinstance(error, ContextLengthExceeded):
+        kind, param, code = "invalid_request_error", "messages", "context_length_exceeded"
+    elif isinstance(error, SessionClosed):
+        kind, param, code = "invalid_request_error", None, "session_closed"
+    elif isinstance(error, UserError):  # an engine's or a chat template's: what it cannot serve
         kind, param, code = "invalid_request_error", None, "invalid_value"
-    elif isinstance(error, Stopping):
+    elif isinstance(error, Stopping | CutShort):
         kind, param, code = "server_error", None, "stopping"
     else:
         kind, param, code = "server_error", None, "engine_error"

@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from tandem.serving.errors import RequestError
+from tandem.serving.messages import Message, Nested, Strict, Tool
 from tandem.types import check_temperature
 
 _MOST_SAMPLES = 128
@@ -28,7 +29,7 @@ NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (),
+    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
@@ -36,52 +37,14 @@ NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Nested(_Strict):
-    """An object within a request: what is null in it is as if it were left out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in cast(dict[str, Any], given).items() if value is not None}
-
-
-class StreamOptions(_Nested):
+class StreamOptions(Nested):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
-
-
-def _text_of(content: Any) -> Any:
-    """Text, also where it comes in parts."""
-    if not isinstance(content, list):
-        return content
-    texts: list[str] = []
-    for number, part in enumerate(cast(list[Any], content)):
-        kind: Any = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"part {number} is not of type text, which alone is understood")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-class Message(_Nested):
-    """A turn; it may be an answer's message, which has further fields that are null."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of)]
-    name: str | None = None
 
 
 def _stops(value: Any) -> Any:
@@ -109,7 +72,7 @@ def _is_id(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-class Parameters(_Strict):
+class Parameters(Strict):
     """What both endpoints take."""
 
     model: str
@@ -157,6 +120,8 @@ class ChatParameters(Parameters):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
@@ -172,6 +137,8 @@ class ChatParameters(Parameters):
 
     def check_combinations(self) -> None:
         super().check_combinations()
+        if self.tool_choice not in ("auto", "none"):
+            raise _unsupported("tool_choice", 'calls cannot be forced; leave it out, or give "auto" or "none"')
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs: only with logprobs: true", param="top_logprobs", code="invalid_value")
         if self.max_tokens is not None and self.max_completion_tokens is not None:

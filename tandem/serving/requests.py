@@ -10,7 +10,7 @@ from tandem.serving.errors import RequestError
 from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.types import IntArray, Request, SamplingParams
 
-_LEAST_TOP_P = 1e-9
+LEAST_TOP_P = 1e-9
 """Stands for the published 0, which keeps the most probable token alone: engines want more than 0."""
 
 
@@ -20,13 +20,7 @@ def make_requests(params: AnyParameters, answerer: Answerer) -> list[Request]:
     Their `max_tokens` is what was asked for, 0 included, which no engine serves. A prompt's samples have the seeds that
     they would have alone, and sample i has the same for every n.
     """
-    if params.model != answerer.name:
-        raise RequestError(
-            f"model: {params.model!r} does not exist; this endpoint serves {answerer.name!r}",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+    check_model(params, answerer)
     seed = random.getrandbits(63) if params.seed is None else params.seed
     seeds = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF).generate_state(params.n, "u8").tolist()
     requests = [
@@ -45,6 +39,17 @@ def make_requests(params: AnyParameters, answerer: Answerer) -> list[Request]:
     return requests
 
 
+def check_model(params: AnyParameters, answerer: Answerer) -> None:
+    """Raises RequestError where another model is asked for."""
+    if params.model != answerer.name:
+        raise RequestError(
+            f"model: {params.model!r} does not exist; this endpoint serves {answerer.name!r}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
 def _sampling(params: AnyParameters, answerer: Answerer, prompt: IntArray) -> SamplingParams:
     defaults = answerer.defaults
     if isinstance(params, ChatParameters):
@@ -54,7 +59,7 @@ def _sampling(params: AnyParameters, answerer: Answerer, prompt: IntArray) -> Sa
         max_tokens = params.max_tokens
     return SamplingParams(
         temperature=defaults.temperature if params.temperature is None else params.temperature,
-        top_p=defaults.top_p if params.top_p is None else max(params.top_p, _LEAST_TOP_P),
+        top_p=defaults.top_p if params.top_p is None else max(params.top_p, LEAST_TOP_P),
         top_k=defaults.top_k if params.top_k is None else params.top_k,
         max_tokens=max_tokens,
         stop_token_ids=defaults.stop_token_ids,

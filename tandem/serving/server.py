@@ -48,8 +48,11 @@ class Server(uvicorn.Server):
         *,
         on_start: Callable[[str], None] = lambda url: None,
         on_stop: Callable[[], None] = lambda: None,
+        takes_signals: bool = True,
+        keep_alive_s: int = 5,
     ) -> None:
-        """`on_start` gets the base URL once connections are taken; `on_stop` makes answers under way end soon."""
+        """`on_start` gets the base URL once connections are taken; `on_stop` makes answers under way end soon.
+        `keep_alive_s`: how long a connection may be idle."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,11 +62,13 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=_GRACE_S,
+                timeout_keep_alive=keep_alive_s,
             )
         )
         self._reserved = reserved
         self._on_start = on_start
         self._on_stop = on_stop
+        self._takes_signals = takes_signals
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def run_until_stopped(self) -> None:
@@ -85,7 +90,7 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Let signals of STOP call `stop`. uvicorn would raise them again at the end, but this is no failure."""
-        if threading.current_thread() is not threading.main_thread():
+        if not self._takes_signals or threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()

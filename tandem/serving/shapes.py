@@ -1,10 +1,12 @@
 """Pieces of choices -> the objects that OpenAI publishes. Choices have `token_ids` besides."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from tandem.serving.base import Answerer
+from tandem.rollout.environment import Answer
 from tandem.serving.choice import Piece, Token
+from tandem.serving.text import Decoder
 
 Object = dict[str, Any]
 
@@ -37,8 +39,9 @@ class TextShape:
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, answerer: Answerer, with_logprobs: bool) -> None:
-        self._answerer = answerer
+    def __init__(self, spell: Decoder, with_logprobs: bool) -> None:
+        """`spell`: the text of tokens, special ones too."""
+        self._spell = spell
         self._with_logprobs = with_logprobs
 
     def choice(self, piece: Piece) -> Object:
@@ -58,7 +61,7 @@ class TextShape:
 
     def _logprobs(self, tokens: Sequence[Token]) -> Object:
         return {
-            "tokens": [_name_of(token.token_id, self._answerer) for token in tokens],
+            "tokens": [self._spell([token.token_id]) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
@@ -71,7 +74,7 @@ class TextShape:
         pairs = [*token.top, (token.token_id, token.logprob)]
         named: Object = {}
         for token_id, logprob in pairs:
-            named.setdefault(_name_of(token_id, self._answerer), logprob)
+            named.setdefault(self._spell([token_id]), logprob)
         return named
 
 
@@ -80,8 +83,9 @@ class ChatShape:
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, answerer: Answerer, with_logprobs: bool) -> None:
-        self._answerer = answerer
+    def __init__(self, spell: Decoder, with_logprobs: bool) -> None:
+        """`spell`: the text of tokens, special ones too."""
+        self._spell = spell
         self._with_logprobs = with_logprobs
 
     def choice(self, piece: Piece) -> Object:
@@ -93,6 +97,21 @@ class ChatShape:
 
     def part(self, piece: Piece) -> Object:
         return {"index": piece.index, "delta": {"content": piece.text}, **self._rest(piece)}
+
+    def said(self, piece: Piece, answer: Answer) -> Object:
+        """A whole choice whose text is read: what was thought and which tools are called stand apart."""
+        message = {"role": "assistant", "content": answer.content or None, "refusal": None, **_read(answer)}
+        return {"index": piece.index, "message": message, **self._rest(piece)}
+
+    def said_in_parts(self, piece: Piece, answer: Answer) -> Iterator[Object]:
+        """The same behind the opening of a stream."""
+        said = {"content": answer.content} if answer.content else {}
+        delta = {**said, **_read(answer)}
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = number
+        whole = {"index": piece.index, "delta": delta, **self._rest(piece)}
+        yield whole | {"finish_reason": None}
+        yield {"index": piece.index, "delta": {}, **self._rest(Piece(piece.index, finish_reason=piece.finish_reason))}
 
     def _rest(self, piece: Piece) -> Object:
         return {
@@ -112,13 +131,23 @@ class ChatShape:
         return {"content": content, "refusal": None}
 
     def _scored(self, token_id: int, logprob: float | None) -> Object:
-        name = _name_of(token_id, self._answerer)
+        name = self._spell([token_id])
         return {"token": name, "logprob": logprob, "bytes": _bytes_of(name)}
 
 
-def _name_of(token_id: int, answerer: Answerer) -> str:
-    """The text of a token by itself, also of a special one."""
-    return answerer.decode([token_id], special_tokens=True)
+def _read(answer: Answer) -> Object:
+    """The fields of a message beside its content."""
+    fields: Object = {} if answer.reasoning is None else {"reasoning_content": answer.reasoning}
+    if answer.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in answer.tool_calls
+        ]
+    return fields
 
 
 def _bytes_of(name: str) -> list[int] | None:

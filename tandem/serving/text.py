@@ -15,7 +15,7 @@ _UNFINISHED = "\ufffd"
 class Decoder(Protocol):
     """Token ids -> their text."""
 
-    def __call__(self, token_ids: Sequence[int]) -> str: ...
+    def __call__(self, token_ids: Sequence[int], /) -> str: ...
 
 
 class Detokenizer:

@@ -33,6 +33,7 @@ from tandem.types import SamplingParams
 from tests.endpoint import TOKEN, served, wait_until
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
@@ -341,7 +342,7 @@ SAMPLES: dict[str, Any] = {
     "metadata": {"a": "b"},
     "modalities": ["audio"],
     "moderation": {"model": "m"},
-    "parallel_tool_calls": True,
+    "parallel_tool_calls": False,
     "prediction": {"type": "content", "content": "x"},
     "presence_penalty": -1.0,
     "prompt_cache_options": {"mode": "explicit"},
@@ -351,8 +352,6 @@ SAMPLES: dict[str, Any] = {
     "service_tier": "priority",
     "store": True,
     "suffix": "x",
-    "tool_choice": "auto",
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "verbosity": "low",
     "web_search_options": {},
 }
@@ -436,11 +435,16 @@ def test_unsound_messages_are_refused_by_place(client: OpenAI) -> None:
         ([], "messages"),
         ([{"role": "user", "content": [image]}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}], None),
+        ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "id": 1}]}], "messages[0].tool_calls[0].id"),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
     ):
         error = refusal(lambda messages=messages: chat(client, messages))
-        assert error.status_code == 400 and error.param == (param or "messages[1].tool_calls"), error
+        assert error.status_code == 400 and error.param == param, error
     error = refusal(lambda: chat(client, max_tokens=5, max_completion_tokens=5))
     assert error.param == "max_tokens"
 
