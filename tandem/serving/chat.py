@@ -40,8 +40,8 @@ def asked_of(params: ChatParameters) -> Asked:
 
 
 class ChatResponse(Response):
-    """Answers in a session. The answer is recorded whether or not the client waits for it; it is the agent's when all
-    of it was sent."""
+    """Answers in a session. The answer is recorded whether or not the client waits for it; it counts as taken where the
+    client is there when it is sent."""
 
     def __init__(
         self,
@@ -69,21 +69,17 @@ class ChatResponse(Response):
         sending = send_events(send, self._chunks()) if self._params.stream else self._whole(scope, receive, send)
         self._call.waiting += 1
         try:
-            taken = await while_connected(receive, sending)
+            await while_connected(receive, sending)
         except (ClientDisconnect, OSError):
             self._on_left()
-            return
         finally:
             self._call.waiting -= 1
-        if taken:
-            self._call.take()
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = await self._answers()
         choices = [self._shape.said(self._piece(said), said.answer) for said in answers]
         told = {**self._identity(self._shape.whole), "choices": choices, "usage": _usage(answers)}
         await JSONResponse(told)(scope, receive, send)
-        return True
 
     async def _chunks(self) -> AsyncGenerator[Object]:
         with_usage = self._params.stream_options.include_usage
@@ -112,7 +108,9 @@ class ChatResponse(Response):
         error = self._call.answers.exception()
         if isinstance(error, TandemError):
             self._on_failure(error)
-        return self._call.answers.result()
+        answers = self._call.answers.result()
+        self._call.take()  # now: the client may act on the answer before sending it returns
+        return answers
 
     def _piece(self, said: Said) -> Piece:
         """The answer's tokens, with log-probs where they are wanted: these cost the text of each token."""
