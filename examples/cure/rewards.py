@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tandem.reward.rules.code import extract_code
-from tandem.reward.sandbox.tests import make_sandbox, run_tests
+from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.tests import run_tests
 
 
 def cure(

@@ -14,7 +14,7 @@ import tandem
 PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "files", "signals", "discovery", "config"), FOUNDATION),
+    **dict.fromkeys(("types", "errors", "files", "http", "signals", "discovery", "config", "sandbox"), FOUNDATION),
     "models": MODELS,
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE

@@ -11,7 +11,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
 from tandem.errors import UserError
-from tandem.reward.sandbox.tests import make_sandbox
+from tandem.sandbox.make import make_sandbox
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 

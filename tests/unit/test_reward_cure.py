@@ -9,7 +9,7 @@ from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.reward.manager import RewardManager
-from tandem.reward.sandbox.tests import make_sandbox
+from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt, Status, Trajectory
 from tests.conftest import ROOT, load_file
 

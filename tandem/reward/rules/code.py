@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.reward.sandbox.tests import call_test, make_sandbox, run_programs, run_tests
+from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.tests import call_test, run_programs, run_tests
 
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from tandem.reward.http import post_json
+from tandem.http import post_json
 
 INSTRUCTION = """The question:
 {question}

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from tandem.errors import TandemError
-from tandem.reward.http import post_json
-from tandem.reward.sandbox.base import Limits, Run
+from tandem.http import post_json
+from tandem.sandbox.base import Limits, Run
 
 
 class SandboxFusion:

@@ -20,11 +20,11 @@ from tandem.config.tree import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
 from tandem.reward.rules.code import extract_code, unit_tests
-from tandem.reward.sandbox import seccomp
-from tandem.reward.sandbox import tests as sandbox_tests
-from tandem.reward.sandbox.base import Limits
-from tandem.reward.sandbox.local import LocalSandbox
-from tandem.reward.sandbox.tests import make_sandbox, run_tests
+from tandem.sandbox import make, seccomp
+from tandem.sandbox.base import Limits
+from tandem.sandbox.local import LocalSandbox
+from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.tests import run_tests
 from tests.endpoint import wait_until
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -83,7 +83,7 @@ class TestRuns:
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes change their user")
     def test_a_program_dies_with_the_process_that_runs_it(self) -> None:
         runner = f"""
-from tandem.reward.sandbox.local import LocalSandbox, Limits
+from tandem.sandbox.local import LocalSandbox, Limits
 LocalSandbox(Limits(memory_mib={LIMITS.memory_mib})).run('import time; time.sleep(3600)')
 """
         process = subprocess.Popen([sys.executable, "-c", runner])
@@ -317,7 +317,7 @@ def test_without_a_sandbox_code_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_run_without_a_sandbox_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sandbox_tests._make.cache_clear()
+    make._make.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"reward\.functions: .*bubblewrap"):
         check_functions(RewardConfig(), ["mbpp"])

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from tandem.errors import TandemError, UserError
-from tandem.reward.sandbox.base import Limits, Run
-from tandem.reward.sandbox.seccomp import denying_filter
+from tandem.sandbox.base import Limits, Run
+from tandem.sandbox.seccomp import denying_filter
 
 LOOK_S = 0.02
 """Between looks at the memory of all processes."""

@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tandem.reward.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
-from tandem.reward.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
+from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
+from tandem.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
 
 LONGEST_ANSWER = 1 << 12
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tandem.errors import TandemError
-from tandem.reward.http import post_json
+from tandem.http import post_json
 from tandem.reward.rules.code import unit_tests
 from tandem.reward.rules.judge import judge
-from tandem.reward.sandbox.base import Limits
-from tandem.reward.sandbox.local import LocalSandbox
-from tandem.reward.sandbox.remote import SandboxFusion
+from tandem.sandbox.base import Limits
+from tandem.sandbox.local import LocalSandbox
+from tandem.sandbox.remote import SandboxFusion
 
 
 class Server(ThreadingHTTPServer):

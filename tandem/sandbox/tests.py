@@ -6,42 +6,10 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from tandem.errors import UserError
-from tandem.reward.sandbox import harness, proxies, wire
-from tandem.reward.sandbox.base import Limits, Sandbox
-from tandem.reward.sandbox.local import LocalSandbox
-from tandem.reward.sandbox.packages import find_packages
-from tandem.reward.sandbox.remote import SandboxFusion
-
-
-def make_sandbox(
-    sandbox_fusion_url: str | None = None,
-    run_untrusted_code_without_sandbox: bool = False,
-    packages: Sequence[str] = (),
-    **limits: float,
-) -> Sandbox:
-    """The server if one is named, else bubblewrap; made once for the same arguments.
-
-    `packages` are names of installed distributions that programs may import; `limits` are fields of Limits. Raises
-    UserError where there is neither server nor bubblewrap, and for packages that are not installed.
-    """
-    if unknown := limits.keys() - Limits.__annotations__.keys():
-        raise UserError(f"the sandbox has no {sorted(unknown)}; its limits are {', '.join(Limits.__annotations__)}")
-    if isinstance(packages, str):
-        raise UserError(f"packages: {packages!r} is no list; write [{packages}]")
-    return _make(sandbox_fusion_url, run_untrusted_code_without_sandbox, tuple(packages), Limits(**limits))  # type: ignore[arg-type]
-
-
-@cache
-def _make(url: str | None, without_sandbox: bool, packages: tuple[str, ...], limits: Limits) -> Sandbox:
-    if url and packages:
-        raise UserError("packages: a SandboxFusion server has its own; leave them out")
-    if url:
-        return SandboxFusion(url, limits)
-    return LocalSandbox(limits, contained=not without_sandbox, packages=find_packages(packages))
+from tandem.sandbox import harness, proxies, wire
+from tandem.sandbox.base import Sandbox
 
 
 def run_tests(
