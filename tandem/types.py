@@ -269,6 +269,8 @@ class Score:
     failure: Status | None = None
     error: str | None = None
     seconds: float = 0.0
+    environment_weight: float = 0.0
+    """By what factor the environment's reward is in `value`; 0: it is not."""
 
 
 @dataclass(slots=True)
@@ -307,6 +309,9 @@ class TokenColumns(Generic[Array]):
     """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None
     """The sum over the vocabulary of the squared probabilities of the policy that `old_logprobs` are of."""
+    turn_rewards: Array | None = None
+    """The part of the trajectory's reward that a turn of the policy earned, on the last token of the turn, 0 on others;
+    where an environment gives rewards by turn."""
     advantages: Array | None = None
     returns: Array | None = None
     """What the critic regresses to."""

@@ -50,6 +50,8 @@ class Rollouts:
     values_T: Tensor | None = None
     squared_probs_T: Tensor | None = None
     """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""
+    turn_rewards_T: Tensor | None = None
+    """The part of the row's reward that a turn earned, on the turn's last token; None where environments give none."""
     greedy_rewards_B: Tensor | None = None
     """`[B]`, the reward of the greedy answer to the row's prompt, NaN where it has none."""
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tandem.algorithms.base import Advantages, Rollouts
 from tandem.algorithms.policy_gradient import PolicyGradient
+from tandem.algorithms.reward_shaping import earned_so_far
 from tandem.config.algorithms import PolicyGradientConfig
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ class Siblings:
 
 
 class GroupRelative(PolicyGradient[Config]):
-    """A subclass implements `row_advantages`. A row whose siblings all lost their reward gets 0: it has no baseline."""
+    """A subclass implements `row_advantages`. A row whose siblings all lost their reward gets 0: it has no baseline.
+
+    With `turn_rewards: by_turn` the advantage of a turn is its row's less what earlier turns have earned: the return
+    from the turn on, with the baseline of the whole trajectory (docs/decisions/0008-rewards-of-turns.md).
+    """
 
     @abstractmethod
     def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
@@ -47,6 +52,11 @@ class GroupRelative(PolicyGradient[Config]):
         scored_B, rewards_B = rollouts.scored_B, rollouts.rewards_B.double()
         siblings = Siblings(scored_B, rollouts.groups_B)
         advantages_B = self.row_advantages(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
+        advantages_T = rollouts.by_token(advantages_B)
+        if self.config.turn_rewards == "by_turn" and rollouts.turn_rewards_T is not None:
+            compared_T = rollouts.by_token((siblings.count_B > 1).double())
+            earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.rows_T)
+            advantages_T = (advantages_T - compared_T * (earned_T - rollouts.turn_rewards_T)).float()
         equal = siblings.std(rewards_B)[scored_B] == 0
         metrics = {"reward/group_std/zero_share": equal.double().mean().item()} if len(equal) else {}
-        return Advantages(rollouts.by_token(advantages_B), None, metrics)
+        return Advantages(advantages_T, None, metrics)

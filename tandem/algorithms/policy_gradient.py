@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.kl import kl_estimate
 from tandem.algorithms.policy_loss import PolicyLoss
-from tandem.algorithms.reward_shaping import RunningMoments, overlong_penalty, reward_at_last_token
+from tandem.algorithms.reward_shaping import RunningMoments, earned_so_far, overlong_penalty, reward_at_last_token
 from tandem.algorithms.token_weights import token_weights
 from tandem.config.algorithms import PolicyGradientConfig
 from tandem.discovery import class_named
@@ -50,20 +50,33 @@ class PolicyGradient(ABC, Generic[Config]):
         """Advantages from rewards that the KL penalty has already been taken off.
 
         `rollouts.rewards_B` has them by trajectory, `rewards_T` by token: the trajectory's own on the last policy token
-        of each of its branches.
+        of each of its branches, or with `turn_rewards: by_turn` in part where turns earned them.
         """
 
     def advantages(self, rollouts: Rollouts) -> Advantages:
         """Shape the rewards as configured, estimate advantages, let the loss select tokens."""
         rollouts = self._shape_rewards(rollouts)
-        places = (rollouts.mask_T, rollouts.rows_T, rollouts.sequences_T)
-        rewards_T = reward_at_last_token(rollouts.rewards_B, *places)
+        rewards_T = self._rewards_by_token(rollouts)
         if self.config.kl.place == "reward":
             result = self._estimate_with_kl(rollouts, rewards_T)
         else:
             result = self.estimate(rollouts, rewards_T)
         result.selected_T = self.loss.select(rollouts, result.advantages_T)
         return result
+
+    def _rewards_by_token(self, rollouts: Rollouts) -> Tensor:
+        """What follows each token; its sum from a token to the end of the branch is what the trajectory still came to.
+
+        By turn, a turn's reward lies on its own last token, and the end of a branch has what turns up to there have not
+        earned: what no turn earned, and what those of later branches did.
+        """
+        rewards_B, places = rollouts.rewards_B, (rollouts.mask_T, rollouts.rows_T, rollouts.sequences_T)
+        rewards_T = reward_at_last_token(rewards_B, *places)
+        if self.config.turn_rewards == "whole" or rollouts.turn_rewards_T is None:
+            return rewards_T
+        earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.rows_T)
+        are_ends_T = reward_at_last_token(rewards_B.new_ones(len(rewards_B)), *places)
+        return (rewards_T - are_ends_T * earned_T + rollouts.turn_rewards_T * rollouts.mask_T).float()
 
     def _shape_rewards(self, rollouts: Rollouts) -> Rollouts:
         """The rewards normalised, clipped, then lowered for length, each only where configured; float32 `[B]`.

@@ -44,6 +44,19 @@ def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens:
     return ((max_response_tokens - buffer_tokens - lengths_B) / buffer_tokens).clamp(-1, 0)
 
 
+def earned_so_far(turn_rewards_T: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
+    """What the turns of its trajectory have earned up to each policy token, the token's own turn included where the
+    token is its last; branches one after another. float64 `[T]`, 0 outside the mask."""
+    import torch
+
+    rows_K, rewards_K = rows_T[mask_T], turn_rewards_T[mask_T].double()
+    total_K = rewards_K.cumsum(0)
+    starts_K = torch.searchsorted(rows_K, rows_K)
+    earned_T = torch.zeros(len(mask_T), dtype=torch.float64)
+    earned_T[mask_T] = total_K - (total_K - rewards_K)[starts_K]
+    return earned_T
+
+
 def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor, sequences_T: Tensor) -> Tensor:
     """The reward of each row on the last policy token of each of its sequences, 0 on all others; float32 `[T]`.
 

@@ -48,8 +48,26 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     batch.loss_mask &= np.repeat(batch.scored, np.diff(batch.response_offsets))
     batch.versions = _head_to_tail([row.versions for row in rows], np.int32)
     batch.tokens.rollout_logprobs = _head_to_tail([row.rollout_logprobs for row in rows], np.float32)
+    weights = [score.environment_weight for group in groups for score in group.scores]
+    batch.tokens.turn_rewards = _turn_rewards(rows, np.repeat(np.array(weights), counts))
     batch.experts = _experts(rows)
     return batch
+
+
+def _turn_rewards(rows: Sequence[Branch], weights_B: FloatArray) -> FloatArray | None:
+    """The weighted reward of each turn on its last token, in the branch that trains it; None where no turn has one."""
+    if all(turn.reward is None for row in rows for turn in row.turns):
+        return None
+    columns: list[FloatArray] = []
+    for row, weight in zip(rows, weights_B.tolist(), strict=True):
+        column = np.zeros(len(row.response_ids), np.float32)
+        end = 0
+        for turn in row.turns:
+            end += turn.tokens
+            if turn.reward is not None and turn.tokens and row.loss_mask[end - 1]:
+                column[end - 1] = weight * turn.reward
+        columns.append(column)
+    return _head_to_tail(columns, np.float32)
 
 
 def _experts(rows: Sequence[Branch]) -> IntArray | None:

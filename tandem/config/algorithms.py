@@ -168,6 +168,12 @@ class PolicyGradientConfig(Section):
     overlong_buffer: Share = 0.0
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
 
+    turn_rewards: Literal["whole", "by_turn"] = "whole"
+    """What environments give for single turns. `whole`: all is the trajectory's, which each of its tokens answers for.
+    `by_turn`: a turn answers for what came from it on."""
+
+    takes_turn_rewards: ClassVar[bool] = False
+    """Advantages are returns less a baseline, so that they can be those of turns."""
     advantages_by_token: ClassVar[bool] = False
     """Advantages may differ between the tokens of a trajectory."""
     needs_trainer_logprobs: ClassVar[bool] = False
@@ -192,9 +198,23 @@ class PolicyGradientConfig(Section):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         self.loss.check(self)
+        self._check_turn_rewards()
         if self.resample_rounds and self.group_size == 1:
             raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
         return self
+
+    def _check_turn_rewards(self) -> None:
+        if self.turn_rewards == "whole":
+            return
+        if not self.takes_turn_rewards:
+            raise ValueError(
+                f"turn_rewards: by_turn: advantages of type: {self.type} are of whole trajectories; use grpo"
+            )
+        if self.normalize_rewards or self.clip_rewards is not None:
+            raise ValueError(
+                "turn_rewards: by_turn takes rewards as they are: leave out normalize_rewards and clip_rewards, which "
+                "know only whole ones"
+            )
 
     def check_staleness(self, max_staleness: int) -> None:
         """Raises ValueError where tokens of older weights would be trained on as if they were of the newest."""

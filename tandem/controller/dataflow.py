@@ -102,6 +102,7 @@ def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Bat
             ref_logprobs_T=tokens.ref_logprobs,
             values_T=tokens.values,
             squared_probs_T=tokens.squared_probs,
+            turn_rewards_T=tokens.turn_rewards,
             greedy_rewards_B=_greedy_rewards(groups) if Signal.GREEDY_REWARDS in algorithm.needs else None,
             parts=_reward_parts(groups) if Signal.REWARD_PARTS in algorithm.needs else {},
             seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),

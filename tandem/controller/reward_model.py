@@ -123,4 +123,4 @@ def _without_function(trajectory: Trajectory) -> Score:
         case _ if trajectory.reward is None:
             return Score(0.0)
         case _:
-            return Score(trajectory.reward, {"environment": trajectory.reward})
+            return Score(trajectory.reward, {"environment": trajectory.reward}, environment_weight=1.0)

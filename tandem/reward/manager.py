@@ -183,8 +183,7 @@ class RewardManager:
                 return replace(score, error=error, seconds=seconds)
         weighted = [(f.name, f.weight * s.value, s.value) for f, s in scores if s.value is not None]
         if trajectory.reward is not None:
-            weight = self._config.environment_weight if self._config.functions else 1.0
-            weighted.append((_ENVIRONMENT, weight * trajectory.reward, trajectory.reward))
+            weighted.append((_ENVIRONMENT, self._environment_weight * trajectory.reward, trajectory.reward))
         if not weighted:
             return Score(None, failure=Status.NOT_SCORED, seconds=seconds)
         several = len(scores) > 1 or trajectory.reward is not None
@@ -198,7 +197,12 @@ class RewardManager:
             prediction=next((score.prediction for score in valued if score.prediction is not None), None),
             error="; ".join(score.error for score in valued if score.error) or None,
             seconds=seconds,
+            environment_weight=0.0 if trajectory.reward is None else self._environment_weight,
         )
+
+    @property
+    def _environment_weight(self) -> float:
+        return self._config.environment_weight if self._config.functions else 1.0
 
 
 def _alike(prompt: Prompt, column: str) -> Any:

@@ -129,7 +129,8 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
 def _score(row: dict[str, Any]) -> Score:
     failure = None if row["reward"] is not None else Status(row["status"])
     parts = dict(row["reward_parts"])
-    return Score(row["reward"], parts, row["prediction"], failure, row["error"], row["reward_s"])
+    weight = row["environment_weight"]
+    return Score(row["reward"], parts, row["prediction"], failure, row["error"], row["reward_s"], weight)
 
 
 def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
@@ -176,6 +177,7 @@ def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]
             "reward": pa.array([s.value for s in scores], pa.float64()),
             "reward_parts": pa.array([list(s.parts.items()) for s in scores], _NUMBERS),
             "environment_reward": pa.array([t.reward for t in trajectories], pa.float64()),
+            "environment_weight": pa.array([s.environment_weight for s in scores], pa.float64()),
             "numbers": pa.array([list(t.numbers.items()) for t in trajectories], _NUMBERS),
             "prediction": _text(s.prediction for s in scores),
             "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),

@@ -32,7 +32,7 @@ ALGORITHMS = BUILTIN.sections(PolicyGradientConfig)
 LOSSES = BUILTIN.sections(LossConfig)
 AGGREGATIONS = ("token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length")
 MAX_RESPONSE_TOKENS = 12
-TOKEN_COLUMNS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "squared_probs")
+TOKEN_COLUMNS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "squared_probs", "turn_rewards")
 
 
 @dataclass
@@ -176,6 +176,7 @@ def random_numbers(tokens: int, draw: int) -> dict[str, FloatArray]:
     numbers = {name: logprobs + 0.3 * random.standard_normal(tokens) for name in TOKEN_COLUMNS}
     numbers |= {"logprobs": logprobs, "entropy": random.random(tokens), "squared_probs": random.random(tokens)}
     numbers |= {"values": random.random(tokens), "new_values": random.random(tokens)}
+    numbers["turn_rewards"] = random.random(tokens) * (random.random(tokens) < 0.4)
     return {name: column.astype(np.float32) for name, column in numbers.items()}
 
 
@@ -193,6 +194,10 @@ def configurations(draw: st.DrawFn, algorithm: str, loss: str) -> dict[str, Any]
         "entropy_coefficient": draw(st.sampled_from([0.0, 0.1])),
         "rollout_correction": {"type": correction, "level": level},
     }
+    if ALGORITHMS[algorithm].takes_turn_rewards and loss != "gmpo" and draw(st.booleans()):
+        options["turn_rewards"] = "by_turn"
+        if "normalize_by_std" in ALGORITHMS[algorithm].model_fields:
+            options["normalize_by_std"] = False
     if algorithm not in ("gdpo", "maxrl", "remax"):
         options |= {"overlong_buffer": draw(st.sampled_from([0.0, 0.6]))}
     return options

@@ -104,6 +104,7 @@ def test_every_column_comes_back(tmp_path, step):
         "branch": [0] * 4,
         "messages": [None] * 4,
         "environment_reward": [None] * 4,
+        "environment_weight": [0.0] * 4,
         "numbers": [[]] * 4,
         "status": ["completed", "completed", "truncated", "reward_error"],
         "error": [None, None, None, "Traceback \\ud800"],
@@ -125,7 +126,10 @@ def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
         reward=0.75, numbers={"calls": 1.0},
     )  # fmt: skip
     failed = trajectory(prompt(7, [1, 2, 3]), 1, [], [], status=Status.ENVIRONMENT_ERROR, error="gone")
-    scores = [Score(1.5, {"environment": 0.75}), Score(None, failure=Status.ENVIRONMENT_ERROR, error="gone")]
+    scores = [
+        Score(1.5, {"environment": 0.75}, environment_weight=2.0),
+        Score(None, failure=Status.ENVIRONMENT_ERROR, error="gone"),
+    ]
     groups = [Group([conversation, failed], scores), Group([trajectory(prompt(9, [4]), 0, [13], [True])], [Score(0.5)])]
     write_trajectories(tmp_path / "t.parquet", 4, groups, to_batch(groups))
     table = read_trajectories(tmp_path / "t.parquet").to_pydict()

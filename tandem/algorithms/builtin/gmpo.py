@@ -22,8 +22,9 @@ class GMPOLossConfig(LossConfig):
     aggregation: Aggregation = "sequence_mean_token_mean"
 
     def check(self, algorithm: PolicyGradientConfig) -> None:
-        if algorithm.advantages_by_token:
-            raise ValueError(f"loss.type: gmpo weighs whole responses, but {algorithm.type} judges tokens; use gspo")
+        judges = "turns" if algorithm.turn_rewards == "by_turn" else "tokens"
+        if algorithm.advantages_by_token or judges == "turns":
+            raise ValueError(f"loss.type: gmpo weighs whole responses, but {algorithm.type} judges {judges}; use gspo")
 
 
 class GMPOConfig(GRPOFamilyConfig):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.group_relative import GroupRelative, Siblings
@@ -15,8 +17,19 @@ if TYPE_CHECKING:
 class GRPOFamilyConfig(GroupConfig):
     """What GRPO and its kin share."""
 
+    takes_turn_rewards: ClassVar[bool] = True
+
     normalize_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
+
+    @model_validator(mode="after")
+    def _turns_have_no_deviation(self) -> Self:
+        if self.turn_rewards == "by_turn" and self.normalize_by_std:
+            raise ValueError(
+                "turn_rewards: by_turn: the deviation of whole rewards is no scale for those of turns, and is 0 where "
+                "turns alone differ; give normalize_by_std: false"
+            )
+        return self
 
 
 class GRPOConfig(GRPOFamilyConfig):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class OPOConfig(GroupConfig):
     """The length-weighted mean of the siblings is the baseline (arXiv:2505.23585)."""
+
+    takes_turn_rewards: ClassVar[bool] = True
 
     type: Literal["opo"] = "opo"
     loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")

@@ -23,6 +23,7 @@ class PPOConfig(CriticConfig):
     """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
 
     advantages_by_token: ClassVar[bool] = True
+    takes_turn_rewards: ClassVar[bool] = True
 
     type: Literal["ppo"] = "ppo"
     group_size: PositiveInt = 1

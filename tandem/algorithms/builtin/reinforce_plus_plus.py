@@ -18,6 +18,7 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
     """Rewards with a token-wise KL penalty, whitened over the whole step (arXiv:2501.03262)."""
 
     advantages_by_token: ClassVar[bool] = True
+    takes_turn_rewards: ClassVar[bool] = True
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     group_size: PositiveInt = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Advantages, Rollouts
 from tandem.algorithms.group_relative import GroupRelative, Siblings
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class ReinforcePlusPlusBaselineConfig(GroupConfig):
     """The siblings' mean is the baseline, whitened over the step (arXiv:2501.03262)."""
+
+    takes_turn_rewards: ClassVar[bool] = True
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
     kl: KLConfig = KLConfig(place="loss", estimator="k2", coefficient=0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class RLOOConfig(GroupConfig):
     """The mean of the other siblings is the baseline (arXiv:2402.14740)."""
+
+    takes_turn_rewards: ClassVar[bool] = True
 
     type: Literal["rloo"] = "rloo"
     loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
