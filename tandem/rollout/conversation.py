@@ -97,7 +97,8 @@ class Conversations:
 
         async def ask(samples: Sequence[int], transcript: Transcript) -> None:
             limited = replace(sampling, max_tokens=self._room(transcript, sampling))
-            request = Request(transcript.ids, limited, tuple(seeds[sample] for sample in samples), keep=True)
+            own = tuple(seeds[sample] for sample in samples)
+            request = Request(transcript.ids, limited, own, keep=self._may_go_on(transcript))
             try:
                 async for completion in self._generate(request):
                     firsts[samples[completion.sample]].set_result(completion)
@@ -170,7 +171,8 @@ class Conversations:
                 completion, first = await first, None
             else:
                 limited, seeds = replace(sampling, max_tokens=room), (transcript.turn_seed(seed),)
-                completion = await self._one(Request(transcript.ids, limited, seeds, keep=True))
+                request = Request(transcript.ids, limited, seeds, keep=self._may_go_on(transcript))
+                completion = await self._one(request)
             messages = await self._step(opened, completion)
             if not messages:
                 return
@@ -192,6 +194,10 @@ class Conversations:
     async def _one(self, request: Request) -> Completion:
         (completion,) = [completion async for completion in self._generate(request)]
         return completion
+
+    def _may_go_on(self, transcript: Transcript) -> bool:
+        """Whether another turn of the policy may follow the next one."""
+        return transcript.turns + 1 < self._config.max_turns
 
     def _room(self, transcript: Transcript, sampling: SamplingParams) -> int:
         """Tokens that the next turn of the policy may have."""
