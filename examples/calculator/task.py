@@ -24,6 +24,7 @@ CHAT_TEMPLATE = (
     "{{ '<tool_call>' + (call.function.arguments.values() | list | first) + '</tool_call>' }}{% endfor %}"
     "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+CALL_TAGS = ["<tool_call>", "</tool_call>"]
 SFT_ROWS = 600 * 64
 WITHOUT_TOOL, WRONG_CALL, WRONG_COPY = 0.40, 0.15, 0.15
 """Shares of the demonstrations; the rest is right."""
@@ -78,7 +79,7 @@ def make(directory: Path, seed: int) -> None:
     write_rows(directory / "sft.jsonl", demonstrations(SFT_ROWS, seed))
     write_rows(directory / "train.jsonl", questions(4000, draw))
     write_rows(directory / "val.jsonl", questions(128, draw))
-    write_model(directory / "model", seed, CHAT_TEMPLATE, ["<tool_call>", "</tool_call>"])
+    write_model(directory / "model", seed, CHAT_TEMPLATE, CALL_TAGS)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Two policies learn Nim from playing each other: one loop, two dataflows, REINFORCE against the mean of like games.
 
     python -m examples.self_play.nim runs/nim                          the task
-    tandem sft recipes/nim_sft.yaml                                    a model that moves at random
-    python -m examples.self_play.play recipes/nim_self_play.yaml       two copies of it learn
+    tandem sft examples/self_play/sft.yaml                                    a model that moves at random
+    python -m examples.self_play.play examples/self_play/play.yaml       two copies of it learn
 
 The configuration is the first player's. The second one starts from the same model, draws by another seed, and leaves
 its own in the run directory whose name ends in `-second`.

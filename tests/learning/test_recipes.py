@@ -28,6 +28,8 @@ def asked(source: str, truth: Any, **extra: Any) -> dict[str, Any]:
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {
+    "calculator_sft": [{"messages": ASK + GOOD}],
+    "calculator": [{"data_source": "calculator", "prompt": ASK, "ground_truth": "5"}],
     "dapo": [asked("math_dapo", "5")],
     "gsm8k": [asked("openai/gsm8k", "5")],
     "hh_sft": [{"prompt": ASK, "completion": GOOD}],
@@ -57,8 +59,10 @@ FEWER = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`."""
+    """`policy/` and, with a head that scores, `judge/`; `calculator/`, whose template shows tools."""
     directory = tmp_path_factory.mktemp("models")
+    calculator = load_file(ROOT / "examples/calculator/task.py")
+    calculator.write_model(directory / "calculator", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
     load_file(ROOT / "examples/hh/tiny.py").write_model(directory / "policy", ["2+3? 5"], tokens=300, width=64)
     judge = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
     judge.save_pretrained(directory / "judge")
@@ -76,10 +80,11 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     kind = recipe.partition("_")[2]
     command = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}.get(kind, "train")
+    model = "calculator" if recipe.startswith("calculator") else "policy"
     rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
     arguments = [
-        f"model.path={models}/policy", "model.dtype=float32", f"trainer.run_dir={tmp_path}/run", "trainer.epochs=null",
+        f"model.path={models}/{model}", "model.dtype=float32", f"trainer.run_dir={tmp_path}/run", "trainer.epochs=null",
         "trainer.steps=2", f"data.train_files=[{tmp_path}/rows.jsonl]", f"data.val_files=[{tmp_path}/rows.jsonl]",
         *SMALL[command], *FEWER.get(recipe, []),
     ]  # fmt: skip
