@@ -32,6 +32,8 @@ Config = TypeVar("Config", bound=ModelsConfig)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 app.add_typer(reward_app, name="reward")
+search_app = typer.Typer(no_args_is_help=True, help="Search in passages: an index, and a server of it.")
+app.add_typer(search_app, name="search")
 ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
 ]
@@ -192,10 +194,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise UserError(f"tandem serve needs {error.name}: pip install -e '.[serve]' in a clone of Tandem") from None
     with closing(reserve(host, port)) as reserved:  # before the model is loaded, which takes its time
-        token = os.environ.get("TANDEM_API_KEY")
-        if not token:
-            token = secrets.token_urlsafe(24)
-            print(f"token: {token}", flush=True)
+        token = _token()
         from tandem.jobs.serve import run
 
         sessions = Sessions(session_limit) if capture else None
@@ -247,6 +246,49 @@ def reward_test(
     prompts, answers = read_answered(data, rows)
     check_functions(config, {prompt.data_source for prompt in prompts}, {str(data): prompts})
     print(report(examine(config, prompts, answers, pass_above)))
+
+
+@search_app.command("index")
+def search_index(
+    corpus: Annotated[Path, typer.Argument(help="Rows {id, title, text}: a parquet or JSON-lines file.")],
+    out: Annotated[Path, typer.Argument(help="The index: a directory that is not there yet.")],
+    dense: Annotated[
+        Path | None, typer.Option(help="By vectors of this sentence-embedding model's directory, not by words.")
+    ] = None,
+    query_prefix: Annotated[str, typer.Option(help="With --dense: what goes before each query.")] = "",
+    passage_prefix: Annotated[str, typer.Option(help="With --dense: what goes before each passage.")] = "",
+) -> None:
+    """Index passages for search by words (BM25), or by vectors."""
+    if dense is None and (query_prefix or passage_prefix):
+        raise UserError("--query-prefix and --passage-prefix are for --dense; words are compared as they are")
+    from tandem.jobs.search import make_index
+    from tandem.search.vectors import Embedding
+
+    embedding = Embedding(str(dense.absolute()), query_prefix, passage_prefix) if dense else None
+    print(f"passages {make_index(corpus, out, embedding)}")
+
+
+@search_app.command("serve")
+def search_serve(
+    index: Annotated[Path, typer.Argument(help="What tandem search index has made.")],
+    stdio: Annotated[bool, typer.Option("--stdio", help="MCP over standard input and output, without HTTP.")] = False,
+    host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 8001,
+) -> None:
+    """Search as an MCP server, and over plain HTTP. Its token is TANDEM_API_KEY, else a new one that is printed."""
+    try:
+        from tandem.serving import search as needed  # noqa: F401
+        from tandem.serving.server import reserve
+    except ModuleNotFoundError as error:
+        extras = "pip install -e '.[agents,search,serve]' in a clone of Tandem"
+        raise UserError(f"tandem search serve needs {error.name}: {extras}") from None
+    from tandem.jobs.search import serve_over_http, serve_over_stdio
+
+    if stdio:
+        serve_over_stdio(index)
+        return
+    with closing(reserve(host, port)) as reserved:
+        serve_over_http(index, reserved, _token())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -312,6 +354,15 @@ def _read(config: Any, dataset: Callable[..., Any]) -> Any:
     from tandem.jobs.inputs import read_inputs
 
     return read_inputs(config, dataset)
+
+
+def _token() -> str:
+    """Of a server: TANDEM_API_KEY, else a new one, which is printed."""
+    token = os.environ.get("TANDEM_API_KEY")
+    if not token:
+        token = secrets.token_urlsafe(24)
+        print(f"token: {token}", flush=True)
+    return token
 
 
 def _silence_transformers() -> None:

@@ -29,6 +29,22 @@ class VerlToolsConfig(Section):
     calls_at_once: MayChange[PositiveInt] = 64
 
 
+class SearchToolsConfig(Section):
+    """Search in an index of passages, which each rank reads itself: `tandem search index` makes one."""
+
+    type: Literal["search"]
+    index: LocalPath
+    name: str = "search"
+    """What the policy calls the tool."""
+    description: str = "Find passages that fit a query."
+    """What the policy is told of it."""
+    passages: PositiveInt = 3
+    """How many a call brings that does not say."""
+    most_passages: PositiveInt = 10
+    """How many a call may ask for."""
+    calls_at_once: MayChange[PositiveInt] = 4
+
+
 def _form(tool: object) -> str:
     if isinstance(tool, str):
         return "reference"
@@ -49,6 +65,7 @@ ToolConfig = Annotated[
     | Annotated[VerlToolsConfig, Tag("verl")]
     | Annotated[McpToolsConfig, Tag("mcp")]
     | Annotated[McpFileConfig, Tag("mcp_file")]
+    | Annotated[SearchToolsConfig, Tag("search")]
     | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
     Discriminator(_form),
 ]

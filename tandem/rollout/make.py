@@ -8,6 +8,7 @@ from tandem.config.conversation import (
     FunctionToolConfig,
     OwnEnvironmentConfig,
     ScriptedUserConfig,
+    SearchToolsConfig,
     ToolConfig,
     UserConfig,
     VerlToolsConfig,
@@ -22,6 +23,7 @@ from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
 from tandem.rollout.tools.functions import function_tools
 from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
+from tandem.rollout.tools.search import SearchTools
 from tandem.rollout.tools.verl import VerlTools, mcp_entries
 from tandem.rollout.users.base import Users
 from tandem.rollout.users.model import ModelUsers
@@ -48,6 +50,8 @@ def make_tools(config: ToolConfig, limits: CallLimits) -> list[ToolSet]:
     if isinstance(config, VerlToolsConfig):
         servers = [server for entry in mcp_entries(config) for server in verl_mcp_servers(entry, config.path)]
         return [VerlTools(config, limits), *mcp_tools(servers, limits)]
+    if isinstance(config, SearchToolsConfig):
+        return [SearchTools(config, limits)]
     return mcp_tools([mcp_server(config)] if isinstance(config, McpToolsConfig) else mcp_file_servers(config), limits)
 
 

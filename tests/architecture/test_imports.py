@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
     **dict.fromkeys(("types", "errors", "files", "http", "signals", "discovery", "config", "sandbox"), FOUNDATION),
-    "models": MODELS,
+    **dict.fromkeys(("models", "search"), MODELS),
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
     ),
@@ -39,7 +39,7 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "megatron": "training/megatron/",
     "mbridge": "training/megatron/model.py",
     "ray": "cluster/ray.py",
-    "mcp": ("rollout/tools/mcp_connection.py", "search/serve.py"),  # the client; the server
+    "mcp": ("rollout/tools/mcp_connection.py", "serving/search.py"),  # the client; the server
     "mcp_types": "rollout/tools/mcp",
     "httpx2": "rollout/tools/mcp_connection.py",
     "bm25s": "search/words.py",

@@ -1,0 +1,1 @@
+"""Search over passages: an index on disk, by words or by vectors, and its best passages for a query."""

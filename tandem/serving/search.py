@@ -1,0 +1,139 @@
+"""An index as a server: an MCP tool `search`, and the same over plain HTTP.
+
+/health                                                     without the token
+/mcp                                                        streamable HTTP
+POST /search    {query, k}                               -> {results: [{id, title, text, score}]}
+POST /retrieve  {queries: [...], topk, return_scores}    -> {result: [[{document: {id, contents}, score}]]}, what the
+                                                            retrieval server of Search-R1 and verl's search tool speak
+"""
+
+import asyncio
+import json
+import socket
+from typing import Any, TypeVar
+
+from mcp.server import MCPServer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from tandem.errors import TandemError
+from tandem.search.index import Hit, Index, shown
+from tandem.serving.app import TokenGuard
+from tandem.serving.errors import RequestError, body_of, status_of
+from tandem.serving.server import Server
+
+_LONGEST_BODY = 2**20
+_MOST_HITS = 100
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    query: str
+    k: int = Field(3, ge=1, le=_MOST_HITS)
+
+
+class _Queries(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    queries: list[str] = Field(max_length=1000)
+    topk: int | None = Field(None, ge=1, le=_MOST_HITS)
+    return_scores: bool = False
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class SearchEndpoint:
+    """The routes of plain HTTP."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def routes(self) -> list[Route]:
+        return [Route("/search", self._search, methods=["POST"]), Route("/retrieve", self._retrieve, methods=["POST"])]
+
+    async def health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok", "passages": len(self._index)})
+
+    async def _search(self, request: HttpRequest) -> Response:
+        given = await _body_of(_Query, request)
+        hits = await asyncio.to_thread(self._index.search, given.query, given.k)
+        return JSONResponse({"results": [_described(hit) for hit in hits]})
+
+    async def _retrieve(self, request: HttpRequest) -> Response:
+        given = await _body_of(_Queries, request)
+
+        def work() -> list[list[Hit]]:
+            return [self._index.search(query, given.topk or 3) for query in given.queries]
+
+        found = await asyncio.to_thread(work)
+        return JSONResponse({"result": [[_document(hit, given.return_scores) for hit in hits] for hits in found]})
+
+
+def make_mcp_server(index: Index) -> MCPServer:
+    """With one tool, `search`."""
+    server = MCPServer("search", log_level="WARNING")
+
+    @server.tool(structured_output=False)
+    def search(query: str, k: int = 3) -> str:
+        """Find passages that fit a query.
+
+        Args:
+            query: What to look for.
+            k: How many passages, 3 unless given.
+        """
+        return shown(index.search(query, max(1, min(k, _MOST_HITS))))
+
+    return server
+
+
+async def run_search_server(index: Index, reserved: socket.socket, token: str) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    mcp, endpoint = make_mcp_server(index), SearchEndpoint(index)
+    mcp_app = mcp.streamable_http_app(host=reserved.getsockname()[0], json_response=True, stateless_http=True)
+    handlers: Any = {TandemError: _on_tandem_error}
+    inner = Starlette(routes=[*endpoint.routes(), *mcp_app.routes], exception_handlers=handlers)
+    app = Starlette(routes=[Route("/health", endpoint.health), Mount("/", TokenGuard(inner, token))])
+
+    def on_start(url: str) -> None:
+        root = url.removesuffix("/v1")
+        print(f"{root}/search  {root}/mcp  {len(index)} passages", flush=True)
+
+    async with mcp.session_manager.run():
+        await Server(app, reserved, on_start=on_start).run_until_stopped()
+
+
+async def _body_of(kind: type[Body], request: HttpRequest) -> Body:
+    """Raises RequestError."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_BODY:
+            raise RequestError(f"the body is longer than {_LONGEST_BODY} bytes", code="body_too_long", status=413)
+    try:
+        return kind.model_validate(json.loads(body))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{place}: {first['msg']}", param=place, code="invalid_value") from None
+    except (ValueError, RecursionError):
+        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+
+
+def _described(hit: Hit) -> dict[str, Any]:
+    passage = hit.passage
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": hit.score}
+
+
+def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
+    document = {"id": hit.passage.id, "contents": f'"{hit.passage.title}"\n{hit.passage.text}'}
+    return {"document": document, "score": hit.score} if with_score else document
+
+
+async def _on_tandem_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, TandemError)
+    return JSONResponse(body_of(error), status_code=status_of(error))
