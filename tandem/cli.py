@@ -205,7 +205,7 @@ def serve(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="aqua, gsm8k, hellaswag, hh, humaneval, math, mbpp; or columns.")],
+    name: Annotated[str, typer.Argument(help="A data set of docs/data.md, such as gsm8k; or columns.")],
     source: Annotated[Path, typer.Option("--in", help="The published files: a folder or one file.")],
     out: Annotated[Path, typer.Option(help="Where the parquet files go.")],
     map: Annotated[list[str] | None, typer.Option(help="For columns: NEW=OLD or NEW='{OLD} …', repeatable.")] = None,

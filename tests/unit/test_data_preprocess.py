@@ -13,6 +13,7 @@ from tandem.data.preprocess import CONVERTERS, convert
 from tandem.data.preprocess.convert import Place, mapping
 from tandem.data.rows import BadRow
 from tandem.errors import UserError
+from tandem.reward.rules.qa import exact_match
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 AT = Place("train", 7)
@@ -195,3 +196,41 @@ def test_all_published_rows_convert(tmp_path: Path, name: str, folder: str, coun
     }
     assert convert.convert(CONVERTERS[name], DATA / folder, tmp_path) == found
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == files
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"answers": ["a", "b", "a"]}, ["a", "b"]),
+        ({"answers": {"text": ["a", "a"], "answer_start": [1, 1]}}, ["a"]),
+        ({"golden_answers": ["a"]}, ["a"]),
+        ({"answer": "a", "answer_aliases": ["b"], "answerable": True}, ["a", "b"]),
+    ],
+)
+def test_questions_to_be_looked_up(row: dict[str, Any], answers: list[str]) -> None:
+    (made_row,) = made("musique", {"id": "7", "question": "Who?", "gold_doc_ids": ["d"], **row}).values()
+    assert made_row["data_source"] == "musique" and made_row["reward_model"]["ground_truth"] == answers
+    assert made_row["prompt"][0]["content"].startswith("Who?\n\n")
+    extra = made_row["extra_info"]
+    assert (extra["answer"], extra["id"], extra["gold_doc_ids"]) == ("<answer>a</answer>", "7", ["d"])
+
+
+@pytest.mark.parametrize("row", [{}, {"answers": []}, {"answers": [3]}, {"answers": {"text": []}}, {"answer": " "}])
+def test_questions_without_an_answer_are_bad(row: dict[str, Any]) -> None:
+    with pytest.raises(BadRow, match=r"answer"):
+        made("squad", {"question": "Who?", **row})
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published files are not here")
+@pytest.mark.parametrize(
+    ("name", "file", "rows"),
+    [
+        ("squad", "squad_search/questions.jsonl.gz", 10570),
+        ("hotpotqa", "multihop_search/hotpotqa_100.jsonl", 100),
+        ("musique", "multihop_search/musique_100.jsonl", 100),
+    ],
+)
+def test_real_questions_are_right_with_their_own_answers(name: str, file: str, rows: int, tmp_path: Path) -> None:
+    assert convert.convert(CONVERTERS[name], DATA / file, tmp_path)["train"] == rows
+    read = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert all(exact_match(r["extra_info"]["answer"], r["reward_model"]["ground_truth"])["score"] == 1.0 for r in read)

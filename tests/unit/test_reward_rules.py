@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+import string
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,26 @@ def test_short_answers() -> None:
     assert exact_match("1,000", 1000)["score"] == 1.0
     with pytest.raises(ValueError, match="holds no answer"):
         exact_match("x", [])
+
+
+def test_short_answers_are_read_from_the_policys_last_turn() -> None:
+    """What a tool says, or an earlier turn, is no answer."""
+    turns = [{"role": "assistant", "content": "<answer>Rome</answer>"}, {"role": "assistant", "content": "It is Paris"}]
+    whole = "<answer>Rome</answer> <answer>Paris</answer> It is Paris"
+    assert exact_match(whole, "it is Paris", turns)["score"] == 1.0
+    assert exact_match(whole, "Rome", turns)["score"] == 0.0
+    assert f1(whole, "Paris", turns) == {"score": 0.5, "acc": 0.0, "pred": "it is paris"}
+    turns[-1]["content"] = "<think><answer>a</answer></think>so <answer>b</answer> or <answer>The Paris</answer>"
+    assert exact_match(whole, ["London", "Paris"], turns)["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["The  U.S. (a republic)", "a–b", "an-the", "la the' a", "", "A", "«the»", "state of the art", "1,000 a's"]
+)
+def test_texts_are_compared_as_the_published_script_does(text: str) -> None:
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    published = " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+    assert exact_match(text, "?")["pred"] == published
 
 
 @pytest.mark.skipif(not SQUAD.is_file(), reason=f"the SQuAD questions are not at {SQUAD}")

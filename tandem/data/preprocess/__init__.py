@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tandem.data.preprocess import choice, code, hh, math
+from tandem.data.preprocess import choice, code, hh, math, questions
 from tandem.data.preprocess.convert import ToRows
 
 CONVERTERS: Mapping[str, ToRows] = {
@@ -10,8 +10,11 @@ CONVERTERS: Mapping[str, ToRows] = {
     "gsm8k": math.gsm8k,
     "hellaswag": choice.hellaswag,
     "hh": hh.hh,
+    "hotpotqa": questions.questions("hotpotqa"),
     "humaneval": code.humaneval,
     "math": math.competition_math,
     "mbpp": code.mbpp,
+    "musique": questions.questions("musique"),
+    "squad": questions.questions("squad"),
 }
 """Name in `tandem data NAME` to what makes its rows."""

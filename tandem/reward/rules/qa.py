@@ -3,29 +3,36 @@
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+Turns = Sequence[Mapping[str, Any]]
 
 
-def exact_match(completion: str, ground_truth: Any) -> dict[str, Any]:
-    """1 when the answer is one of the `ground_truth` texts but for case, punctuation and articles."""
-    answer, truths = _words(_answer(completion)), [_words(truth) for truth in _truths(ground_truth)]
+def exact_match(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[str, Any]:
+    """1 when the answer is one of the `ground_truth` texts but for case, punctuation and articles.
+
+    In a conversation the answer stands in the last of the policy's own `turns`: what a tool says is none.
+    """
+    answer, truths = _words(_answer(completion, turns)), [_words(truth) for truth in _truths(ground_truth)]
     right = float(answer in truths)
     return {"score": right, "acc": right, "pred": " ".join(answer)}
 
 
-def f1(completion: str, ground_truth: Any) -> dict[str, Any]:
+def f1(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[str, Any]:
     """The best F1 over words that the answer has with one of the `ground_truth` texts; `acc` is exact match."""
-    answer = _words(_answer(completion))
+    answer = _words(_answer(completion, turns))
     best = max(_overlap(answer, _words(truth)) for truth in _truths(ground_truth))
-    return {**exact_match(completion, ground_truth), "score": best}
+    return {**exact_match(completion, ground_truth, turns), "score": best}
 
 
-def _answer(completion: str) -> str:
+def _answer(completion: str, turns: Turns) -> str:
     """What stands in the last <answer> tags after the reasoning; without any, everything after the reasoning."""
-    text = completion.rpartition("</think>")[2]
+    text = str(turns[-1]["content"]) if turns else completion
+    text = text.rpartition("</think>")[2]
     tagged = _TAGGED.findall(text)
     return tagged[-1] if tagged else text
 
@@ -37,7 +44,8 @@ def _truths(ground_truth: Any) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in text.lower().translate(_PUNCTUATION).split() if word not in ("a", "an", "the")]
+    """As the published evaluation script splits a text."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def _overlap(answer: list[str], truth: list[str]) -> float:
