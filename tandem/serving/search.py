@@ -19,13 +19,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from tandem.errors import TandemError
 from tandem.search.index import Hit, Index, shown
 from tandem.serving.app import TokenGuard
-from tandem.serving.errors import RequestError, body_of, status_of
+from tandem.serving.errors import RequestError
+from tandem.serving.http import HANDLERS, read_body
 from tandem.serving.server import Server
 
-_LONGEST_BODY = 2**20
 _MOST_HITS = 100
 
 
@@ -95,8 +94,7 @@ async def run_search_server(index: Index, reserved: socket.socket, token: str) -
     """Serve until Ctrl-C or SIGTERM."""
     mcp, endpoint = make_mcp_server(index), SearchEndpoint(index)
     mcp_app = mcp.streamable_http_app(host=reserved.getsockname()[0], json_response=True, stateless_http=True)
-    handlers: Any = {TandemError: _on_tandem_error}
-    inner = Starlette(routes=[*endpoint.routes(), *mcp_app.routes], exception_handlers=handlers)
+    inner = Starlette(routes=[*endpoint.routes(), *mcp_app.routes], exception_handlers=HANDLERS)
     app = Starlette(routes=[Route("/health", endpoint.health), Mount("/", TokenGuard(inner, token))])
 
     def on_start(url: str) -> None:
@@ -109,11 +107,7 @@ async def run_search_server(index: Index, reserved: socket.socket, token: str) -
 
 async def _body_of(kind: type[Body], request: HttpRequest) -> Body:
     """Raises RequestError."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_BODY:
-            raise RequestError(f"the body is longer than {_LONGEST_BODY} bytes", code="body_too_long", status=413)
+    body = await read_body(request)
     try:
         return kind.model_validate(json.loads(body))
     except ValidationError as error:
@@ -132,8 +126,3 @@ def _described(hit: Hit) -> dict[str, Any]:
 def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
     document = {"id": hit.passage.id, "contents": f'"{hit.passage.title}"\n{hit.passage.text}'}
     return {"document": document, "score": hit.score} if with_score else document
-
-
-async def _on_tandem_error(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, TandemError)
-    return JSONResponse(body_of(error), status_code=status_of(error))

@@ -94,7 +94,7 @@ def test_the_published_shape_of_retrieval_servers(url: str) -> None:
         ("/search", [], "t0ken", 400, "valid dictionary"),
         ("/search", b"{", "t0ken", 400, "not valid JSON"),
         ("/search", b"[" * 2**19, "t0ken", 400, "not valid JSON"),
-        ("/search", b" " * (2**20 + 1), "t0ken", 413, "longer than"),
+        ("/search", b" " * (2**24 + 1), "t0ken", 413, "longer than"),
         ("/retrieve", {"queries": "a"}, "t0ken", 400, "queries: "),
     ],
 )
