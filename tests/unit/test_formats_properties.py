@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import functools
 import json
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from published_templates import TAGS, format_of, names, needs_trl, stops_of, with_template
 from transformers import PreTrainedTokenizerFast
 
 from tandem.errors import UserError
 from tandem.rollout.formats.template import TemplateFormat
+from tandem.rollout.transcript import Transcript
+from tandem.types import Completion, Prompt, Status
 
 pytestmark = needs_trl
-few = settings(deadline=None, max_examples=20, derandomize=True, database=None)
+few = settings(deadline=None, max_examples=12, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
 
 PARAMETERS = {
     "count": {"type": "integer", "description": "d"},
@@ -194,6 +198,43 @@ def _tool(text: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+turns = st.lists(st.tuples(st.lists(st.integers(0, 255), max_size=20), st.booleans(), content), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("thinking", ["all", "template"])
+@pytest.mark.parametrize("name", [name for name in CALLING if name not in NOBODY_READS])
+@few
+@given(turns=turns)
+def test_what_was_sampled_stays_as_it_is_and_is_trained_once(name: str, thinking: Any, turns: list[Any]) -> None:
+    """Random letters, among them such as no text encodes to, answered by tools and users in turn."""
+    tokenizer = with_template(name)
+    format = format_named(name) if thinking == "all" else format_of(tokenizer, thinking="template")
+    stop = int(tokenizer.convert_tokens_to_ids(stops_of(name)[0]))
+    transcript = Transcript(format, [{"role": "user", "content": "Go."}], TOOLS)
+    asked: list[list[int]] = []
+    sampled: list[int] = []
+    for number, (letters, ended, text) in enumerate(turns):
+        before = transcript.ids.tolist()
+        assert not asked or thinking == "template" or before[: len(asked[-1])] == asked[-1]
+        ids = [*letters, *([stop] if ended or not letters else [])]
+        transcript.take(completion(ids))
+        asked.append([*before, *ids])
+        sampled += ids
+        transcript.tell([{"role": "user", "content": text}] if number % 2 else results([text], number))
+    made = transcript.trajectory(PROMPT, 0, lambda rows: ["" for _ in rows])
+    lines = [(made.prompt.token_ids, made.response_ids), *((b.prompt_ids, b.response_ids) for b in made.branches)]
+    assert all(any([*prompt, *response][: len(ids)] == ids for prompt, response in lines) for ids in asked)
+    trained = [b.response_ids[b.loss_mask].tolist() for b in (made, *made.branches)]
+    assert sorted(chain.from_iterable(trained)) == sorted(sampled)
+    assert thinking == "template" or trained == [sampled]
+
+
+def completion(ids: list[int]) -> Completion:
+    zeros = np.zeros(len(ids), np.int32)
+    return Completion(0, np.array(ids, np.int32), zeros.astype(np.float32), zeros, Status.COMPLETED)
+
+
+PROMPT = Prompt(0, np.zeros(0, np.int32), "", "", None)
 RESULT = "Qr9w"
 plain = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Z")), max_size=10)
 values = {

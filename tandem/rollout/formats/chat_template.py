@@ -37,12 +37,22 @@ class ChatTemplate:
 
     def _prepared(self, message: Message) -> Message:
         """As this template expects it."""
-        message = message | {"content": "" if message.get("content") is None else message["content"]}
         if self._has_thinking and "reasoning_content" in message:
             message = _with_thinking(message)
         if self.arguments_as_text and message.get("tool_calls"):
             message = message | {"tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
         return message
+
+
+def with_text(message: Message) -> Message:
+    """The message with its text in one piece: templates put parts of it together, or take none. Parts that are no text
+    are the template's to refuse."""
+    content = message.get("content")
+    if content is None:
+        return message | {"content": ""}
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        return message | {"content": "".join(part["text"] for part in content)}
+    return message
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from unicodedata import normalize
 
 from tandem.rollout.environment import ToolSchema
+from tandem.rollout.formats.chat_template import with_text
 from tandem.rollout.formats.control_tokens import unused_word
 from tandem.rollout.formats.template import THOUGHT_BEGINS, TemplateFormat
 from tandem.types import Message
@@ -31,6 +32,7 @@ def problems(format: TemplateFormat, messages: Sequence[Message], tools: Sequenc
     """
     if tools:
         format.require_tools()
+    messages = [with_text(message) for message in messages]
     yield from _in_letters(format, messages, tools)
     yield from _lost(format, messages, tools)
     for tool in tools:

@@ -1,6 +1,7 @@
 """Messages that stand for others: a turn of the policy whose end can be found, and what a template is tried with."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from tandem.types import Message
@@ -34,6 +35,16 @@ def stand_in(results: Sequence[Message], mark: str) -> Message:
         for number, result in enumerate(results)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls} if calls else _says(mark)
+
+
+def with_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same where every result answers a call: one is made up where the policy's could not be read."""
+    made = list(messages)
+    for place in range(len(made)):
+        results = list(takewhile(lambda message: message["role"] == "tool", made[place + 1 :]))
+        if results and made[place]["role"] == "assistant" and not made[place].get("tool_calls"):
+            made[place] = made[place] | {"tool_calls": stand_in(results, "")["tool_calls"]}
+    return made
 
 
 def _says(content: str) -> Message:

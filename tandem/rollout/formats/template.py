@@ -17,9 +17,19 @@ from transformers import PreTrainedTokenizerBase
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.calls.base import ReadsAnswer, read_text
-from tandem.rollout.formats.chat_template import ChatTemplate, TemplateRefuses
+from tandem.rollout.formats.chat_template import ChatTemplate, TemplateRefuses, with_text
 from tandem.rollout.formats.control_tokens import ControlTokens, unused_word
-from tandem.rollout.formats.stand_in import ASKED, CALLED, PROBE, SPOKEN, TOOL, TOOL_ANSWERS, USER_SPEAKS, stand_in
+from tandem.rollout.formats.stand_in import (
+    ASKED,
+    CALLED,
+    PROBE,
+    SPOKEN,
+    TOOL,
+    TOOL_ANSWERS,
+    USER_SPEAKS,
+    stand_in,
+    with_calls,
+)
 from tandem.types import Message
 
 Thinking = Literal["all", "template"]
@@ -66,7 +76,7 @@ class TemplateFormat:
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         if tools:
             self.require_tools()
-        word = unused_word(messages, tools)
+        messages, word = [with_text(message) for message in messages], unused_word(messages, tools)
         return self._controls.encode(self.rendered(*self._controls.hide(messages, tools, word)), word)
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
@@ -74,7 +84,7 @@ class TemplateFormat:
         if "assistant" in roles or ("user" in roles and self._thinking == "template"):
             return None
         self._require("tool" if "tool" in roles else "user")
-        word = unused_word(new, tools)
+        new, word = [with_text(message) for message in new], unused_word(new, tools)
         stop, text = self.tail(*self._controls.hide(new, tools, word), word + _MARK)
         end = self._end_ids[stop]
         following = self._controls.encode(stop + text, word)  # with it, since some swallow the spaces around them
@@ -87,7 +97,10 @@ class TemplateFormat:
         try:
             return self._template.render(messages, tools)
         except TemplateRefuses as error:
-            raise self._refused(messages, error) from error
+            try:  # gpt-oss's refuses results that answer no call, as those that say that a call could not be read
+                return self._template.render(with_calls(messages), tools)
+            except TemplateRefuses:
+                raise self._refused(messages, error) from error
 
     def tail(self, new: Sequence[Message], tools: Sequence[ToolSchema], mark: str) -> tuple[str, str]:
         """The stop token behind a turn of the policy, and the template's text behind that where `new` are the next
