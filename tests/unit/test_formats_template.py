@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +237,36 @@ def test_a_thought_that_the_prompt_opens() -> None:
     assert (answer.reasoning, answer.content, answer.tool_calls) == (f"Hm {call}", "", ())
     answer = format.parse(asked, ids(f"Hm {call}</think>{call}"), [ADD])
     assert (answer.reasoning, len(answer.tool_calls)) == (f"Hm {call}", 1)
+
+
+OWN = """
+from tandem.rollout.environment import Answer, ToolCall
+
+def read(text, tools):
+    said, called, _ = text.partition("CALL")
+    return Answer(said, (ToolCall("", tools[0]["function"]["name"], {}),) if called else ())
+
+def raises(text, tools):
+    return text[1000]
+
+def no_answer(text, tools):
+    return text
+
+not_callable = 3
+"""
+
+
+def test_a_users_own_function_reads_calls(tmp_path: Path) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(OWN)
+    own = a_format(calls=f"{file}:read")
+    own.require_tools()
+    answer = own.parse([1, 2], [*ids("So CALL"), STOP], [ADD])
+    assert (answer.content, [(call.id, call.name) for call in answer.tool_calls]) == ("So ", [("call00002", "add")])
+    with pytest.raises(UserError, match=r"calls.py:raises' failed:\n(.|\n)*line 9, in raises(.|\n)*IndexError"):
+        a_format(calls=f"{file}:raises").parse([1], ids("So"), [ADD])
+    with pytest.raises(UserError, match=r"no_answer' returned str; return an Answer"):
+        a_format(calls=f"{file}:no_answer").parse([1], ids("So"), [ADD])
+    for name in ("not_callable", "missing"):
+        with pytest.raises(UserError, match=r"there is no function of that name"):
+            a_format(calls=f"{file}:{name}")
