@@ -206,18 +206,29 @@ def micro_batches(
     """
     trainable = np.asarray(rows, dtype=np.int64)
     trainable = trainable[np.isin(trainable, batch.row_of_token[batch.loss_mask])]
+    prompts, lengths = batch.prompts.tolist(), np.diff(batch.prompt_offsets).tolist()
+    answers = (np.diff(batch.response_offsets) - 1).tolist()
+    prompts_in_pack: set[int] = set()
+
+    def added_tokens(unit: list[int]) -> int:
+        """By how much these rows make the micro-batch longer."""
+        own = {prompts[row]: lengths[row] for row in unit}
+        lacking = sum(length for prompt, length in own.items() if prompt not in prompts_in_pack)
+        return lacking + sum(answers[row] for row in unit)
+
     packs: list[list[int]] = []
-    tokens_in_pack, prompts_in_pack = 0, set[int]()
+    tokens_in_pack = 0
     for unit in _in_packing_order(batch, trainable, whole_trajectories):
-        cost = _added_tokens(batch, unit, prompts_in_pack)
+        cost = added_tokens(unit)
         if not packs or tokens_in_pack + cost > tokens_per_micro_batch:
             packs.append([])
-            prompts_in_pack = set[int]()
-            tokens_in_pack, cost = 0, _added_tokens(batch, unit, prompts_in_pack)
+            prompts_in_pack.clear()
+            tokens_in_pack, cost = 0, added_tokens(unit)
         packs[-1] += unit
         tokens_in_pack += cost
-        prompts_in_pack.update(batch.prompts[unit].tolist())
-    return [_pack(batch, np.array(pack)) for pack in packs]
+        prompts_in_pack.update(prompts[row] for row in unit)
+    tokens = np.concatenate((batch.prompt_ids, batch.response_ids))
+    return [_pack(batch, tokens, np.array(pack)) for pack in packs]
 
 
 def _in_packing_order(batch: Batch, rows: IntArray, whole_trajectories: bool) -> list[list[int]]:
@@ -232,18 +243,8 @@ def _in_packing_order(batch: Batch, rows: IntArray, whole_trajectories: bool) ->
     return list(units.values())
 
 
-def _added_tokens(batch: Batch, rows: list[int], prompts_there: set[int]) -> int:
-    """By how much these rows make a micro-batch longer that computes `prompts_there` already."""
-    first_rows: dict[int, int] = {}
-    for row in rows:
-        first_rows.setdefault(int(batch.prompts[row]), row)
-    prompts, responses = batch.prompt_offsets, batch.response_offsets
-    own = sum(int(prompts[row + 1] - prompts[row]) for number, row in first_rows.items() if number not in prompts_there)
-    return own + sum(int(responses[row + 1] - responses[row]) - 1 for row in rows)
-
-
-def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
-    """One micro-batch of `rows_R`.
+def _pack(batch: Batch, tokens: IntArray, rows_R: IntArray) -> MicroBatch:
+    """One micro-batch of `rows_R`. `tokens`: those of all the batch's prompts, then of its responses.
 
     Each row has two slots for segments: its prompt, filled by the first of the rows that have it, and its answer, which
     is the response without the last token. Of rows with the same prompt and answer the first one's stands for all.
@@ -263,8 +264,7 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     segment_of_slot = np.cumsum(is_segment) - 1
     prefixes = _interleave(np.full(len(rows_R), -1), segment_of_slot[2 * prompt_owner_R])
 
-    # The tokens of prompts and responses as one array, and where in it each token of the micro-batch stands.
-    token_ids = np.concatenate((batch.prompt_ids, batch.response_ids))
+    # Where in `tokens` each token of the micro-batch stands.
     slot_starts = _interleave(prompt_starts_R, response_starts_R + len(batch.prompt_ids))
     slot_N, place_in_slot_N = _rows_and_places(slot_lengths)
     source_N = slot_starts[slot_N] + place_in_slot_N
@@ -280,7 +280,7 @@ def _pack(batch: Batch, rows_R: IntArray) -> MicroBatch:
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = _first_with_the_same(batch.trajectories[rows_R])[row_S]
     return MicroBatch(
-        token_ids=token_ids[source_N],
+        token_ids=tokens[source_N],
         offsets=np.concatenate(([0], slot_lengths[is_segment])).cumsum(),
         prefixes=prefixes[is_segment],
         scored=answer_begins_R[predicted_after_S] + place_S - 1,
