@@ -24,6 +24,7 @@ from tandem.controller.roles import Actor, Critic, Policy
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT, load_file
+from tests.unit.test_branches_change_nothing import in_branches
 
 TEMPERATURE, MAX_RESPONSE, LR, EPS = 0.8, 12, 1e-3, 1e-4
 """A large epsilon: AdamW's first step would blow the rounding noise of a zero gradient up to the learning rate."""
@@ -218,3 +219,25 @@ def test_one_step_equals_the_oracle(oracle: ModuleType, models: dict[str, Path],
     assert largest_difference(ours, theirs) < 1e-6
     if our_critic is not None:
         assert largest_difference(our_critic, their_critic) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"type": "grpo"}, {"type": "gspo", "minibatches": 1, "epochs": 2}, {"type": "ppo"}]
+)
+def test_one_step_on_branches_is_that_on_whole_trajectories(models: dict[str, Path], algorithm: dict[str, Any]) -> None:
+    """By real workers, in micro-batches that are smaller than a trajectory. GSPO's ratio is that of a trajectory."""
+    config = configuration(models, algorithm)
+    smaller = config.training.model_copy(update={"tokens_per_micro_batch": 12})
+    groups = trajectories()
+    cut = [
+        replace(group, trajectories=[in_branches(t, [*range(2, len(t.response_ids), 3)]) for t in group.trajectories])
+        for group in groups
+    ]
+    branches = to_batch(cut)
+    assert len(branches) > 2 * len(to_batch(groups))
+    whole, whole_critic = framework_step(config, models, to_batch(groups))
+    found, found_critic = framework_step(config.model_copy(update={"training": smaller}), models, branches)
+    assert largest_difference(whole, AutoModelForCausalLM.from_pretrained(models["policy"])) > 1e-4
+    assert largest_difference(found, whole) < 1e-6
+    if whole_critic is not None:
+        assert largest_difference(found_critic, whole_critic) < 1e-6
