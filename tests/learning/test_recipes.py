@@ -12,6 +12,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from tandem.cli import main
 from tandem.errors import UserError
 from tandem.sandbox.make import make_sandbox
+from tandem.search.index import Passage, build_index
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 
@@ -38,6 +39,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "mbpp_cure": [
         asked("mbpp_cure", CODE, problem=1, role=role, answer="def f(): return 1") for role in ("coder", "tester")
     ],
+    "search": [asked("hotpotqa", ["5"])],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
 }
@@ -50,20 +52,34 @@ SMALL |= dict.fromkeys(("dpo", "reward-model"), SMALL["sft"])
 FEWER = {
     "mbpp_cure": ["algorithm.group_size=2"],
     "dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"],
+    "search_grpo": ["data.max_prompt_tokens=800", "generation.max_response_tokens=32"],
     "gsm8k_grpo_one_step_off": [
         "generation={type: native, max_response_tokens: 8}",
         "placement.pools={train: [1], generate: [1]}",
     ],
 }
+SHOWS_TOOLS = (
+    '{% if tools %}<|user|>{{ tools | tojson }} Write <tool_call>{"name": NAME, "arguments": {}}'
+    "</tool_call>.<|end|>{% endif %}"
+    "{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`; `calculator/`, whose template shows tools."""
+    """`policy/` and, with a head that scores, `judge/`; `calculator/` and `search/`, whose templates show tools."""
     directory = tmp_path_factory.mktemp("models")
     calculator = load_file(ROOT / "examples/calculator/task.py")
     calculator.write_model(directory / "calculator", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
-    load_file(ROOT / "examples/hh/tiny.py").write_model(directory / "policy", ["2+3? 5"], tokens=300, width=64)
+    tiny = load_file(ROOT / "examples/hh/tiny.py")
+    tiny.write_model(directory / "policy", ["2+3? 5"], tokens=300, width=64)
+    tiny.POSITIONS = 1024
+    tiny.write_model(directory / "search", ["2+3? 5"], tokens=300, width=64)
+    with_tools = AutoTokenizer.from_pretrained(directory / "search")
+    with_tools.chat_template = SHOWS_TOOLS
+    with_tools.save_pretrained(directory / "search")
     judge = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
     judge.save_pretrained(directory / "judge")
     AutoTokenizer.from_pretrained(directory / "policy").save_pretrained(directory / "judge")
@@ -80,7 +96,7 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     kind = recipe.partition("_")[2]
     command = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}.get(kind, "train")
-    model = "calculator" if recipe.startswith("calculator") else "policy"
+    model = next((name for name in ("calculator", "search") if recipe.startswith(name)), "policy")
     rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
     arguments = [
@@ -88,6 +104,9 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
         "trainer.steps=2", f"data.train_files=[{tmp_path}/rows.jsonl]", f"data.val_files=[{tmp_path}/rows.jsonl]",
         *SMALL[command], *FEWER.get(recipe, []),
     ]  # fmt: skip
+    if recipe == "search_grpo":
+        build_index([Passage("1", "Sums", "2+3 is 5.")], tmp_path / "index")
+        arguments += [f"conversation.environment.tools=[{{type: search, index: {tmp_path}/index}}]"]
     arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []
     assert main([command, f"recipes/{recipe}.yaml", *arguments]) == 0
     last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]
