@@ -19,11 +19,12 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from tandem.types import BoolArray, IntArray
+from tandem.types import IntArray
 
 ATTENTION = "tandem"
 """The name of this attention among transformers' attention implementations."""
 _MAX_PADDING = 0.25  # how much shorter than its longest the rows in one attention call are at most, as a share
+_MAX_PREFIX_PADDING = 0.5  # how much shorter than the longest their prefixes are
 
 
 class AttentionPlan(Protocol):
@@ -107,7 +108,7 @@ class PackedRows:
         keys: list[IntArray] = []
         self._calls: list[_Call] = []
         filled = 0
-        for rows in _buckets(lengths, before > 0, computed):
+        for rows in _buckets(lengths, before, computed):
             longest, seen = int(lengths[rows].max()), int(before[rows].max())
             real = np.arange(longest) < lengths[rows][:, None]
             own = starts[rows][:, None] + np.where(real, np.arange(longest), 0)
@@ -205,12 +206,17 @@ class _Call:
         return self.masks[window]
 
 
-def _buckets(lengths: IntArray, continues: BoolArray, first: int) -> Iterator[IntArray]:
-    """Numbers, from `first` on, of the segments of each call: of similar length, and either all with a prefix or all
-    without."""
-    for alike in (~continues[first:], continues[first:]):
-        rest = first + np.flatnonzero(alike)
+def _buckets(lengths: IntArray, before: IntArray, computed: int) -> Iterator[IntArray]:
+    """Numbers of the segments of each call: of similar length, and either all with a prefix or all without.
+
+    Those that were computed have no queries; where there are any, prefixes that go together are of similar length too,
+    for they are the most of a conversation's tokens.
+    """
+    numbers = np.arange(computed, len(lengths))
+    for rest in (numbers[before[computed:] == 0], numbers[before[computed:] > 0]):
         while len(rest):
             similar = lengths[rest] >= lengths[rest].max() * (1 - _MAX_PADDING)
+            if computed:
+                similar &= before[rest] >= before[rest[similar]].max() * (1 - _MAX_PREFIX_PADDING)
             yield rest[similar]
             rest = rest[~similar]

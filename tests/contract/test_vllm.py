@@ -4,8 +4,12 @@ Every test gives the shared engine the weights that it found.
 """
 
 import asyncio
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +21,16 @@ from openai import BadRequestError, OpenAI
 from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
+from tandem.config.generation import VllmGenerationConfig
+from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
+from tandem.generation.start import _VLLM_CPU_ENVIRONMENT, _VLLM_ENVIRONMENT
 from tandem.jobs.serve import EngineAnswerer
 from tandem.types import Completion, Request, SamplingParams, Status
+from tandem.weights.shared_memory import SharedMemorySync
 from tests.endpoint import TOKEN, served, wait_until
 
 BOUND = 2e-5
@@ -120,6 +129,40 @@ def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_
             np.testing.assert_allclose(completion.logprobs, own, atol=BOUND, rtol=0)
             most = max(most, len({*versions.tolist()}))
     assert most > 4, "several publishes met the same answer"
+
+
+@pytest.fixture
+def counted(vllm: None, served_directory: Path, tmp_path: Path) -> Iterator[tuple[ReplicatedEngine, Path]]:
+    """An engine with short blocks, of which whole ones are cached, and the file of what it found there."""
+    options = {"gpu_memory_utilization": 0.1, "block_size": 32}
+    config, counts = VllmGenerationConfig(type="vllm", engine_args=options), tmp_path / "counts"
+    environment = {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+    defaults = _VLLM_ENVIRONMENT | ({} if torch.cuda.is_available() else _VLLM_CPU_ENVIRONMENT)
+    spec = ReplicaSpec(
+        "counted_vllm", "CountedVllm", (ModelConfig(path=served_directory), config, counts), defaults, environment
+    )
+    with closing(ReplicatedEngine(spec, config, SharedMemorySync(2**20), letters())) as engine:
+        yield engine, counts
+
+
+def test_a_conversation_goes_on_from_vllms_cache_until_other_weights_are_published(
+    counted: tuple[ReplicatedEngine, Path],
+) -> None:
+    engine, counts = counted
+    row = [place % VOCABULARY for place in range(33)]
+    for version in range(2):
+        model = changed(version)
+        engine.load_weights(version, model.named_parameters())
+        for turn in range(3):
+            asked = request(*row, seeds=(turn,), max_tokens=8)
+            (completion,) = ask(engine, asked)[0]
+            np.testing.assert_allclose(
+                completion.logprobs, reference_logprobs(model, asked, completion), atol=BOUND, rtol=0
+            )
+            row += [*completion.token_ids.tolist(), turn, turn]
+    ask(engine, replace(request(*row, max_tokens=2), prompt_logprobs=True))
+    found = [int(line) for line in counts.read_text().split()]
+    assert found == [0, 32, 32, 0, 64, 64, 0], "whole blocks of the turn before, none of other weights"
 
 
 def test_vllm_says_how_many_samples_it_runs_at_once(engine: ReplicatedEngine) -> None:

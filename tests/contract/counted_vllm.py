@@ -1,0 +1,21 @@
+"""vLLM that notes, for each sample that has ended, how many tokens of its prompt were in the cache."""
+
+from pathlib import Path
+from typing import Any
+
+from tandem.config.generation import VllmGenerationConfig
+from tandem.config.tree import ModelConfig
+from tandem.generation.vllm import VllmEngine
+from tandem.types import Completion, Delta
+
+
+class CountedVllm(VllmEngine):
+    def __init__(self, model: ModelConfig, config: VllmGenerationConfig, counts: Path) -> None:
+        super().__init__(model, config)
+        self._counts = counts
+
+    def _read(self, output: Any) -> tuple[int, Completion | Delta]:
+        if output.finished:
+            with self._counts.open("a") as file:
+                file.write(f"{output.num_cached_tokens}\n")
+        return super()._read(output)
