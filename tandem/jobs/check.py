@@ -20,6 +20,7 @@ from tandem.algorithms.builtin.gdpo import GDPOConfig
 from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
+from tandem.config.conversation import ConversationConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import Step, learn_step
@@ -31,6 +32,7 @@ from tandem.controller.roles import Actor, Critic
 from tandem.data.chat import encode, render
 from tandem.data.dataset import RLHFDataset
 from tandem.jobs.check_causes import LARGEST_AND_MEAN, difference, explain_logprobs, explain_publish, worst_tokens
+from tandem.jobs.check_conversation import conversation_problems
 from tandem.jobs.inputs import Inputs
 from tandem.reward.manager import RewardManager
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Trajectory
@@ -62,6 +64,8 @@ class Verdict(NamedTuple):
 def check(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Iterator[Verdict]:
     """The verdicts, one after the other."""
     yield from check_tokenizer(config, inputs.tokenizer)
+    if config.conversation is not None:
+        yield _check_conversations(config, config.conversation, inputs)
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
         yield from check_numbers(config, inputs, Placement(cluster, pools_of(config)), reward)
 
@@ -96,6 +100,13 @@ def _check_template(tokenizer: Any) -> Iterator[Verdict]:
     conversation = render(tokenizer, _QUESTION + _ANSWER)
     cause = "what the model is asked is not how a conversation with its answer begins"
     yield Verdict("chat template", conversation.startswith(prompt), "prompt + answer = conversation", cause)
+
+
+def _check_conversations(config: TrainConfig, conversation: ConversationConfig, inputs: Inputs[RLHFDataset]) -> Verdict:
+    assert inputs.train is not None
+    prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
+    wrong = list(conversation_problems(conversation, config.model, inputs.tokenizer, prompts))
+    return Verdict("conversations", not wrong, f"opened by {len(prompts)} rows, {len(wrong)} faults", "; ".join(wrong))
 
 
 def check_numbers(

@@ -1,0 +1,50 @@
+"""Whether the chat template holds the conversations of a configuration: tried on rows, tools and a reply to each."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.conversation import ConversationConfig
+from tandem.config.tree import ModelConfig
+from tandem.models.loading import stop_token_ids
+from tandem.rollout.environment import Environments, ToolSchema
+from tandem.rollout.formats.check import problems
+from tandem.rollout.formats.make import make_format
+from tandem.rollout.make import make_environments
+from tandem.types import Message, Prompt
+
+Opening = tuple[Sequence[Message], Sequence[ToolSchema]]
+
+
+def conversation_problems(
+    config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> Iterator[str]:
+    """A sentence for each thing that is wrong with the conversations that these prompts open, each once.
+
+    It opens the environments for it, and so what they share, such as connections to servers. Raises UserError.
+    """
+    tokens = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
+    said: set[str] = set()
+    for prompt, (messages, tools) in zip(prompts, asyncio.run(_openings(config, prompts)), strict=True):
+        for problem in problems(tokens, messages, tools):
+            if problem not in said:
+                said.add(problem)
+                yield f"data row {prompt.index}: {problem}"
+
+
+async def _openings(config: ConversationConfig, prompts: Sequence[Prompt]) -> list[Opening]:
+    environments = make_environments(config.environment)
+    try:
+        await environments.open()
+        return [await _opening(environments, prompt) for prompt in prompts]
+    finally:
+        await environments.close()
+
+
+async def _opening(environments: Environments, prompt: Prompt) -> Opening:
+    environment = environments.make(prompt)
+    try:
+        return list(await environment.start(prompt)), list(environment.tools)
+    finally:
+        await environment.close()
