@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.config.conversation import ToolsEnvironmentConfig
+from tandem.config.conversation import ToolLimitsConfig, ToolsEnvironmentConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
 from tandem.rollout.make import make_environments
+from tandem.rollout.tools.calls import Toolbox
 from tandem.types import Prompt
 
 TOOLS = '''
@@ -202,6 +203,33 @@ def test_a_call_that_waits_for_its_turn_is_not_slow(tools: Path) -> None:
 def test_calls_of_one_turn_run_at_the_same_time_and_plain_functions_in_threads(tools: Path) -> None:
     _, (reply,), _, _ = step(tools, ["meet"], tuple(call("meet") for _ in range(8)))
     assert said(reply) == ["0"] * 8
+
+
+def test_a_world_that_fails_ends_the_other_calls_of_the_turn(tools: Path) -> None:
+    with pytest.raises(EnvironmentFailed):
+        step(tools, ["raising", "slow"], (call("slow", seconds=60.0), call("raising", kind="world")))
+    assert load_named(f"{tools}:running", "test") == 0
+
+
+def test_where_one_set_of_tools_cannot_be_opened_none_stays_open() -> None:
+    class Set:
+        schemas = ()
+
+        def __init__(self, fails: bool = False) -> None:
+            self.fails, self.log = fails, []
+
+        async def open(self) -> None:
+            self.log.append("open")
+            if self.fails:
+                raise UserError("no server")
+
+        async def close(self) -> None:
+            self.log.append("close")
+
+    sets = [Set(), Set(fails=True), Set()]
+    with pytest.raises(UserError, match="no server"):
+        asyncio.run(Toolbox(sets, ToolLimitsConfig()).open())
+    assert [one.log for one in sets] == [["open", "close"], ["open"], []]
 
 
 def test_long_results_are_cut_and_said_to_be(tools: Path) -> None:

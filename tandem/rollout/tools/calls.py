@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tandem.config.conversation import ToolLimitsConfig
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, Counts, ToolCall, ToolSchema
+from tandem.rollout.together import together
 from tandem.rollout.tools.base import ToolError, ToolResult, ToolSession, ToolSet
 from tandem.types import Message, Prompt
 
@@ -21,15 +22,25 @@ class Toolbox:
         self.schemas: list[ToolSchema] = []
 
     async def open(self) -> None:
-        """Raises UserError where a set cannot be opened, or two have a tool of the same name."""
-        for place, tools in enumerate(self._sets):
-            await tools.open()
-            for schema in tools.schemas:
-                name = schema["function"]["name"]
-                if name in self.set_of:
-                    raise UserError(f"conversation.environment.tools: two tools are named {name!r}; rename one")
-                self.set_of[name] = place
-                self.schemas.append(schema)
+        """Raises UserError where a set cannot be opened, or two have a tool of the same name; nothing is open then."""
+        opened = 0
+        try:
+            for place, tools in enumerate(self._sets):
+                await tools.open()
+                opened = place + 1
+                self._note(place, tools)
+        except BaseException:
+            for tools in self._sets[:opened]:
+                await tools.close()
+            raise
+
+    def _note(self, place: int, tools: ToolSet) -> None:
+        for schema in tools.schemas:
+            name = schema["function"]["name"]
+            if name in self.set_of:
+                raise UserError(f"conversation.environment.tools: two tools are named {name!r}; rename one")
+            self.set_of[name] = place
+            self.schemas.append(schema)
 
     def sessions(self, prompt: Prompt) -> list[ToolSession]:
         return [tools.session(prompt) for tools in self._sets]
@@ -49,7 +60,7 @@ class Calls:
 
     async def start(self) -> str:
         """What the tools say before the first turn, to be appended to the prompt."""
-        said = await asyncio.gather(*(session.start() for session in self._sessions))
+        said = await together(session.start() for session in self._sessions)
         return "".join(text for text in said if text)
 
     async def answer(self, answer: Answer) -> tuple[list[Message], float | None]:
@@ -57,7 +68,7 @@ class Calls:
         reward that they give for it. The calls run at the same time. Raises EnvironmentFailed as tools do."""
         limit = self._toolbox.limits.calls_a_turn
         self._counts.add("broken_calls", len(answer.broken))
-        results = await asyncio.gather(*(self._call(call) for call in answer.tool_calls[:limit]))
+        results = await together(self._call(call) for call in answer.tool_calls[:limit])
         late = f"error: not run: only {limit} calls a turn are allowed"
         texts = [result.text for result in results] + [late] * len(answer.tool_calls[limit:])
         messages = [_said(call, text) for call, text in zip(answer.tool_calls, texts, strict=True)]
