@@ -44,7 +44,7 @@ RESULT = re.compile(
 )
 """What examples/sort4/curves.py writes to the page of an algorithm."""
 ALTERNATIVES = 4
-"""So many sections or more at one key: what they share is shown once, before them."""
+"""So many sections or more at one key: what they share, if anything, is shown once, before them."""
 
 
 def configuration() -> str:
@@ -75,7 +75,8 @@ def configuration() -> str:
 
 def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[str]:
     """A table for each section that may stand at a key; `outer`: as in `rows`."""
-    if len(sections) < ALTERNATIVES:
+    shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
+    if len(sections) < ALTERNATIVES or not shared.model_fields:
         titles = [titled(name, section) if len(sections) > 1 else name for section in sections]
         tables_of = zip(titles, sections, strict=True)
         return [
@@ -86,7 +87,6 @@ def tables(name: str, sections: list[type[Section]], outer: str = "") -> list[st
                 *alternatives_in(name, section, outer),
             ]
         ]
-    shared = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
     common = [row for row in rows(shared, f"{name}.", outer) if not row.startswith(f"| `{name}.type`")]
     lines = table(f"{name}, of every type", shared, common)
     for section in sections:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Tag, model_validator
 
 from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.ecosystem import GymnasiumConfig, OpenEnvConfig, ReasoningGymConfig, TextArenaConfig
 from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.config.paths import LocalPath, Reference, absolute_reference
 
@@ -155,7 +156,13 @@ class OwnEnvironmentConfig(Section):
 
 
 EnvironmentConfig = Annotated[
-    Annotated[ToolsEnvironmentConfig, Tag("tools")] | Annotated[OwnEnvironmentConfig, Tag("own")], by_type("tools")
+    Annotated[ToolsEnvironmentConfig, Tag("tools")]
+    | Annotated[GymnasiumConfig, Tag("gymnasium")]
+    | Annotated[TextArenaConfig, Tag("textarena")]
+    | Annotated[ReasoningGymConfig, Tag("reasoning_gym")]
+    | Annotated[OpenEnvConfig, Tag("openenv")]
+    | Annotated[OwnEnvironmentConfig, Tag("own")],
+    by_type("tools"),
 ]
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
 from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
+from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
@@ -77,6 +78,8 @@ def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenize
     if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.tools:
         made.require_tools()
     if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.user is not None:
+        made.require_users()
+    if isinstance(config.environment, HostedConfig | OpenEnvConfig):
         made.require_users()
 
 

@@ -14,10 +14,13 @@ from tandem.config.conversation import (
     VerlToolsConfig,
     VerlUserConfig,
 )
+from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.mcp import McpToolsConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import Environment, Environments
+from tandem.rollout.environments.hosted import HostedEnvironments
+from tandem.rollout.environments.openenv import OpenEnvEnvironments
 from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
@@ -36,6 +39,10 @@ def make_environments(config: EnvironmentConfig) -> Environments:
     """Nothing is opened yet. Raises UserError where something that is named is not there, or is not what it must be."""
     if isinstance(config, OwnEnvironmentConfig):
         return OwnEnvironments(config)
+    if isinstance(config, HostedConfig):
+        return HostedEnvironments(config)
+    if isinstance(config, OpenEnvConfig):
+        return OpenEnvEnvironments(config)
     limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
     toolbox = Toolbox([tools for tool in config.tools for tools in make_tools(tool, limits)], config.limits)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))

@@ -43,6 +43,10 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "mcp_types": "rollout/tools/mcp",
     "httpx2": "rollout/tools/mcp_connection.py",
     "bm25s": "search/words.py",
+    "gymnasium": "rollout/environments/adapters/gymnasium.py",
+    "textarena": "rollout/environments/adapters/textarena.py",
+    "reasoning_gym": "rollout/environments/adapters/reasoning_gym.py",
+    "websockets": "rollout/environments/openenv.py",
 }
 
 

@@ -1,0 +1,1 @@
+"""Libraries of environments, one file each: what runs in the processes that `hosted.py` starts."""
