@@ -205,17 +205,36 @@ def serve(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="A data set of docs/data.md, such as gsm8k; or columns.")],
-    source: Annotated[Path, typer.Option("--in", help="The published files: a folder or one file.")],
+    name: Annotated[str, typer.Argument(help="A data set of docs/data.md, such as gsm8k; columns; or episodes.")],
     out: Annotated[Path, typer.Option(help="Where the parquet files go.")],
+    source: Annotated[
+        Path | None, typer.Option("--in", help="The published files: a folder or one file.", show_default=False)
+    ] = None,
     map: Annotated[list[str] | None, typer.Option(help="For columns: NEW=OLD or NEW='{OLD} …', repeatable.")] = None,
+    rows: Annotated[int | None, typer.Option(help="For episodes: how many to train on.", min=1)] = None,
+    val_rows: Annotated[int, typer.Option(help="For episodes: how many to validate on.", min=0)] = 0,
+    prompt: Annotated[
+        str, typer.Option(help="For episodes: what the policy is told before the first observation.")
+    ] = "Answer what follows.",
 ) -> None:
-    """Turn a data set's published files, or columns of your own, into parquet."""
+    """Turn a data set's published files, or columns of your own, into parquet; or number an environment's episodes."""
+    if (name == "episodes") != (rows is not None):
+        raise UserError("tandem data episodes takes --rows N; the data sets and columns take none")
+    if rows is not None:
+        from tandem.data.preprocess.episodes import write_episodes
+
+        if source is not None or map:
+            raise UserError("tandem data episodes makes its rows from nothing; leave --in and --map out")
+        for what, count in write_episodes(out, prompt, rows, val_rows).items():
+            print(f"{what} {count}")
+        return
+    if source is None:
+        raise UserError(f"tandem data {name}: say with --in where the files are")
     from tandem.data.preprocess import CONVERTERS
     from tandem.data.preprocess.convert import convert, mapping
 
     if name not in (*CONVERTERS, "columns"):
-        raise UserError(f"tandem data {name}: unknown data set; known are {', '.join(CONVERTERS)}, and columns")
+        raise UserError(f"tandem data {name}: unknown data set; known are {', '.join(CONVERTERS)}, columns, episodes")
     if (name == "columns") != bool(map) or not all("=" in pair for pair in map or []):
         raise UserError("tandem data columns takes --map NEW=OLD, once or more; the data sets take none")
     columns = dict(pair.split("=", 1) for pair in map or [])

@@ -47,8 +47,8 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         _catch(problems, _check_reward_model, config.model, tokenizer)
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
-        judged_by_model = config.model.reward_model_path is not None
-        _catch(problems, check_functions, config.reward, [] if judged_by_model else sorted(sources), data)
+        judged = config.model.reward_model_path is not None or config.conversation is not None
+        _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     _refuse(problems)

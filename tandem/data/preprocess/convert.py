@@ -56,7 +56,7 @@ def convert(to_rows: ToRows, source: Path, out: Path, *, published: bool = True)
                 counts["skipped"] += not made
                 for name, converted in made:
                     if name not in writers:
-                        writers[name] = files.enter_context(_writing(out / f"{name}.parquet"))
+                        writers[name] = files.enter_context(writing(out / f"{name}.parquet"))
                     writers[name](converted)
     return {"rows read": indices.total(), "skipped": counts.pop("skipped"), **counts}
 
@@ -115,7 +115,7 @@ def _splits(source: Path, out: Path) -> Iterator[tuple[Path, str]]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Callable[[Row], None]]:
+def writing(path: Path) -> Iterator[Callable[[Row], None]]:
     """A function that appends a row; the file is there when the context ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

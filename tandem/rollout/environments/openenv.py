@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 _KEY = "conversation.environment"
+_NOT_SHOWN = ("done", "reward", "metadata")
+"""Fields of every observation that the server sends beside it, or not at all."""
 _MAX_MESSAGE_BYTES = 16 << 20
 _DIRECT = build_opener(ProxyHandler({}))
 """Without the proxy that environment variables may name, as the WebSocket below."""
@@ -49,9 +51,11 @@ class OpenEnvEnvironments:
         schema = await in_thread(self._read_schema)
         self.action_field = _text_field(schema["action"], self.config)
         wanted = self.config.observation_field
-        if wanted is not None and wanted not in schema["observation"].get("properties", {}):
-            fields = ", ".join(schema["observation"].get("properties", {}))
-            raise UserError(f"{_KEY}.observation_field: observations have no field {wanted!r}, only {fields}")
+        fields = [name for name in schema["observation"].get("properties", {}) if name not in _NOT_SHOWN]
+        if wanted is not None and wanted not in fields:
+            raise UserError(
+                f"{_KEY}.observation_field: observations have no field {wanted!r}, only {', '.join(fields)}"
+            )
 
     def make(self, prompt: Prompt) -> "OpenEnvEnvironment":
         return OpenEnvEnvironment(self)
