@@ -234,3 +234,29 @@ def test_real_questions_are_right_with_their_own_answers(name: str, file: str, r
     assert convert.convert(CONVERTERS[name], DATA / file, tmp_path)["train"] == rows
     read = pq.read_table(tmp_path / "train.parquet").to_pylist()
     assert all(exact_match(r["extra_info"]["answer"], r["reward_model"]["ground_truth"])["score"] == 1.0 for r in read)
+
+
+def test_episodes_are_numbered(tmp_path: Path) -> None:
+    made = ["data", "episodes", "--rows", "3", "--val-rows", "2", "--prompt", "Play.", "--out", str(tmp_path)]
+    assert main(made) == 0
+    prompt = [{"role": "user", "content": "Play.\n\n"}]
+    rows = [pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("train", "val")]
+    assert rows == [
+        [{"data_source": "episodes", "prompt": prompt, "seed": seed} for seed in seeds] for seeds in ((0, 1, 2), (3, 4))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["episodes"], "takes --rows N"),
+        (["gsm8k", "--rows", "3"], "the data sets and columns take none"),
+        (["episodes", "--rows", "3", "--in", "."], "leave --in and --map out"),
+        (["gsm8k"], "say with --in where the files are"),
+    ],
+)
+def test_what_is_given_for_episodes_and_for_files_is_told_apart(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

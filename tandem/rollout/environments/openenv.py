@@ -121,6 +121,7 @@ class OpenEnvEnvironment:
 
     async def _connect(self) -> None:
         from websockets.asyncio.client import connect
+        from websockets.exceptions import WebSocketException
 
         url = "ws" + self._environments.base_url.removeprefix("http") + "/ws"
         timeout_s = self._config.timeout_s
@@ -132,11 +133,13 @@ class OpenEnvEnvironment:
                 ping_interval=None,  # while the process trains nobody would answer in time
                 proxy=None,
             )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, WebSocketException) as error:
             raise EnvironmentFailed(f"{url}: {error}") from error
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to one message. Raises EnvironmentFailed where it tells of an error, or there is none in time."""
+        from websockets.exceptions import WebSocketException
+
         assert self._connection is not None
         try:
             async with asyncio.timeout(self._config.timeout_s):
@@ -144,6 +147,8 @@ class OpenEnvEnvironment:
                 answer = json.loads(await self._connection.recv())
         except TimeoutError:
             raise EnvironmentFailed(f"{kind}: the server said nothing for {self._config.timeout_s:g} s") from None
+        except WebSocketException as error:
+            raise EnvironmentFailed(f"{kind}: the connection ended: {error}") from error
         said = answer.get("data") or {}
         if answer.get("type") == "error":
             raise EnvironmentFailed(f"{kind}: {said.get('code')}: {said.get('message')} {said.get('errors') or ''}")
