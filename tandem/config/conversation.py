@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Tag, ValidationInfo, field_validator, model_validator
 
 from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
 from tandem.config.ecosystem import GymnasiumConfig, OpenEnvConfig, ReasoningGymConfig, TextArenaConfig
@@ -145,6 +145,30 @@ class ToolsEnvironmentConfig(Section):
         return self
 
 
+class EndpointEnvironmentConfig(Section):
+    """An agent program, which asks the policy over an OpenAI-compatible endpoint of ours and knows nothing of training:
+    one run of it is one trajectory. Each of its calls is a turn, of which `conversation.max_turns` counts. It needs the
+    extra `serve`."""
+
+    type: Literal["endpoint"]
+    function: Reference | None = None
+    """`path/to/file.py:name` or `package.module:name`, called as `function(row, base_url, api_key)`; plain or async. It
+    may return a reward, or an object with `reward` and further numbers."""
+    command: str | None = None
+    """A command in its place: the row is on its standard input as JSON, OPENAI_BASE_URL and OPENAI_API_KEY say whom to
+    ask. The last line that it writes may be a reward, or an object with `reward` and further numbers."""
+    timeout_s: MayChange[PositiveFloat] = 600.0
+    """From an agent's start to its end. The time that an engine stands still for training does not count."""
+    agents_at_once: MayChange[PositiveInt] = 64
+    """On one rank; others wait for their turn."""
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Self:
+        if (self.function is None) == (self.command is None):
+            raise ValueError("give exactly one of function and command")
+        return self
+
+
 class OwnEnvironmentConfig(Section):
     """A class of your own: `tandem.Environment`."""
 
@@ -155,12 +179,22 @@ class OwnEnvironmentConfig(Section):
     """What it is made with, by name."""
 
 
+SteppedEnvironmentConfig = (
+    ToolsEnvironmentConfig
+    | GymnasiumConfig
+    | TextArenaConfig
+    | ReasoningGymConfig
+    | OpenEnvConfig
+    | OwnEnvironmentConfig
+)
+"""Those that answer the policy turn by turn."""
 EnvironmentConfig = Annotated[
     Annotated[ToolsEnvironmentConfig, Tag("tools")]
     | Annotated[GymnasiumConfig, Tag("gymnasium")]
     | Annotated[TextArenaConfig, Tag("textarena")]
     | Annotated[ReasoningGymConfig, Tag("reasoning_gym")]
     | Annotated[OpenEnvConfig, Tag("openenv")]
+    | Annotated[EndpointEnvironmentConfig, Tag("endpoint")]
     | Annotated[OwnEnvironmentConfig, Tag("own")],
     by_type("tools"),
 ]
@@ -184,3 +218,10 @@ class ConversationConfig(Section):
     environment_retries: MayChange[NonNegativeInt] = 2
     """How often a conversation is begun anew, with a fresh environment and the same seed, when its environment failed;
     after that it is masked out and counted."""
+
+    @field_validator("max_turn_tokens")
+    @classmethod
+    def _agents_say_themselves(cls, tokens: int | None, info: ValidationInfo) -> int | None:
+        if tokens is not None and isinstance(info.data.get("environment"), EndpointEnvironmentConfig):
+            raise ValueError("an agent says with each call how many tokens it wants; leave it out")
+        return tokens

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.conversation import ConversationConfig
+from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
 from tandem.config.tree import ModelConfig
 from tandem.models.loading import stop_token_ids
 from tandem.rollout.environment import Environments, ToolSchema
+from tandem.rollout.environments.tools import opening_messages
 from tandem.rollout.formats.check import problems
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
@@ -34,6 +35,8 @@ def conversation_problems(
 
 
 async def _openings(config: ConversationConfig, prompts: Sequence[Prompt]) -> list[Opening]:
+    if isinstance(config.environment, EndpointEnvironmentConfig):  # what an agent says, nobody knows before
+        return [(opening_messages(prompt), ()) for prompt in prompts]
     environments = make_environments(config.environment)
     try:
         await environments.open()

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
-from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
+from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
@@ -17,6 +17,7 @@ from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
+from tandem.workers.conversations import make_agent
 
 Dataset = TypeVar("Dataset")
 R = TypeVar("R")
@@ -74,12 +75,16 @@ def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenize
     """Raises UserError where an environment, a tool or a format that is named is not there, or the chat template can
     hold no such conversation."""
     made = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
-    make_environments(config.environment)
-    if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.tools:
+    environment = config.environment
+    if isinstance(environment, EndpointEnvironmentConfig):
+        make_agent(environment)
+        return
+    make_environments(environment)
+    if isinstance(environment, ToolsEnvironmentConfig) and environment.tools:
         made.require_tools()
-    if isinstance(config.environment, ToolsEnvironmentConfig) and config.environment.user is not None:
+    if isinstance(environment, ToolsEnvironmentConfig) and environment.user is not None:
         made.require_users()
-    if isinstance(config.environment, HostedConfig | OpenEnvConfig):
+    if isinstance(environment, HostedConfig | OpenEnvConfig):
         made.require_users()
 
 

@@ -54,6 +54,14 @@ class Conversations:
         self._decode = decode
         self._positions = positions
 
+    async def open(self) -> None:
+        """Open what the environments share, such as connections to servers. Raises UserError."""
+        await self._environments.open()
+
+    async def close(self) -> None:
+        """After the last conversation."""
+        await self._environments.close()
+
     async def answer(self, prompt: Prompt, seeds: Sequence[int], sampling: SamplingParams) -> list[Trajectory]:
         """A trajectory for each seed, in their order. `sampling.max_tokens` bounds all turns of one together, with what
         is said between them.

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.config.conversation import (
-    EnvironmentConfig,
     FunctionToolConfig,
     OwnEnvironmentConfig,
     ScriptedUserConfig,
     SearchToolsConfig,
+    SteppedEnvironmentConfig,
     ToolConfig,
     UserConfig,
     VerlToolsConfig,
@@ -35,7 +35,7 @@ from tandem.rollout.users.verl import VerlUsers
 from tandem.types import Prompt
 
 
-def make_environments(config: EnvironmentConfig) -> Environments:
+def make_environments(config: SteppedEnvironmentConfig) -> Environments:
     """Nothing is opened yet. Raises UserError where something that is named is not there, or is not what it must be."""
     if isinstance(config, OwnEnvironmentConfig):
         return OwnEnvironments(config)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,15 +20,12 @@ from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, stop_token_ids
-from tandem.rollout.conversation import Conversations
-from tandem.rollout.environment import Environments
-from tandem.rollout.formats.make import make_format
-from tandem.rollout.make import make_environments
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
 from tandem.weights.bridge import Bridge
+from tandem.workers.conversations import HoldsConversations, Speaker, make_conversations
 from tandem.workers.event_loop import PausingEventLoop
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Returns, register
@@ -120,10 +117,12 @@ class RolloutWorker(Worker[RolloutSpec]):
         self._answering: dict[int, asyncio.Task[tuple[list[Trajectory], Trajectory | None]]] = {}
         """What `advance` was asked and has not returned, by number."""
         self._events = PausingEventLoop()  # a Runner would touch the signal handlers at every call
-        self._environments: Environments | None = None
-        self._conversations: Conversations | None = None
-        if spec.conversation is not None and self._generation is not None:
-            self._conversations = self._converse(spec.conversation, self._generation)
+        self._conversations: HoldsConversations | None = None
+        if spec.conversation is not None and self._engine is not None and self._generation is not None:
+            engine, generate = self._engine, self._generation.generate
+            speaker = Speaker(tokenizer, self._stop_token_ids, generate, lambda: engine.limits.positions)
+            self._conversations = make_conversations(spec.conversation, speaker)
+            self._events.run_until_complete(self._conversations.open())
 
     def _native(
         self,
@@ -144,17 +143,6 @@ class RolloutWorker(Worker[RolloutSpec]):
             tokenizer=tokenizer,
             record=record,
             prefix_cache_tokens=config.prefix_cache_tokens,
-        )
-
-    def _converse(self, config: ConversationConfig, generation: ResumableGeneration) -> Conversations:
-        """Open what the environments share, such as connections to servers, and hold conversations in them."""
-        engine, tokenizer = self._engine, self.spec.tokenizer
-        assert engine is not None
-        tokens = make_format(tokenizer, self._stop_token_ids, config.calls, config.thinking)
-        self._environments = environments = make_environments(config.environment)
-        self._events.run_until_complete(environments.open())
-        return Conversations(
-            config, environments, tokens, generation.generate, self._decode, lambda: engine.limits.positions
         )
 
     def _devices(self, wanted: int) -> str | None:
@@ -236,9 +224,10 @@ class RolloutWorker(Worker[RolloutSpec]):
             self._generation.resume()
 
     def close(self) -> None:
-        self._events.run_until_complete(_cancel_all())
-        if self._environments is not None:
-            self._events.run_until_complete(self._environments.close())
+        self._events.run_until_complete(_cancelled(self._answering.values()))
+        if self._conversations is not None:
+            self._events.run_until_complete(self._conversations.close())
+        self._events.run_until_complete(_cancelled(asyncio.all_tasks(self._events)))
         if self._engine is not None:
             self._engine.close()
         self._events.close()
@@ -316,9 +305,8 @@ class RolloutWorker(Worker[RolloutSpec]):
         return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
 
 
-async def _cancel_all() -> None:
-    """End what runs in this event loop besides."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """End these tasks."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -36,6 +36,7 @@ _CHECKS = (
     packages.find_cluster_package,
     packages.find_tracking_package,
     packages.find_generation_package,
+    packages.find_conversation_package,
     packages.find_training_package,
 )
 

@@ -41,6 +41,14 @@ def find_generation_package(config: Any) -> Iterator[str]:
         yield str(error)
 
 
+def find_conversation_package(config: Any) -> Iterator[str]:
+    """Of an agent's endpoint; tools and users say themselves what they need, when they are made."""
+    conversation = config.conversation if isinstance(config, RolloutConfig) else None
+    if conversation is not None and conversation.environment.type == "endpoint":
+        for package in ("starlette", "uvicorn"):
+            yield from _missing(package, "serve", "conversation.environment.type: endpoint")
+
+
 def find_training_package(config: Any) -> Iterator[str]:
     if config.training.type == "megatron" and training_roles(config):
         try:

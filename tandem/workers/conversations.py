@@ -1,0 +1,74 @@
+"""Who answers a prompt in several turns, by `conversation.environment.type`."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
+from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
+from tandem.rollout.conversation import Conversations
+from tandem.rollout.formats.make import make_format
+from tandem.rollout.make import make_environments
+from tandem.types import Completion, IntArray, Prompt, Request, SamplingParams, Trajectory
+
+
+class HoldsConversations(Protocol):
+    """All conversations of a process, in one event loop."""
+
+    async def open(self) -> None:
+        """Before the first one. Raises UserError where what they share is not there, such as a server."""
+
+    async def answer(self, prompt: Prompt, seeds: Sequence[int], sampling: SamplingParams) -> list[Trajectory]:
+        """A trajectory for each seed, in their order."""
+        ...
+
+    async def close(self) -> None:
+        """After the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The policy, as conversations need it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    generate: Callable[[Request], AsyncIterator[Completion]]
+    positions: Callable[[], float]
+    """The most tokens of a row that the engine takes, known once it has weights."""
+
+    def decode(self, rows: list[IntArray]) -> list[str]:
+        """Their texts, without that of special tokens."""
+        tokenizer: Any = self.tokenizer  # its method is not typed
+        return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """Their text, special tokens spelled out."""
+        tokenizer: Any = self.tokenizer
+        return tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+
+def make_conversations(config: ConversationConfig, speaker: Speaker) -> HoldsConversations:
+    """Nothing is opened yet. Raises UserError where something that is named is not there."""
+    tokens = make_format(speaker.tokenizer, speaker.stop_token_ids, config.calls, config.thinking)
+    environment = config.environment
+    if not isinstance(environment, EndpointEnvironmentConfig):
+        environments = make_environments(environment)
+        return Conversations(config, environments, tokens, speaker.generate, speaker.decode, speaker.positions)
+    from tandem.rollout.session import Policy
+    from tandem.serving.training import AgentConversations, AgentLimits  # needs the extra `serve`
+
+    limits = AgentLimits(
+        environment.timeout_s, config.max_turns, environment.agents_at_once, config.environment_retries
+    )
+    policy = Policy(tokens, speaker.generate, speaker.positions, speaker.spell)
+    return AgentConversations(make_agent(environment), limits, policy, speaker.decode)
+
+
+def make_agent(config: EndpointEnvironmentConfig) -> Agent:
+    """Raises UserError where a function is not there."""
+    if config.function is not None:
+        return FunctionAgent(config.function, "conversation.environment.function")
+    assert config.command is not None
+    return CommandAgent(config.command)
