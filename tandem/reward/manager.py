@@ -82,9 +82,16 @@ class RewardManager:
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward, or
-        their environments failed."""
+        their environments failed; and where neither a function nor an environment has given any of them a reward."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
+        if scores and not self._config.functions and all(score.failure is Status.NOT_SCORED for score in scores):
+            source = groups[0].trajectories[0].prompt.data_source
+            raise RewardShareExceeded(
+                f"none of {len(scores)} trajectories has a reward: their environments gave none, no function is in "
+                f"reward.functions, and none is built in for data_source {source!r}",
+                groups,
+            )
         for how, failures in _LOST.items():
             lost = [score for score in scores if score.failure in failures]
             if len(lost) > self._config.max_error_share * len(scores):

@@ -144,6 +144,14 @@ def test_a_failed_environment_is_a_failure_of_its_own(start: Start) -> None:
     assert start().score([[failed()]])[0].scores[0].failure is Status.ENVIRONMENT_ERROR
 
 
+def test_a_step_without_any_reward_is_a_mistake_and_one_with_some_is_none(start: Start) -> None:
+    manager = start()
+    silent, one = conversation(*SAID), conversation(*SAID, reward=0.0)
+    with pytest.raises(RewardShareExceeded, match=r"none of 2 trajectories has a reward: .* data_source 'sums'"):
+        manager.check_share(manager.score([[silent, silent]]))
+    manager.check_share(manager.score([[silent, silent], [silent, one]]))
+
+
 def test_a_reward_model_alone_adds_to_the_environment() -> None:
     (group,) = _without_functions([[failed(), conversation(*SAID, reward=0.5), conversation(*SAID)]])
     assert [score.value for score in group.scores] == [None, 0.5, 0.0]
