@@ -57,6 +57,7 @@ async def disturb(way: str, times: int, seed: int, say: Callable[[str], None] = 
     """How the calls ended. Raises AssertionError."""
     rng, ended = random.Random(seed), Counter[str]()
     longest = 0.0
+    before = _children()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
         async with _server(way, log) as server:
@@ -73,10 +74,15 @@ async def disturb(way: str, times: int, seed: int, say: Callable[[str], None] = 
         assert max(calls.values()) == 1, "a call was sent twice"
     await asyncio.sleep(0.5)
     assert asyncio.all_tasks() == {asyncio.current_task()}, asyncio.all_tasks()
-    left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    assert left == [], left
+    left = _children() - before
+    assert not left, left
     say(f"{way}: {times} misfortunes, the longest took {longest:.1f} s: {dict(sorted(ended.items()))}")
     return ended
+
+
+def _children() -> set[psutil.Process]:
+    """The processes below this one that live; a test run may have others than servers."""
+    return {child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
 
 
 async def _once(tools: McpTools, misfortune: str, number: int, rng: random.Random) -> Counter[str]:
