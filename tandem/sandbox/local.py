@@ -8,6 +8,7 @@ namespace. Resource limits hold each process, the watcher holds them all.
 import json
 import math
 import os
+import resource
 import secrets
 import select
 import shutil
@@ -18,9 +19,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from glob import glob
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from tandem.errors import TandemError, UserError
 from tandem.sandbox.base import Limits, Run
@@ -81,22 +81,42 @@ class LocalSandbox:
 
     def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
         timeout_s = min(timeout_s, self.limits.timeout_s)
-        contents = (program.encode(), stdin.encode(), denying_filter() if self._contained else b"", b"", b"", b"")
         with ExitStack() as opened:
-            source, given, calls, out, err, facts = (opened.enter_context(_file(content)) for content in contents)
+            given, out, err = (opened.enter_context(_file(content)) for content in (stdin.encode(), b"", b""))
             for file in (given, out, err):  # the program, another user, may open /dev/stdin and its kin
                 os.fchmod(file.fileno(), 0o666)
             start = time.monotonic()
+            container = self.start(program, (given.fileno(), out.fileno(), err.fileno()), self.limits.timeout_s)
+            try:
+                stopped = self._watch(container, timeout_s, start + timeout_s)
+            finally:
+                exit_code = container.end()
+            return Run(exit_code, _content(out), _content(err), time.monotonic() - start, stopped)
+
+    def start(self, program: str, streams: tuple[int, int, int], cpu_s: float) -> "Container":
+        """Start `program` with these descriptors as its standard input, output and error; `cpu_s` is what each process
+        may have of CPU time.
+
+        Whoever starts it must end it. It ends besides with the *thread* that called this: that is what bubblewrap's
+        --die-with-parent takes for its parent.
+        """
+        contents = (program.encode(), denying_filter() if self._contained else b"", b"")
+        source, calls, facts = (_file(content) for content in contents)
+        stdin, stdout, stderr = streams
+        try:
             process = subprocess.Popen(
-                [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT, *self._arguments(source)],
-                pass_fds=[file.fileno() for file in (source, calls, facts)], stdin=given, stdout=out, stderr=err,
+                [*self._container(calls.fileno(), facts.fileno()), "-I", "-S", "-c", _BOOT,
+                 *self._arguments(source, cpu_s)],
+                pass_fds=[file.fileno() for file in (source, calls, facts)], stdin=stdin, stdout=stdout, stderr=stderr,
                 env={} if self._contained else _ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
-            try:
-                stopped = self._watch(process, timeout_s, start + timeout_s)
-            finally:
-                self._end(process, facts)
-            return Run(process.returncode, _content(out), _content(err), time.monotonic() - start, stopped)
+        except BaseException:
+            facts.close()
+            raise
+        finally:
+            source.close()
+            calls.close()
+        return Container(process, facts)
 
     def _container(self, filter_descriptor: int, facts_descriptor: int) -> list[str]:
         """The command up to Python, which sees its own files as /python."""
@@ -119,54 +139,102 @@ class LocalSandbox:
             f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
         ]  # fmt: skip
 
-    def _arguments(self, source: IO[bytes]) -> Iterator[str]:
+    def _arguments(self, source: IO[bytes], cpu_s: float) -> Iterator[str]:
         """What `_BOOT` reads."""
         folders = {str(path.parent) for path in self._packages.values()}
         yield _PACKAGES if self._contained else ":".join(sorted(folders))
         user = 0 if os.geteuid() or not self._contained else _FIRST_USER + secrets.randbelow(_FIRST_USER)
-        kernel = (math.ceil(self.limits.timeout_s), self.limits.memory_mib << 20, self.limits.processes)
+        seconds = resource.RLIM_INFINITY if math.isinf(cpu_s) else math.ceil(cpu_s)
+        kernel = (seconds, self.limits.memory_mib << 20, self.limits.processes)
         yield from map(str, (source.fileno(), user, *kernel, self.limits.file_mib << 20, MAX_FILES))
 
-    def _watch(self, process: subprocess.Popen[bytes], timeout_s: float, deadline: float) -> str | None:
+    def _watch(self, container: "Container", timeout_s: float, deadline: float) -> str | None:
         """Wait for the end; returns the limit that was passed before it came."""
-        ended = os.pidfd_open(process.pid)
-        try:
-            while not select.select([ended], [], [], LOOK_S)[0]:
-                if time.monotonic() > deadline:
-                    return f"took longer than {timeout_s:.3g} s"
-                if _resident_bytes(process.pid) > self.limits.memory_mib << 20:
-                    return f"used more than {self.limits.memory_mib} MiB of memory"
-        finally:
-            os.close(ended)
+        while not container.has_ended_within(LOOK_S):
+            if time.monotonic() > deadline:
+                return f"took longer than {timeout_s:.3g} s"
+            if container.usage().resident_bytes > self.limits.memory_mib << 20:
+                return f"used more than {self.limits.memory_mib} MiB of memory"
         return None
 
-    def _end(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
-        """Kill what is left, and wait for the program: as the first process of its container it dies last."""
+
+class Usage(NamedTuple):
+    """What a container uses, all processes together."""
+
+    resident_bytes: int
+    """Pages that processes share count for each."""
+    cpu_s: float
+    """From the start, ended processes included."""
+
+
+class Container:
+    """A program that was started, from outside."""
+
+    def __init__(self, process: subprocess.Popen[bytes], facts: IO[bytes]) -> None:
+        """`facts`: where bubblewrap tells of its container."""
+        self._process = process
+        self._facts = facts
+        self._ended = os.pidfd_open(process.pid)
+        self._first: int | None = None
+
+    def has_ended_within(self, seconds: float) -> bool:
+        return _ends_within(self._ended, seconds)
+
+    def usage(self) -> Usage:
+        """Of the program and its descendants at this moment."""
+        pages, ticks, waiting = 0, 0, [self._process.pid]
+        while waiting:
+            process = f"/proc/{waiting.pop()}"
+            with suppress(OSError):  # it ended meanwhile
+                numbers = Path(process, "stat").read_text().rpartition(")")[2].split()  # from the third field on
+                pages += int(numbers[21])
+                ticks += sum(map(int, numbers[11:15]))
+                for thread in os.listdir(f"{process}/task"):
+                    waiting += map(int, Path(process, "task", thread, "children").read_text().split())
+        return Usage(pages * os.sysconf("SC_PAGESIZE"), ticks / os.sysconf("SC_CLK_TCK"))
+
+    def kill(self) -> None:
+        """Kill the program, not yet waiting for its end."""
+        first = self._first_process()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ended if first is None else first, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Kill what is left, and wait for the program: as the first process of its container it dies last. Returns its
+        exit code. Raises TandemError where it does not end."""
         with ExitStack() as opened:
-            first = _first_process(facts)
+            opened.callback(self._facts.close)
+            opened.callback(os.close, self._ended)
+            first = self._first_process()
             if first is not None:
                 opened.callback(os.close, first)
             # Else bubblewrap has waited for the first process, whose number may be another process's by now.
-            is_running = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            is_running = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                os.killpg(self._process.pid, signal.SIGKILL)
+            exit_code = self._process.wait()
             if first is None:
-                return
+                return exit_code
             if is_running:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(first, signal.SIGKILL)
-            if not select.select([first], [], [], 10)[0]:
+            if not _ends_within(first, 10):
                 raise TandemError("a sandbox did not end within 10 s of being killed")
+            return exit_code
+
+    def _first_process(self) -> int | None:
+        """A descriptor of the first process of the container, as bubblewrap tells of it; None if there is none."""
+        if self._first is None and (started := _content(self._facts)):
+            with suppress(ProcessLookupError):
+                self._first = os.pidfd_open(json.loads(started)["child-pid"])
+        return self._first
 
 
-def _first_process(facts: IO[bytes]) -> int | None:
-    """A descriptor of the first process of a container, as bubblewrap tells of it; None if there is none."""
-    started = _content(facts)
-    try:
-        return os.pidfd_open(json.loads(started)["child-pid"]) if started else None
-    except ProcessLookupError:
-        return None
+def _ends_within(process: int, seconds: float) -> bool:
+    """Whether the process of this descriptor ends in time. `select` could not wait for a descriptor above 1023."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _file(content: bytes) -> IO[bytes]:
@@ -179,15 +247,3 @@ def _file(content: bytes) -> IO[bytes]:
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _resident_bytes(pid: int) -> int:
-    """The memory of a process and its descendants; pages that they share count for each."""
-    pages, waiting = 0, [pid]
-    while waiting:
-        process = f"/proc/{waiting.pop()}"
-        with suppress(OSError):  # it ended meanwhile
-            pages += int(Path(process, "statm").read_text().split()[1])
-            for children in glob(f"{process}/task/*/children"):
-                waiting += map(int, Path(children).read_text().split())
-    return pages * os.sysconf("SC_PAGESIZE")
