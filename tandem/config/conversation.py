@@ -8,6 +8,7 @@ from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, Posi
 from tandem.config.ecosystem import GymnasiumConfig, OpenEnvConfig, ReasoningGymConfig, TextArenaConfig
 from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.config.paths import LocalPath, Reference, absolute_reference
+from tandem.config.python_tool import PythonToolConfig
 
 
 class FunctionToolConfig(Section):
@@ -67,6 +68,7 @@ ToolConfig = Annotated[
     | Annotated[McpToolsConfig, Tag("mcp")]
     | Annotated[McpFileConfig, Tag("mcp_file")]
     | Annotated[SearchToolsConfig, Tag("search")]
+    | Annotated[PythonToolConfig, Tag("python")]
     | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
     Discriminator(_form),
 ]

@@ -16,6 +16,7 @@ from tandem.config.conversation import (
 )
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.mcp import McpToolsConfig
+from tandem.config.python_tool import PythonToolConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import Environment, Environments
@@ -26,6 +27,7 @@ from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
 from tandem.rollout.tools.functions import function_tools
 from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
+from tandem.rollout.tools.python import PythonTools
 from tandem.rollout.tools.search import SearchTools
 from tandem.rollout.tools.verl import VerlTools, mcp_entries
 from tandem.rollout.users.base import Users
@@ -44,11 +46,12 @@ def make_environments(config: SteppedEnvironmentConfig) -> Environments:
     if isinstance(config, OpenEnvConfig):
         return OpenEnvEnvironments(config)
     limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
-    toolbox = Toolbox([tools for tool in config.tools for tools in make_tools(tool, limits)], config.limits)
+    characters = config.limits.result_characters
+    toolbox = Toolbox([tools for tool in config.tools for tools in make_tools(tool, limits, characters)], config.limits)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
 
 
-def make_tools(config: ToolConfig, limits: CallLimits) -> list[ToolSet]:
+def make_tools(config: ToolConfig, limits: CallLimits, result_characters: int) -> list[ToolSet]:
     """Raises UserError as above."""
     if isinstance(config, str):
         return [function_tools(FunctionToolConfig(function=config), limits)]
@@ -59,6 +62,8 @@ def make_tools(config: ToolConfig, limits: CallLimits) -> list[ToolSet]:
         return [VerlTools(config, limits), *mcp_tools(servers, limits)]
     if isinstance(config, SearchToolsConfig):
         return [SearchTools(config, limits)]
+    if isinstance(config, PythonToolConfig):
+        return [PythonTools(config, limits, result_characters)]
     return mcp_tools([mcp_server(config)] if isinstance(config, McpToolsConfig) else mcp_file_servers(config), limits)
 
 

@@ -4,7 +4,8 @@
          <--a report------     ^--------output, and how the cell ended---------'
 
 The interpreter is a process of its own, stopped between cells. It holds no descriptor to the host: what a cell can
-forge is its own report. The supervisor reads what a cell prints while it prints it, and keeps the beginning and the end.
+forge is its own report. The supervisor reads what a cell prints while it prints it, and keeps
+the beginning and the end.
 """
 
 import ast
@@ -81,11 +82,14 @@ class Supervisor:
             _become_interpreter(code, ends, output)
         for descriptor in (code, ends, output):
             os.close(descriptor)
-        os.set_blocking(self._output, False)
+        for descriptor in (self._output, self._ends):
+            os.set_blocking(descriptor, False)
 
     def run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run a cell to its end. What it printed, whether it raised, and how the interpreter ended if it did."""
         kept = Kept(request["keep"])
+        with suppress(BlockingIOError):
+            os.read(self._ends, ONE_READ)  # what the last cell may have written beyond its end
         with suppress(ProcessLookupError):
             os.kill(self._interpreter, signal.SIGCONT)
         with suppress(BrokenPipeError):
@@ -130,19 +134,25 @@ class Supervisor:
         """Stop the interpreter, and end what the cell has left behind."""
         if self._status is None:
             os.kill(self._interpreter, signal.SIGSTOP)
+        self._end_others()
+        if self._status is None:
+            _, status = os.waitpid(self._interpreter, os.WUNTRACED)
+            self._status = None if os.WIFSTOPPED(status) else status
+        self._end_others()  # those that its threads have started before they stopped
+
+    def _end_others(self) -> None:
         while os.getpid() == 1 and (left := self._left_behind()):
             for process in left:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             self._reap()
-        if self._status is None:
-            _, status = os.waitpid(self._interpreter, os.WUNTRACED)
-            self._status = None if os.WIFSTOPPED(status) else status
 
     def _left_behind(self) -> list[int]:
-        """Processes in this container that are neither this one nor the interpreter."""
+        """Running processes of this container that are neither this one nor the interpreter, which alone may wait for
+        those that have ended."""
         ours = (1, self._interpreter if self._status is None else 1)
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours]
+        others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours]
+        return [process for process in others if _is_running(process)]
 
     def _reap(self) -> None:
         """Wait for processes that have ended, those of others too: this is the first process of its container."""
@@ -150,6 +160,14 @@ class Supervisor:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._interpreter:
                     self._status = ended[1]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in b"ZX"
+    except OSError:
+        return False
 
 
 def _become_interpreter(code: int, ends: int, output: int) -> None:
@@ -168,7 +186,8 @@ def _become_interpreter(code: int, ends: int, output: int) -> None:
 
 
 def run_cells(code: int, ends: int, output: int) -> None:
-    names = sys.modules["__main__"] = type(sys)("__main__")
+    names, own, leave = type(sys)("__main__"), os.getpid(), os._exit
+    sys.modules["__main__"] = names
     with os.fdopen(code, encoding="utf-8") as cells:
         for number, line in enumerate(cells, 1):
             for descriptor in (1, 2):
@@ -179,12 +198,15 @@ def run_cells(code: int, ends: int, output: int) -> None:
             for stream in {printed, sys.stdout, sys.stderr}:
                 with suppress(Exception):  # a cell may have put anything there
                     stream.flush()
+            if os.getpid() != own:  # a cell has forked, and its child has come to the cell's end
+                leave(0)
             os.write(ends, b"!" if raised else b".")
 
 
 def run_cell(source: str, name: str, names: dict[str, Any]) -> bool:
     """Run a cell, print the value of its last expression, or the traceback; whether it raised."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+    lines = [f"{line}\n" for line in source.split("\n")]
+    linecache.cache[name] = (len(source), None, lines, name)  # for tracebacks
     try:
         body, last = compiled(source, name)
     except BaseException as error:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError

@@ -1,9 +1,9 @@
 """Python that keeps its state between cells, each interpreter in a container of its own.
 
-    consumes       cells, from any thread
-    produces       a Cell each, or InterpreterEnded
-    waits for      the container's report; looks at the clock and at what the container uses meanwhile
-    unblocked by   the report, a limit, `end` from another thread, the container's end
+consumes       cells, from any thread
+produces       a Cell each, or InterpreterEnded
+waits for      the container's report; looks at the clock and at what the container uses meanwhile
+unblocked by   the report, a limit, `end` from another thread, the container's end
 """
 
 import inspect
@@ -27,6 +27,7 @@ START_S = 60.0
 """For a container to be there."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.01, 0.1
 """Between looks at a container while a cell runs: more and more, for most cells are short."""
+LEFT_OUT = "\n… ({:,} characters left out) …\n"
 _BYTES_OF_A_CHARACTER = 12
 """The most that one takes in JSON."""
 _BYTES_OF_A_REPORT = 1024
@@ -45,6 +46,11 @@ class Cell:
 
 class InterpreterEnded(Exception):
     """The interpreter is gone, with all that it remembered; the message is why."""
+
+    def __init__(self, why: str, output: str = "") -> None:
+        super().__init__(why)
+        self.output = output
+        """What the cell had printed, where that is known."""
 
 
 class CellTimeout(InterpreterEnded):
@@ -112,7 +118,7 @@ class Interpreter:
         status = report["status"]
         if status is not None:
             self.end()
-            raise InterpreterEnded(f"the interpreter {_ended(status)}{_after(self._output(report))}")
+            raise InterpreterEnded(f"the interpreter {_ended(status)}", self._output(report))
         return Cell(self._output(report), raised=bool(report["raised"]))
 
     def end(self) -> None:
@@ -201,7 +207,7 @@ class Interpreter:
             raise InterpreterEnded(f"the code used more than {self._owner.cpu_s:g} s of CPU time")
 
     def _output(self, report: dict[str, Any]) -> str:
-        left_out = f"\n… ({report['left_out']:,} characters left out) …\n" if report["left_out"] else ""
+        left_out = LEFT_OUT.format(report["left_out"]) if report["left_out"] else ""
         text = f"{report['head']}{left_out}{report['tail']}"
         return text.encode(errors="replace").decode()  # half of a surrogate pair is no text for a tokenizer
 
@@ -210,7 +216,3 @@ def _ended(status: int) -> str:
     """In words, for a status of wait(2)."""
     code = os.waitstatus_to_exitcode(status)
     return f"ended with exit status {code}" if code >= 0 else f"was killed by signal {-code}"
-
-
-def _after(output: str) -> str:
-    return f", after it had printed:\n{output}\n" if output else ""

@@ -33,13 +33,14 @@ class CallLimits:
 
     def __init__(self, calls_at_once: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(calls_at_once)
+        self.slots = asyncio.Semaphore(calls_at_once)
+        """For what keeps the time itself; others use `sent`."""
 
     @asynccontextmanager
     async def sent(self) -> AsyncGenerator[None]:
         """Around what sends a call and waits for the result: waits for its turn, and then counts the time. Raises
         TimeoutError, which the policy is told. A set that allows fewer calls at once waits for its own turn before."""
-        async with self._slots, asyncio.timeout(self.timeout_s):
+        async with self.slots, asyncio.timeout(self.timeout_s):
             yield
 
 
