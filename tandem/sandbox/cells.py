@@ -75,8 +75,8 @@ class Supervisor:
         code, self._code = os.pipe()
         self._ends, ends = os.pipe()
         self._output, output = os.pipe()
-        self._status: int | None = None
-        """How the interpreter ended, if it did."""
+        self._exit_code: int | None = None
+        """Exit code of the interpreter, once it has ended."""
         self._interpreter = os.fork()
         if not self._interpreter:
             _become_interpreter(code, ends, output)
@@ -101,14 +101,14 @@ class Supervisor:
                 break
         kept.add(b"", final=True)
         report = {"head": kept.head, "tail": kept.tail, "left_out": kept.left_out, "raised": raised}
-        return report | {"status": self._status}
+        return report | {"exit_code": self._exit_code}
 
     def _follow(self, kept: Kept) -> bool:
         """Read what a cell prints until it ends; whether it raised."""
         poll = select.poll()
         for descriptor in (CHANNEL, self._output, self._ends):
             poll.register(descriptor, select.POLLIN)
-        while self._status is None:
+        while self._exit_code is None:
             ready = [descriptor for descriptor, _ in poll.poll(LOOK_MS)]
             if CHANNEL in ready:  # the host says nothing meanwhile: it is gone
                 leave()
@@ -132,12 +132,12 @@ class Supervisor:
 
     def _rest(self) -> None:
         """Stop the interpreter, and end what the cell has left behind."""
-        if self._status is None:
+        if self._exit_code is None:
             os.kill(self._interpreter, signal.SIGSTOP)
         self._end_others()
-        if self._status is None:
+        if self._exit_code is None:
             _, status = os.waitpid(self._interpreter, os.WUNTRACED)
-            self._status = None if os.WIFSTOPPED(status) else status
+            self._exit_code = None if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
         self._end_others()  # those that its threads have started before they stopped
 
     def _end_others(self) -> None:
@@ -150,7 +150,7 @@ class Supervisor:
     def _left_behind(self) -> list[int]:
         """Running processes of this container that are neither this one nor the interpreter, which alone may wait for
         those that have ended."""
-        ours = (1, self._interpreter if self._status is None else 1)
+        ours = (1, self._interpreter if self._exit_code is None else 1)
         others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours]
         return [process for process in others if _is_running(process)]
 
@@ -159,7 +159,7 @@ class Supervisor:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._interpreter:
-                    self._status = ended[1]
+                    self._exit_code = os.waitstatus_to_exitcode(ended[1])
 
 
 def _is_running(process: int) -> bool:

@@ -115,10 +115,11 @@ class Interpreter:
         except BaseException:
             self.end()
             raise
-        status = report["status"]
-        if status is not None:
+        exit_code = report["exit_code"]
+        if exit_code is not None:
             self.end()
-            raise InterpreterEnded(f"the interpreter {_ended(status)}", self._output(report))
+            how = f"ended with exit status {exit_code}" if exit_code >= 0 else f"was killed by signal {-exit_code}"
+            raise InterpreterEnded(f"the interpreter {how}", self._output(report))
         return Cell(self._output(report), raised=bool(report["raised"]))
 
     def end(self) -> None:
@@ -165,7 +166,7 @@ class Interpreter:
         request = memoryview(f"{json.dumps({'code': code, 'keep': half})}\n".encode())
         most = 2 * half * _BYTES_OF_A_CHARACTER + _BYTES_OF_A_REPORT
         report = self._line(container, deadline, most, request, cpu_s)
-        kinds = {"head": str, "tail": str, "left_out": int, "raised": bool, "status": int | None}
+        kinds = {"head": str, "tail": str, "left_out": int, "raised": bool, "exit_code": int | None}
         if not isinstance(report, dict) or any(not isinstance(report.get(key), kinds[key]) for key in kinds):
             raise InterpreterEnded("the interpreter's answer could not be read")
         return report
@@ -210,9 +211,3 @@ class Interpreter:
         left_out = LEFT_OUT.format(report["left_out"]) if report["left_out"] else ""
         text = f"{report['head']}{left_out}{report['tail']}"
         return text.encode(errors="replace").decode()  # half of a surrogate pair is no text for a tokenizer
-
-
-def _ended(status: int) -> str:
-    """In words, for a status of wait(2)."""
-    code = os.waitstatus_to_exitcode(status)
-    return f"ended with exit status {code}" if code >= 0 else f"was killed by signal {-code}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import signal
@@ -20,8 +21,9 @@ from sandbox_attacks import ATTACKS
 
 from tandem.config.conversation import ToolsEnvironmentConfig
 from tandem.errors import UserError
-from tandem.rollout.environment import Answer, Environment, ToolCall
+from tandem.rollout.environment import Answer, Environment, EnvironmentFailed, ToolCall
 from tandem.rollout.make import make_environments
+from tandem.sandbox import interpreter
 from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt
 from tests.endpoint import wait_until
@@ -206,7 +208,8 @@ class TestLimits:
         assert said[0].endswith("MemoryError") and said[1] == "1"
         assert said[2] == f"error: the code used more than {MEMORY_MIB} MiB of memory. {LOST}"
 
-    def test_fifty_trajectories_with_places_for_eight(self) -> None:
+    @pytest.mark.parametrize("places", [8, 64])
+    def test_fifty_trajectories_at_once(self, places: int) -> None:
         most = 0
 
         async def one(begin: Any, number: int) -> list[str]:
@@ -221,10 +224,9 @@ class TestLimits:
         async def scene(begin: Any) -> list[list[str]]:
             return await asyncio.gather(*(one(begin, number) for number in range(50)))
 
-        # Waiting for a place takes longer than a call may.
-        said = converse(scene, containers_at_once=8, limits={"timeout_s": 20.0})
+        said = converse(scene, containers_at_once=places, limits={"timeout_s": 30.0})
         assert said == [["(no output)", str(number)] for number in range(50)]
-        assert most <= 8
+        assert 1 < most <= places
 
     def test_a_conversation_that_is_called_off_ends_its_cell(self) -> None:
         async def scene(begin: Any) -> None:
@@ -241,6 +243,18 @@ class TestLimits:
             assert await say("1") == ["1"]  # the only place is free again; closing the environments ends this one
 
         converse(scene, containers_at_once=1)
+
+
+def forging(reply: str) -> str:
+    """A supervisor that says this to the first cell."""
+    return f"""
+import os
+os.write(0, b'"ready"' + bytes([10]))
+os.read(0, 1 << 16)
+left = {reply.encode()!r} + bytes([10])
+while left: left = left[os.write(0, left):]
+os.read(0, 1)
+"""
 
 
 THROWN_AWAY = ("a gigabyte in pieces", "a gigabyte of errors")
@@ -260,6 +274,34 @@ class TestAttacks:
         assert attack in THROWN_AWAY or not said[0].endswith("True")
         assert secret.read_text() == "kept" and [path.name for path in tmp_path.iterdir()] == ["secret"]
         assert cells("6 * 7") == ["42"]  # in the next trajectory
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            *("no JSON", "[" * 100_000, "{}", "null", "1" * 5000, "x" * 1_000_000),
+            '{"head": 1, "tail": "", "left_out": 0, "raised": false, "exit_code": null}',
+            '{"head": "", "tail": "", "left_out": "0", "raised": false, "exit_code": null}',
+            '{"head": "", "tail": "", "left_out": 0, "raised": false, "exit_code": "0"}',
+        ],
+        ids=lambda reply: reply[:30],
+    )
+    def test_a_forged_report_is_an_interpreter_that_ended(self, reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No cell has reached the descriptor on which the supervisor reports; this is what one could do with it."""
+        monkeypatch.setattr(interpreter, "_PROGRAM", forging(reply))
+        (said,) = cells("1")
+        assert said.startswith("error: ") and LOST in said and len(said) < 300
+
+    def test_half_of_a_surrogate_pair_is_no_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        report = {"head": "a\ud800", "tail": "", "left_out": 0, "raised": False, "exit_code": None}
+        monkeypatch.setattr(interpreter, "_PROGRAM", forging(json.dumps(report)))
+        assert cells("1") == ["a?"]
+
+    def test_a_container_that_does_not_start_is_the_environment_s_failure(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(interpreter, "_PROGRAM", "raise OSError('no room')")
+        with pytest.raises(EnvironmentFailed, match=r"a sandbox did not start: [\s\S]*no room"):
+            cells("1")
 
 
 @sandboxed
