@@ -85,7 +85,8 @@ def converse(scene: Callable[[Callable[[], Awaitable[tuple[Environment, Say]]]],
     async def whole() -> Any:
         await environments.open()
         try:
-            return await scene(begin)
+            async with asyncio.timeout(120):
+                return await scene(begin)
         finally:
             await environments.close()
 
@@ -228,6 +229,20 @@ class TestLimits:
         assert said == [["(no output)", str(number)] for number in range(50)]
         assert 1 < most <= places
 
+    def test_calls_of_a_turn_that_wait_for_a_place_share_it_in_their_order(self) -> None:
+        async def scene(begin: Any) -> list[str]:
+            (one, say), (other, say_too) = await begin(), await begin()
+            await say("1")
+            waiting = asyncio.create_task(say_too("x = 5", *["x += 1"] * 10, "x"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            await one.close()
+            said = await waiting
+            await other.close()
+            return said
+
+        assert converse(scene, containers_at_once=1)[-1] == "15"
+
     def test_a_conversation_that_is_called_off_ends_its_cell(self) -> None:
         async def scene(begin: Any) -> None:
             environment, say = await begin()
@@ -279,6 +294,7 @@ class TestAttacks:
         "reply",
         [
             *("no JSON", "[" * 100_000, "{}", "null", "1" * 5000, "x" * 1_000_000),
+            json.dumps({"head": "x" * 200_000, "tail": "", "left_out": 0, "raised": False, "exit_code": None}),
             '{"head": 1, "tail": "", "left_out": 0, "raised": false, "exit_code": null}',
             '{"head": "", "tail": "", "left_out": "0", "raised": false, "exit_code": null}',
             '{"head": "", "tail": "", "left_out": 0, "raised": false, "exit_code": "0"}',
