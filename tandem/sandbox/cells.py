@@ -42,6 +42,14 @@ def main() -> None:
     leave()
 
 
+def _leave_if_alone(wait_ms: int = 0) -> None:
+    """The host says nothing while a cell runs, so that it is gone where there is something to read."""
+    poll = select.poll()
+    poll.register(CHANNEL, select.POLLIN)
+    if poll.poll(wait_ms):
+        leave()
+
+
 def leave() -> None:
     """End, with all that was started: nobody is there to ask for more."""
     os.killpg(0, signal.SIGKILL)
@@ -82,7 +90,7 @@ class Supervisor:
             _become_interpreter(code, ends, output)
         for descriptor in (code, ends, output):
             os.close(descriptor)
-        for descriptor in (self._output, self._ends):
+        for descriptor in (self._code, self._output, self._ends):
             os.set_blocking(descriptor, False)
 
     def run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,9 +100,7 @@ class Supervisor:
             os.read(self._ends, ONE_READ)  # what the last cell may have written beyond its end
         with suppress(ProcessLookupError):
             os.kill(self._interpreter, signal.SIGCONT)
-        with suppress(BrokenPipeError):
-            _tell(self._code, request["code"])
-        raised = self._follow(kept)
+        raised = self._follow(kept, memoryview(_line(request["code"])))
         self._rest()
         for _ in range(64):  # a pipe holds less than that; where nobody is contained, somebody may still fill it
             if not self._read(kept):
@@ -103,15 +109,19 @@ class Supervisor:
         report = {"head": kept.head, "tail": kept.tail, "left_out": kept.left_out, "raised": raised}
         return report | {"exit_code": self._exit_code}
 
-    def _follow(self, kept: Kept) -> bool:
-        """Read what a cell prints until it ends; whether it raised."""
+    def _follow(self, kept: Kept, code: memoryview) -> bool:
+        """Send a cell, and read what it prints until it ends; whether it raised."""
         poll = select.poll()
         for descriptor in (CHANNEL, self._output, self._ends):
             poll.register(descriptor, select.POLLIN)
+        poll.register(self._code, select.POLLOUT)
         while self._exit_code is None:
             ready = [descriptor for descriptor, _ in poll.poll(LOOK_MS)]
-            if CHANNEL in ready:  # the host says nothing meanwhile: it is gone
-                leave()
+            _leave_if_alone()
+            if self._code in ready:
+                code = self._send(code)
+                if not code:
+                    poll.unregister(self._code)
             if self._output in ready and not self._read(kept):
                 poll.unregister(self._output)  # closed by everybody; the end of the interpreter will tell
             if self._ends in ready:
@@ -120,6 +130,15 @@ class Supervisor:
                 poll.unregister(self._ends)
             self._reap()
         return True
+
+    def _send(self, code: memoryview) -> memoryview:
+        """What is left to send; nothing where nobody reads it any more."""
+        try:
+            return code[os.write(self._code, code) :]
+        except BlockingIOError:
+            return code
+        except BrokenPipeError:
+            return code[:0]
 
     def _read(self, kept: Kept) -> int:
         """Take in what is there now; how many bytes that was."""
@@ -135,9 +154,12 @@ class Supervisor:
         if self._exit_code is None:
             os.kill(self._interpreter, signal.SIGSTOP)
         self._end_others()
-        if self._exit_code is None:
-            _, status = os.waitpid(self._interpreter, os.WUNTRACED)
-            self._exit_code = None if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+        while self._exit_code is None:
+            process, status = os.waitpid(self._interpreter, os.WUNTRACED | os.WNOHANG)
+            if process and os.WIFSTOPPED(status):
+                break
+            self._exit_code = os.waitstatus_to_exitcode(status) if process else None
+            _leave_if_alone(wait_ms=1)
         self._end_others()  # those that its threads have started before they stopped
 
     def _end_others(self) -> None:
@@ -146,6 +168,7 @@ class Supervisor:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             self._reap()
+            _leave_if_alone()
 
     def _left_behind(self) -> list[int]:
         """Running processes of this container that are neither this one nor the interpreter, which alone may wait for
@@ -233,6 +256,10 @@ def compiled(source: str, name: str) -> tuple[CodeType, CodeType | None]:
 
 
 def _tell(descriptor: int, message: Any) -> None:
-    left = memoryview(f"{json.dumps(message)}\n".encode())
+    left = memoryview(_line(message))
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def _line(message: Any) -> bytes:
+    return f"{json.dumps(message)}\n".encode()

@@ -68,7 +68,7 @@ class Interpreters:
         self.cpu_s = cpu_s
         self.output_characters = output_characters
         self.starter = ThreadPoolExecutor(1, "sandbox")
-        """Containers end with the thread that started them, so one that lasts does it."""
+        """The thread that starts containers: it has to last as long as they do."""
         self._made: set[Interpreter] = set()
 
     def make(self) -> "Interpreter":

@@ -97,8 +97,8 @@ class LocalSandbox:
         """Start `program` with these descriptors as its standard input, output and error; `cpu_s` is what each process
         may have of CPU time.
 
-        Whoever starts it must end it. It ends besides with the *thread* that called this: that is what bubblewrap's
-        --die-with-parent takes for its parent.
+        Whoever starts it must end it, and the *thread* that called this must last: bubblewrap's --die-with-parent takes
+        it for the parent.
         """
         contents = (program.encode(), denying_filter() if self._contained else b"", b"")
         source, calls, facts = (_file(content) for content in contents)
@@ -196,6 +196,8 @@ class Container:
     def kill(self) -> None:
         """Kill the program, not yet waiting for its end."""
         first = self._first_process()
+        if self.has_ended_within(0):  # then the number of the first process may be another's, as in `end`
+            return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._ended if first is None else first, signal.SIGKILL)
 

@@ -140,6 +140,9 @@ class TestCells:
         child = "import subprocess, sys\nprint('a')\nsubprocess.run([sys.executable, '-c', 'print(1)'])\nprint('b')"
         assert cells(child) == ["a\n1\nb"]
 
+    def test_a_long_cell_arrives_whole(self) -> None:
+        assert cells(f"x = {'7' * 500_000!r}\nlen(x)", "x.count('7')") == ["500000", "500000"]
+
     def test_a_forked_child_does_not_end_the_cell(self) -> None:
         assert cells("import os, time\nif os.fork() > 0:\n    time.sleep(0.2)\n    print('parent')", "2 + 2") == [
             "parent", "4"
