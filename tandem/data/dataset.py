@@ -17,7 +17,7 @@ from tandem.types import Prompt
 
 Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
-UNSUPPORTED = ("images", "videos", "tools", "agent_name")
+UNSUPPORTED = ("images", "videos", "tools")
 """Columns of the verl format that change what the prompt means."""
 
 

@@ -17,6 +17,7 @@ from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
+from tandem.types import Prompt
 from tandem.workers.conversations import make_agent
 
 Dataset = TypeVar("Dataset")
@@ -47,6 +48,8 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     if not isinstance(config, SftConfig):
         _catch(problems, _check_reward_model, config.model, tokenizer)
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
+        for key, prompts in data.items():
+            _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged = config.model.reward_model_path is not None or config.conversation is not None
         _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
@@ -86,6 +89,18 @@ def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenize
         made.require_users()
     if isinstance(environment, HostedConfig | OpenEnvConfig):
         made.require_users()
+
+
+def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prompt]) -> None:
+    """Raises UserError where verl's column `agent_name` asks for something else than the configuration does."""
+    expected = "single_turn_agent" if config is None else "tool_agent"
+    for prompt in prompts:
+        name = prompt.row.get("agent_name")
+        if name and name != expected:
+            mend = "add the section `conversation`" if config is None else "leave such rows out, or without the column"
+            raise UserError(
+                f"data row {prompt.index} has agent_name {name!r}, and this run answers as {expected}; {mend}"
+            )
 
 
 def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:

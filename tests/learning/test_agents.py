@@ -92,3 +92,24 @@ def test_an_agent_that_always_fails_stops_the_run_with_its_reason(
     with pytest.raises(AssertionError):
         train(task, tmp_path / "run", f"function: {tmp_path}/broken.py:solve")
     assert "no such tool" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "status"),
+    [("tool_agent", True, 0), ("single_turn_agent", False, 0), ("tool_agent", False, 2), ("my_agent", True, 2)],
+)
+def test_rows_say_by_which_kind_of_agent_they_are_answered(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, section: bool, status: int
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**ROW, "data_source": "gsm8k", "answer": "5", "agent_name": name}))
+    conversation = f"conversation: {{environment: {{type: endpoint, function: {task}/agent.py:solve}}}}"
+    (tmp_path / "config.yaml").write_text(f"""
+model: {{path: {task}/model}}
+data: {{train_files: [{tmp_path}/rows.jsonl], prompts_per_step: 2, max_prompt_tokens: 32}}
+algorithm: {{type: grpo, group_size: 2}}
+generation: {{max_response_tokens: 64}}
+trainer: {{run_dir: {tmp_path}/run, steps: 2}}
+{conversation if section else ""}
+""")
+    assert main(["train", str(tmp_path / "config.yaml"), "--dry-run"]) == status
+    assert status == 0 or f"agent_name '{name}', and this run answers as" in capsys.readouterr().err

@@ -110,7 +110,6 @@ BAD_ROWS = [
     (verl_row(images=["a.png"]), "column `images` is not supported yet"),
     (verl_row(videos=["a"]), "column `videos` is not supported yet"),
     (verl_row(tools=[{}]), "column `tools` is not supported yet"),
-    (verl_row(agent_name="search"), "column `agent_name` is not supported yet"),
     (verl_row(data_source=3), "column `data_source` has the wrong type: int, not str"),
     (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: str, not dict"),
     ([1], "the line holds a list, not an object"),
