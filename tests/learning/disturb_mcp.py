@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,6 @@ async def disturb(way: str, times: int, seed: int, say: Callable[[str], None] = 
     """How the calls ended. Raises AssertionError."""
     rng, ended = random.Random(seed), Counter[str]()
     longest = 0.0
-    before = _children()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
         async with _server(way, log) as server:
@@ -74,15 +73,19 @@ async def disturb(way: str, times: int, seed: int, say: Callable[[str], None] = 
         assert max(calls.values()) == 1, "a call was sent twice"
     await asyncio.sleep(0.5)
     assert asyncio.all_tasks() == {asyncio.current_task()}, asyncio.all_tasks()
-    left = _children() - before
+    left = _servers()
     assert not left, left
     say(f"{way}: {times} misfortunes, the longest took {longest:.1f} s: {dict(sorted(ended.items()))}")
     return ended
 
 
-def _children() -> set[psutil.Process]:
-    """The processes below this one that live; a test run may have others than servers."""
-    return {child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+def _servers() -> list[list[str]]:
+    """The commands of the servers below this process that still run; a test run has other children, too."""
+    commands: list[list[str]] = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ended meanwhile
+            commands.append(child.cmdline())
+    return [command for command in commands if any("mcp_server" in word for word in command)]
 
 
 async def _once(tools: McpTools, misfortune: str, number: int, rng: random.Random) -> Counter[str]:
