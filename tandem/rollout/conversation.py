@@ -13,17 +13,17 @@ unblocked by: engine and environments; calls of tools end at their limits
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tandem.config.conversation import ConversationConfig
 from tandem.rollout.environment import Environment, EnvironmentFailed, Environments
 from tandem.rollout.formats.base import Format
-from tandem.rollout.transcript import DecodeAll, Transcript, trajectory_without_turns
+from tandem.rollout.single_turn import DecodeAll, Generate
+from tandem.rollout.together import together
+from tandem.rollout.transcript import Transcript, trajectory_without_turns
 from tandem.types import Completion, Message, Prompt, Request, SamplingParams, Status, Trajectory
-
-Generate = Callable[[Request], AsyncIterator[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,15 @@ class Conversations:
         """
         opened = await asyncio.gather(*(self._open(prompt) for _ in seeds))
         asking, firsts = self._ask_first_turns(opened, seeds, sampling)
-        holding = [
-            asyncio.create_task(self._hold(prompt, sample, seed, sampling, opened[sample], firsts.get(sample)))
-            for sample, seed in enumerate(seeds)
-        ]
         try:
-            return await asyncio.gather(*holding)
+            return await together(
+                self._hold(prompt, sample, seed, sampling, opened[sample], firsts.get(sample))
+                for sample, seed in enumerate(seeds)
+            )
         finally:
-            for task in (*asking, *holding):
+            for task in asking:
                 task.cancel()
-            await asyncio.gather(*asking, *holding, return_exceptions=True)  # each closes its environment
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _open(self, prompt: Prompt) -> _Opened | EnvironmentFailed:
         """A conversation before the policy's first turn, or why its environment did not start."""

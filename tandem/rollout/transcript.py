@@ -1,6 +1,6 @@
 """One conversation as it grows: its messages, its exact tokens, and the trajectory that they make."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -8,9 +8,8 @@ import numpy as np
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.base import Format
 from tandem.rollout.record import Node, TokenTree
+from tandem.rollout.single_turn import DecodeAll
 from tandem.types import Branch, Completion, IntArray, Message, Prompt, Status, Trajectory
-
-DecodeAll = Callable[[list[IntArray]], list[str]]
 
 
 @dataclass(slots=True)
@@ -92,25 +91,33 @@ class Transcript:
     ) -> Trajectory:
         """All of it; `reward` is for the whole, beside those of its turns."""
         branches = self._tree.branches() or [_without_turns(self._opened_with)]
-        first = branches[0]
-        opening, text = decode([self._opened_with, first.response_ids])
         rewards = [*self.rewards, *([] if reward is None else [reward])]
-        return Trajectory(
-            prompt=replace(prompt, token_ids=first.prompt_ids, text=opening),
-            sample=sample,
-            response_ids=first.response_ids,
-            loss_mask=first.loss_mask,
-            rollout_logprobs=first.rollout_logprobs,
-            versions=first.versions,
-            text=text,
-            status=self.status,
-            turns=first.turns,
-            experts=first.experts,
-            messages=tuple(self.messages[self.opening :]),
-            branches=tuple(branches[1:]),
-            reward=sum(rewards) if rewards else None,
-            numbers=dict(numbers or {}),
-        )
+        made = trajectory_of(branches, prompt, sample, self.status, decode)
+        made.messages = tuple(self.messages[self.opening :])
+        made.reward = sum(rewards) if rewards else None
+        made.numbers = dict(numbers or {})
+        return made
+
+
+def trajectory_of(
+    branches: Sequence[Branch], prompt: Prompt, sample: int, status: Status, decode: DecodeAll
+) -> Trajectory:
+    """The trajectory whose lines of tokens these are, without what else is known of it."""
+    first = branches[0]
+    opening, text = decode([first.prompt_ids, first.response_ids])
+    return Trajectory(
+        prompt=replace(prompt, token_ids=first.prompt_ids, text=opening),
+        sample=sample,
+        response_ids=first.response_ids,
+        loss_mask=first.loss_mask,
+        rollout_logprobs=first.rollout_logprobs,
+        versions=first.versions,
+        text=text,
+        status=status,
+        turns=first.turns,
+        experts=first.experts,
+        branches=tuple(branches[1:]),
+    )
 
 
 def _without_turns(prompt_ids: IntArray) -> Branch:

@@ -23,7 +23,9 @@ from dataclasses import dataclass, replace
 from tandem.rollout.agents import Access, Agent, AgentsWord
 from tandem.rollout.environment import EnvironmentFailed
 from tandem.rollout.session import Policy, Rules, Session
-from tandem.rollout.transcript import DecodeAll, trajectory_without_turns
+from tandem.rollout.single_turn import DecodeAll
+from tandem.rollout.together import together
+from tandem.rollout.transcript import trajectory_of, trajectory_without_turns
 from tandem.serving.capture import Capture, capture_app
 from tandem.serving.server import Server, reserve
 from tandem.serving.sessions import Sessions
@@ -80,13 +82,7 @@ class AgentConversations:
         Raises what the engine raises. An agent that fails is run again, with a fresh session, as often as the limits
         say; then its trajectory is an ENVIRONMENT_ERROR.
         """
-        running = [asyncio.create_task(self._hold(prompt, sample, seed, sampling)) for sample, seed in enumerate(seeds)]
-        try:
-            return await asyncio.gather(*running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # each ends its program
+        return await together(self._hold(prompt, sample, seed, sampling) for sample, seed in enumerate(seeds))
 
     async def close(self) -> None:
         self._sessions.close()
@@ -148,24 +144,11 @@ class AgentConversations:
         if not branches:
             unasked = trajectory_without_turns(prompt, sample, status, error="")
             return replace(unasked, error=None, reward=word.reward, numbers=numbers)
-        first = branches[0]
-        opening, text = self._decode([first.prompt_ids, first.response_ids])
-        return Trajectory(
-            prompt=replace(prompt, token_ids=first.prompt_ids, text=opening),
-            sample=sample,
-            response_ids=first.response_ids,
-            loss_mask=first.loss_mask,
-            rollout_logprobs=first.rollout_logprobs,
-            versions=first.versions,
-            text=text,
-            status=status,
-            turns=first.turns,
-            experts=first.experts,
-            messages=tuple(session.messages()),
-            branches=tuple(branches[1:]),
-            reward=session.reward if word.reward is None else word.reward,
-            numbers=numbers,
-        )
+        made = trajectory_of(branches, prompt, sample, status, self._decode)
+        made.messages = tuple(session.messages())
+        made.reward = session.reward if word.reward is None else word.reward
+        made.numbers = numbers
+        return made
 
 
 def _nobody_begins() -> Session:

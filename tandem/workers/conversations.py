@@ -1,6 +1,6 @@
 """Who answers a prompt in several turns, by `conversation.environment.type`."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,8 @@ from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
 from tandem.rollout.conversation import Conversations
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
-from tandem.types import Completion, IntArray, Prompt, Request, SamplingParams, Trajectory
+from tandem.rollout.single_turn import DecodeAll, Generate
+from tandem.types import Prompt, SamplingParams, Trajectory
 
 
 class HoldsConversations(Protocol):
@@ -34,14 +35,11 @@ class Speaker:
 
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
-    generate: Callable[[Request], AsyncIterator[Completion]]
+    decode: DecodeAll
+    """Texts without that of special tokens."""
+    generate: Generate
     positions: Callable[[], float]
     """The most tokens of a row that the engine takes, known once it has weights."""
-
-    def decode(self, rows: list[IntArray]) -> list[str]:
-        """Their texts, without that of special tokens."""
-        tokenizer: Any = self.tokenizer  # its method is not typed
-        return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
 
     def spell(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens spelled out."""

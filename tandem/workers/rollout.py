@@ -120,7 +120,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         self._conversations: HoldsConversations | None = None
         if spec.conversation is not None and self._engine is not None and self._generation is not None:
             engine, generate = self._engine, self._generation.generate
-            speaker = Speaker(tokenizer, self._stop_token_ids, generate, lambda: engine.limits.positions)
+            speaker = Speaker(tokenizer, self._stop_token_ids, self._decode, generate, lambda: engine.limits.positions)
             self._conversations = make_conversations(spec.conversation, speaker)
             self._events.run_until_complete(self._conversations.open())
 
