@@ -140,6 +140,11 @@ def test_what_is_sampled_is_trained_on_and_what_is_said_is_not() -> None:
         np.testing.assert_array_equal(after.token_ids[: len(before.token_ids)], before.token_ids)
 
 
+def test_the_engine_may_keep_what_it_computed_as_long_as_another_turn_may_follow() -> None:
+    _, engine = hold([Asking(["a?", "b?"])], max_turns=2)
+    assert [request.keep for request in engine.requests] == [True, False]
+
+
 def test_siblings_ask_for_their_first_turn_together_and_then_each_for_itself_with_seeds_of_their_own() -> None:
     trajectories, engine = hold([Asking(["a?"]), Asking([]), Asking(["a?"])], samples=3)
     assert engine.requests[0].seeds == (10, 11, 12) and len(engine.requests) == 3
