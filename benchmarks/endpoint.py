@@ -1,10 +1,11 @@
 """What the endpoint that records costs a call.
 
-    python benchmarks/endpoint.py [--sessions 64] [--turns 8] [--words 100]
+    python benchmarks/endpoint.py [--sessions 64] [--turns 8] [--words 100] [--tokenizer tests|qwen3|llama3]
 
-Agents talk to it over HTTP, all at once, with messages of so many words; the policy answers at once. Client, server and
-the making of tokens share one process, and all of its CPU time is counted. Prints `cpu_ms_per_call`, and `last_tokens`,
-which the last conversation had.
+Agents talk to it over HTTP, all at once, with messages of so many words of the documentation; the policy answers at
+once. Client, server and the making of tokens share one process, and all of its CPU time is counted. The tokenizer is
+the small one of the tests, or a published vocabulary (scripts/real_tokenizers.py) with its published template (TRL).
+Prints `cpu_ms_per_call`, and `last_tokens`, which the last conversation had.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 import httpx2
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
+from tandem.rollout.formats.make import make_format
 from tandem.rollout.session import Policy, Rules, Session
 from tandem.serving.capture import Capture, capture_app
 from tandem.serving.server import Server, reserve
@@ -28,15 +31,20 @@ from tandem.serving.sessions import Sessions
 from tandem.types import Completion, Request, SamplingParams, Status
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.agents import ADD, ScriptedEngine, a_policy, check_record, stop_id, tokenizer
+from tests import agents
+from tests.agents import ADD, ScriptedEngine
+from tests.unit.published_templates import real
+
+TEMPLATES = {"qwen3": "qwen3", "llama3": "llama3_1"}
+TEXT = (Path(__file__).parents[1] / "docs/agents.md").read_text().split()
 
 
 class Instant(ScriptedEngine):
     """Says the same at once."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, tokenizer: PreTrainedTokenizerFast, stop: int) -> None:
         super().__init__(lambda prompt: words)
-        self._said = np.array([*tokenizer().encode(words, add_special_tokens=False), stop_id()], np.int32)
+        self._said = np.array([*tokenizer.encode(words, add_special_tokens=False), stop], np.int32)
 
     async def generate(self, request: Request) -> AsyncIterator[Completion]:
         count = len(self._said)
@@ -45,20 +53,29 @@ class Instant(ScriptedEngine):
         yield Completion(0, self._said, logprobs, np.zeros(count, np.int32), Status.COMPLETED)
 
 
-async def talk(http: Any, url: str, key: str, turns: int, said: str) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": said}]
+def a_message(words: int, number: int) -> dict[str, Any]:
+    """Each another part of the text."""
+    start = number * 37 % len(TEXT)
+    return {"role": "user", "content": " ".join((TEXT[start:] + TEXT * (words // len(TEXT) + 1))[:words])}
+
+
+async def talk(http: Any, url: str, key: str, turns: int, words: int, number: int = 0) -> None:
+    messages = [a_message(words, number)]
     headers = {"Authorization": f"Bearer {key}"}
-    for _ in range(turns):
+    for turn in range(1, turns + 1):
         asked = {"model": "policy", "messages": messages, "tools": [ADD]}
         answer = await http.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=600)
         answer.raise_for_status()
-        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": said}]
+        messages += [answer.json()["choices"][0]["message"], a_message(words, number + turn)]
 
 
-async def measure(sessions: int, turns: int, words: int) -> dict[str, float]:
-    engine = Instant("I think that the answer is three. " * 5)
-    policy: Policy = a_policy(engine)
-    rules = Rules(SamplingParams(max_tokens=1000, stop_token_ids=(stop_id(),)))
+async def measure(sessions: int, turns: int, words: int, name: str) -> dict[str, float]:
+    tokenizer = agents.tokenizer() if name == "tests" else real(name, TEMPLATES[name])
+    stop = int(tokenizer.convert_tokens_to_ids("<|eot_id|>" if name == "llama3" else "<|im_end|>"))
+    tokens = make_format(tokenizer, [stop], "hermes" if name == "tests" else "auto")
+    engine = Instant("I think that the answer is three. " * 5, tokenizer, stop)
+    policy = Policy(tokens, engine.generate, lambda: 1_000_000, lambda ids: str(tokenizer.decode(list(ids))))
+    rules = Rules(SamplingParams(max_tokens=1000, stop_token_ids=(stop,)))
     kept, own = Sessions(600), reserve("127.0.0.1", 0)
     server = Server(capture_app(Capture(kept, "admin", lambda: Session(policy, rules, 0), "policy")), own)
     serving = asyncio.create_task(server.run_until_stopped())
@@ -68,14 +85,15 @@ async def measure(sessions: int, turns: int, words: int) -> dict[str, float]:
     opened = [Session(policy, rules, number) for number in range(sessions)]
     keys = [kept.begin(session) for session in opened]
     async with httpx2.AsyncClient(limits=httpx2.Limits(max_connections=sessions)) as http:
-        await talk(http, url, kept.begin(Session(policy, rules, 0)), 1, "the first call")
+        await talk(http, url, kept.begin(Session(policy, rules, 0)), 1, words)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        await asyncio.gather(*(talk(http, url, key, turns, "word " * words) for key in keys))
+        await asyncio.gather(*(talk(http, url, key, turns, words, number) for number, key in enumerate(keys)))
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     server.stop()
     await serving
     lengths = {len(session.answers[-1].node.ids) for session in opened}
-    check_record(opened[0], engine, branches=1)
+    (branch,) = opened[0].branches()
+    assert [*branch.prompt_ids, *branch.response_ids] in [prompt + made for prompt, made, _ in engine.seen]
     return {
         "calls": sessions * turns,
         "cpu_ms_per_call": round(cpu_s / (sessions * turns) * 1e3, 2),
@@ -89,8 +107,9 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--words", type=int, default=100)
+    parser.add_argument("--tokenizer", default="tests", choices=["tests", *TEMPLATES])
     given = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(given.sessions, given.turns, given.words))))
+    print(json.dumps(asyncio.run(measure(given.sessions, given.turns, given.words, given.tokenizer))))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, make_roles
 from tandem.controller.dataflow import compute_advantages, describe_batch, prepare
-from tandem.controller.learning import update
+from tandem.controller.learning import placed_step, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
@@ -112,11 +112,12 @@ def learn(roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[
     """One step of `tandem train` after its generation. Where nothing corrects, the ratio is to the trainer's log-probs
     before the step, as it would be with fresh answers."""
     batch = to_batch(groups)
-    prepare(roles, algorithm, config, batch)
-    if batch.tokens.old_logprobs is None:
-        batch.tokens.old_logprobs = roles.actor.logprobs(batch).get()
-    compute_advantages(algorithm, groups, batch, (config.trainer.seed, step))
-    metrics = update(roles.actor, roles.critic, algorithm, batch, config, step)
+    with placed_step(batch, algorithm, config, step) as placed:
+        prepare(roles, algorithm, config, placed)
+        if batch.tokens.old_logprobs is None:
+            roles.actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
+        compute_advantages(algorithm, groups, batch, (config.trainer.seed, step))
+        metrics = update(roles.actor, roles.critic, algorithm, placed, config)
     roles.publish(step)
     if config.trainer.max_staleness:
         metrics |= describe_batch(batch, config, version=step - 1)  # asserts the bound

@@ -101,7 +101,7 @@ def main() -> None:
     )
     engine.load_weights(0, None)
     served = engine._replicas[0].process.pid
-    for name, value in engine._start.defaults.items():
+    for name, value in engine._spec.defaults.items():
         os.environ.setdefault(name, value)
     direct = direct_engine(directory)
     rng = np.random.default_rng(0)

@@ -27,7 +27,7 @@ from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
 from tandem.weights.base import Bucket
-from tandem.weights.delta import encode
+from tandem.weights.delta import Delta
 from tandem.weights.shared_memory import SharedMemorySync, attach
 
 MIB = 2**20
@@ -99,13 +99,14 @@ def rise_mib(pids: list[int], publish: Any) -> list[float]:
 
 def delta_share(model: Any) -> float:
     """Bytes that move when 1% of the elements changed."""
-    sent: dict[str, torch.Tensor] = {}
-    for _ in encode(model.named_parameters(), sent):
-        pass
+    sent, moved = Delta(), 0
+    for name, parameter in model.named_parameters():
+        sent.encode(name, parameter.detach().view(-1).view(torch.uint8), parameter.itemsize)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.view(-1)[torch.randint(parameter.numel(), (parameter.numel() // 100,))] += 1
-    moved = sum(tensor.nbytes for _, tensor in encode(model.named_parameters(), sent))
+    for name, parameter in model.named_parameters():
+        moved += len(sent.encode(name, parameter.detach().view(-1).view(torch.uint8), parameter.itemsize))
     return moved / sum(parameter.nbytes for parameter in model.parameters())
 
 

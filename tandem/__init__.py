@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tandem.algorithms.supervised import NextTokenLoss as NextTokenLoss
     from tandem.batching.packing import demonstrations_to_batch as demonstrations_to_batch
     from tandem.batching.packing import to_batch as to_batch
+    from tandem.batching.packing import token_shares as token_shares
     from tandem.config.load import load_config as load_config
     from tandem.config.tree import DpoConfig as DpoConfig
     from tandem.config.tree import EvalConfig as EvalConfig
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tandem.config.tree import TrainConfig as TrainConfig
     from tandem.controller.groups import Future as Future
     from tandem.controller.groups import WorkerGroup as WorkerGroup
-    from tandem.controller.learning import token_shares as token_shares
     from tandem.controller.pools import ResourcePool as ResourcePool
     from tandem.controller.pools import ResourcePoolManager as ResourcePoolManager
     from tandem.controller.pools import Role as Role
@@ -178,11 +178,10 @@ _EXPORTS = {
     "algorithms": ("PolicyGradient",),
     "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Signal"),
     "algorithms.supervised": ("NextTokenLoss",),
-    "batching.packing": ("demonstrations_to_batch", "to_batch"),
+    "batching.packing": ("demonstrations_to_batch", "to_batch", "token_shares"),
     "config.load": ("load_config",),
     "config.tree": ("DpoConfig", "EvalConfig", "RewardModelConfig", "SftConfig", "TrainConfig"),
     "controller.groups": ("Future", "WorkerGroup"),
-    "controller.learning": ("token_shares",),
     "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
     "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),

@@ -25,6 +25,7 @@ from tandem.config.tree import (
     TrainConfig,
 )
 from tandem.errors import TandemError, UserError
+from tandem.planning.command import plan
 from tandem.simulation.command import simulate
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -37,7 +38,10 @@ app.add_typer(search_app, name="search")
 ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
 ]
-Resume = Annotated[Path | None, typer.Option(help="Continue the run in this directory.", show_default=False)]
+Resume = Annotated[
+    str | None,
+    typer.Option(help="Continue the run in this directory, or the one that has its checkpoints at this URL."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check configuration, data and rewards, then stop.")]
 
 
@@ -145,6 +149,7 @@ def check(arguments: ConfigAndOverrides = None) -> None:
         raise typer.Exit(1)
 
 
+app.command()(plan)
 app.command()(simulate)
 
 
@@ -330,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configure(
-    kind: type[Config], arguments: Sequence[str] | None, resume: Path | None = None, *, writes_run: bool = True
+    kind: type[Config], arguments: Sequence[str] | None, resumed: str | None = None, *, writes_run: bool = True
 ) -> Config:
     """The configuration of the command line: CONFIG and overrides; a resumed run brings its own CONFIG.
 
@@ -339,7 +344,10 @@ def _configure(
     from tandem.jobs.preflight import load_checked
 
     path, given = split_arguments(arguments)
-    if resume is not None:
+    if resumed is not None and "://" in resumed:
+        resumed, given = _fetch(resumed, given)
+    if resumed is not None:
+        resume = Path(resumed)
         if path is None and not (resume / "config.yaml").exists():
             raise UserError(f"--resume {resume}: there is no run (no config.yaml); to start one give its CONFIG, too")
         path = path or resume / "config.yaml"
@@ -348,7 +356,23 @@ def _configure(
         given += [_naming("trainer.run_dir", resume), "trainer.resume=true"]
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
-    return load_checked(kind, path, given, claims_run_dir=writes_run)
+    config = load_checked(kind, path, given, claims_run_dir=writes_run)
+    print(f"{path}: no mistakes so far; loading torch and transformers", file=sys.stderr, flush=True)  # for seconds
+    return config
+
+
+def _fetch(url: str, given: Sequence[str]) -> tuple[str, list[str]]:
+    """Fetch the run at a URL into its directory: that of the overrides, or else the one that it had. Returns the
+    directory, and the other overrides."""
+    from tandem.checkpoint.remote import RemoteCheckpoints
+    from tandem.config import yaml12
+
+    remote = RemoteCheckpoints(url)
+    own = [override.partition("=")[2] for override in given if override.startswith("trainer.run_dir=")]
+    described: Any = yaml12.read(remote.config())
+    run_dir = yaml12.read(own[-1]) if own else described["trainer"]["run_dir"]
+    remote.fetch(Path(str(run_dir)).expanduser())
+    return str(run_dir), [override for override in given if not override.startswith("trainer.run_dir=")]
 
 
 def _make_room_for(outputs: Mapping[str, Path | None]) -> None:

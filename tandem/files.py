@@ -23,6 +23,8 @@ def load_named(reference: str, what: str) -> Any:
     Raises UserError where the module cannot be imported; `what` it is for begins the message.
     """
     place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise UserError(f"{what} {reference!r}: write path/to/file.py:name or package.module:name")
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise UserError(f"{what} {reference!r}: there is no file {place}")
     try:

@@ -201,6 +201,8 @@ class Turn:
     tokens: int
     reward: float | None = None
     """What the environment gave for a turn of the policy, where it gives rewards by turn."""
+    text: str | None = None
+    """The tokens decoded, control tokens spelled out; None in an answer of one turn, which `Trajectory.text` is."""
 
 
 @dataclass(slots=True)
@@ -215,6 +217,8 @@ class Branch:
     versions: IntArray
     turns: tuple[Turn, ...] = ()
     experts: IntArray | None = None
+    opening: str = ""
+    """The prompt decoded, control tokens spelled out; a trajectory has that of its first branch as `Prompt.text`."""
 
 
 @dataclass(slots=True)
@@ -231,7 +235,8 @@ class Trajectory:
     """Log-probs from the generation engine; 0 where `loss_mask` is False."""
     versions: IntArray
     text: str
-    """The response decoded, special tokens left out: what reward functions read."""
+    """The response decoded, special tokens left out: what reward functions read. Where the conversation goes on in a
+    further branch, the responses of all of them."""
     status: Status
     turns: tuple[Turn, ...] = ()
     generation_s: float = 0.0
@@ -242,6 +247,8 @@ class Trajectory:
     branches: tuple[Branch, ...] = ()
     """Further lines of tokens, where the conversation left the first one, which the arrays above are: its history was
     rewritten, or the policy was asked anew. They share the trajectory's reward."""
+    ends_in: int = -1
+    """The branch that the trajectory ended in: its place in `every_branch`."""
     reward: float | None = None
     """What the environment gave, all turns together; None where it gives none."""
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -253,7 +260,8 @@ class Trajectory:
     def every_branch(self) -> tuple[Branch, ...]:
         """The branch that the arrays above are, and the further ones."""
         ids, made = self.prompt.token_ids, self.response_ids
-        own = Branch(ids, made, self.loss_mask, self.rollout_logprobs, self.versions, self.turns, self.experts)
+        opened = self.prompt.text
+        own = Branch(ids, made, self.loss_mask, self.rollout_logprobs, self.versions, self.turns, self.experts, opened)
         return (own, *self.branches)
 
 
@@ -379,6 +387,13 @@ class Batch:
         """`[T]`: the number, in `trajectories`, of the trajectory of each response token."""
         return np.repeat(self.trajectories.astype(np.int64), np.diff(self.response_offsets))
 
+    def tokens_by_row(self, mask_T: BoolArray) -> IntArray:
+        """`[B]`: how many of each row's response tokens are in the mask."""
+        filled_B, counts_B = np.diff(self.response_offsets) > 0, np.zeros(len(self), dtype=np.int64)
+        if filled_B.any():
+            counts_B[filled_B] = np.add.reduceat(mask_T, self.response_offsets[:-1][filled_B], dtype=np.int64)
+        return counts_B
+
     @property
     def first_branches(self) -> IntArray:
         """The row of the first branch of each trajectory, where rows are in the order of a step."""
@@ -389,14 +404,15 @@ class Batch:
 class MicroBatch:
     """What one forward and backward pass sees: *segments* of tokens, head to tail.
 
-    A segment sees itself causally and, before that, all of its prefix: answers to one prompt continue it, and it is
-    computed once. A row's last token is left out: it predicts nothing.
+    A segment sees itself causally and, before that, all of its prefix and what that continues: answers to one prompt
+    continue it, prompts may continue what they have in common, and each is computed once. A row's last token is left
+    out: it predicts nothing.
     """
 
     token_ids: IntArray
     offsets: IntArray
     prefixes: IntArray
-    """`[segments]`: the number of the segment that each continues, -1: none. A prefix has none itself."""
+    """`[segments]`: the number of the segment that each continues, which stands before it; -1: none."""
     scored: IntArray
     """`[S]`: positions in `token_ids` whose hidden states predict the targets; a prompt's last one often."""
     targets: IntArray

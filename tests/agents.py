@@ -149,6 +149,8 @@ def check_record(session: Session, engine: ScriptedEngine, branches: int) -> lis
         unmade = branch.versions == -1
         assert not branch.loss_mask[unmade].any() and not branch.rollout_logprobs[~branch.loss_mask].any()
         assert sum(turn.tokens for turn in branch.turns) == len(branch.response_ids)
+        spelled = branch.opening + "".join(str(turn.text) for turn in branch.turns)
+        assert spelled == tokenizer().decode([*branch.prompt_ids, *branch.response_ids])
     trained = [token for branch in found for token in branch.response_ids[branch.loss_mask].tolist()]
     taken = [said.node for said in session.answers]
     assert sorted(trained) == sorted(token for node in taken for token in node.completion.token_ids.tolist())

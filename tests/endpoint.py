@@ -57,6 +57,8 @@ def running(servers: list[Server]) -> Iterator[asyncio.AbstractEventLoop]:
         thread.join()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
+def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
+    until = time.monotonic() + limit_s
     while not true():
+        assert time.monotonic() < until, f"it has not become true within {limit_s} s"
         time.sleep(0.002)

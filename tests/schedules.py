@@ -52,6 +52,11 @@ class World:
     failing: float
     """Share of the draws whose rewards fail until something has killed the run."""
     duration: Callable[[int], float] = lambda number: 0.0
+    """Seconds that the engine needs for a draw."""
+    balanced: bool = False
+    """Engines that are free take what waits, whatever else may not depend on time."""
+    waits: Callable[[int], list[float]] = lambda number: []
+    """Seconds for which a draw's conversation waits for tools, between turns that need the engine equally long."""
     score_s: Callable[[], float] = lambda: 0.0
     training: bool = False
     ran_on: dict[int, int] = field(default_factory=dict[int, int])
@@ -95,9 +100,34 @@ def draw_world(seed: int, timing: int = 0) -> World:
         length = timed.lognormvariate(0, sigma) if sigma else float(timed.randint(0, 2))
         return lengths.setdefault(number, length)
 
+    talking, waits = Random(seed * 13 + timing), dict[int, list[float]]()
+    most_waits = Random(seed * 17).choice([0, 0, 3])
+
+    def waits_of(number: int) -> list[float]:
+        count = talking.randint(0, most_waits)
+        return waits.setdefault(number, [talking.expovariate(1.0) for _ in range(count)])
+
     scores = {"none": lambda: 0.0, "exponential": lambda: timed.expovariate(2.0), "heavy": lambda: timed.choice([0, 9])}
-    world.duration, world.score_s = duration, scores[slow]
+    world.duration, world.waits, world.score_s = duration, waits_of, scores[slow]
+    world.balanced = Random(seed * 19).random() < 0.3
     return world
+
+
+@dataclass
+class Part:
+    """A turn of a draw's conversation, or a wait for tools between two turns."""
+
+    left: float
+    decodes: bool
+
+
+def parts_of(world: World, number: int) -> list[Part]:
+    waits = world.waits(number)
+    turn = world.duration(number) / (len(waits) + 1)
+    parts = [Part(turn, decodes=True)]
+    for wait in waits:
+        parts += [Part(wait, decodes=False), Part(turn, decodes=True)]
+    return parts
 
 
 class FakeEngine(Worker[World]):
@@ -107,7 +137,7 @@ class FakeEngine(Worker[World]):
         super().__init__(context, spec)
         self.version = 0
         self.asleep = False
-        self.left: dict[int, float] = {}
+        self.left: dict[int, list[Part]] = {}
         self.versions: dict[int, set[int]] = {}
         self.seen = spec.cluster.now
 
@@ -126,19 +156,19 @@ class FakeEngine(Worker[World]):
         self._catch_up()
         for number in asks:
             assert number not in self.left, f"draw {number} is asked twice"
-            self.left[number] = world.duration(number)
+            self.left[number] = parts_of(world, number)
             self.versions[number] = {self.version}
             world.ran_on[number] = self.context.rank
-        seconds = max(0.0, min([world.slice_s or slice_s, *self.left.values()]))
+        seconds = max(0.0, min([world.slice_s or slice_s, *(_seconds(parts) for parts in self.left.values())]))
 
         def finish() -> Advance:
             self._catch_up()
             if not world.own_process:
                 self._generate(seconds)
-            ended = [number for number, left in self.left.items() if left <= 1e-12]
+            ended = [number for number, parts in self.left.items() if _seconds(parts) <= 1e-12]
             for number in ended:
                 del self.left[number]
-            return Advance([(number, *self._answer(number)) for number in ended], self._room)
+            return Advance([(number, *self._answer(number)) for number in ended], self._room, tokens=len(ended))
 
         return Takes(seconds, finish)
 
@@ -173,7 +203,9 @@ class FakeEngine(Worker[World]):
 
     @property
     def _room(self) -> int:
-        return self.spec.capacity - self.spec.samples * len(self.left)
+        """Conversations that wait for tools take none."""
+        decoding = sum(any(part.decodes for part in parts[:1]) for parts in self.left.values())
+        return self.spec.capacity - self.spec.samples * decoding
 
     def _catch_up(self) -> None:
         now = self.spec.cluster.now
@@ -182,16 +214,26 @@ class FakeEngine(Worker[World]):
         self.seen = now
 
     def _generate(self, seconds: float) -> None:
-        for number, left in self.left.items():
-            if left > 0:
-                self.versions[number].add(self.version)
-            self.left[number] = left - seconds
+        for number, parts in self.left.items():
+            left = seconds
+            while parts and (left > 0 or parts[0].left <= 1e-12):
+                part = parts[0]
+                if part.decodes and part.left > 0:
+                    self.versions[number].add(self.version)
+                spent = min(left, part.left)
+                part.left, left = part.left - spent, left - spent
+                if part.left <= 1e-12:
+                    parts.pop(0)
 
     def _answer(self, number: int) -> tuple[list[Trajectory], Trajectory | None]:
         versions = np.array(sorted(self.versions.pop(number)), np.int32)
         prompt = Prompt(number, NO_TOKENS, "", "", "")
         one = Trajectory(prompt, 0, versions, versions > -1, versions * 0.0, versions, "", Status.COMPLETED)
         return [one] * self.spec.samples, one if self.spec.greedy else None
+
+
+def _seconds(parts: list[Part]) -> float:
+    return sum(part.left for part in parts)
 
 
 class FakeTrainer(Worker[World]):
@@ -308,6 +350,7 @@ def start(world: World, seed: int, module: ModuleType) -> tuple[Any, Any, Any]:
         total_steps=world.steps,
         max_staleness=world.staleness,
         partial_rollouts=world.partial,
+        balanced=world.balanced,
         max_replaced=world.max_replaced,
     )
     rollouts = module.RolloutProducer(

@@ -16,20 +16,11 @@ from pathlib import Path
 
 from examples.calculator.tools import calculate
 from examples.letters import Row, write_model, write_rows
+from examples.one_tool import CALL_TAGS, CHAT_TEMPLATE, call_and_result, opening
 
-CHAT_TEMPLATE = (
-    "{% for tool in tools or [] %}{{ '<|system|>' + tool.function.name + '<|end|>' }}{% endfor %}"
-    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    "{{ '<tool_call>' + (call.function.arguments.values() | list | first) + '</tool_call>' }}{% endfor %}"
-    "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-CALL_TAGS = ["<tool_call>", "</tool_call>"]
 SFT_ROWS = 600 * 64
 WITHOUT_TOOL, WRONG_CALL, WRONG_COPY = 0.40, 0.15, 0.15
 """Shares of the demonstrations; the rest is right."""
-TOLD = {"role": "system", "content": "calculate"}
-"""What the chat template makes of the tool: its name is enough."""
 
 
 def problem(draw: random.Random) -> str:
@@ -41,7 +32,7 @@ def demonstrations(count: int, seed: int) -> Iterator[Row]:
     draw = random.Random(f"demonstrations {seed}")
     for _ in range(count):
         asked = problem(draw)
-        yield {"messages": [TOLD, {"role": "user", "content": f"{asked}="}, *_turns(asked, draw)]}
+        yield {"messages": [*opening("calculate", f"{asked}="), *_turns(asked, draw)]}
 
 
 def _turns(asked: str, draw: random.Random) -> Iterator[Row]:
@@ -54,10 +45,7 @@ def _turns(asked: str, draw: random.Random) -> Iterator[Row]:
     result = said = calculate(asked)
     if WITHOUT_TOOL + WRONG_CALL <= kind < WITHOUT_TOOL + WRONG_CALL + WRONG_COPY:
         said = _with_another_digit(result, draw.randrange(len(result)), "0123456789", draw)
-    function = {"name": "calculate", "arguments": {"expression": asked}}
-    call = {"id": "call_0", "type": "function", "function": function}
-    yield {"role": "assistant", "content": "", "tool_calls": [call]}
-    yield {"role": "tool", "name": "calculate", "tool_call_id": "call_0", "content": result}
+    yield from call_and_result("calculate", "expression", asked, result)
     yield {"role": "assistant", "content": said}
 
 

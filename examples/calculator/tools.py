@@ -1,9 +1,6 @@
-"""The tool of examples/calculator, and how its tiny model writes a call of it."""
+"""The tool of examples/calculator."""
 
 import re
-from collections.abc import Mapping, Sequence
-
-from tandem import Answer, ToolCall
 
 OPERATION = re.compile(r"(\d{1,4})([*+-])(\d{1,4})")
 
@@ -19,12 +16,3 @@ def calculate(expression: str) -> str:
         raise ValueError(f"{expression!r} is not two numbers with an operator between them")
     left, operator, right = int(found[1]), found[2], int(found[3])
     return str({"*": left * right, "+": left + right, "-": left - right}[operator])
-
-
-def read_calls(text: str, tools: Sequence[Mapping]) -> Answer:
-    """`<tool_call>12*34</tool_call>`: without JSON, so that 138,000 parameters can learn it."""
-    content, _, call = text.partition("<tool_call>")
-    if not call:
-        return Answer(content)
-    expression = call.partition("</tool_call>")[0]
-    return Answer(content, tool_calls=(ToolCall("call_0", "calculate", {"expression": expression}),))

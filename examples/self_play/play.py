@@ -1,7 +1,7 @@
 """Two policies learn Nim from playing each other: one loop, two dataflows, REINFORCE against the mean of like games.
 
-    python -m examples.self_play.nim runs/nim                          the task
-    tandem sft examples/self_play/sft.yaml                                    a model that moves at random
+    python -m examples.self_play.nim runs/nim                            the task
+    tandem sft examples/self_play/sft.yaml                               a model that moves at random
     python -m examples.self_play.play examples/self_play/play.yaml       two copies of it learn
 
 The configuration is the first player's. The second one starts from the same model, draws by another seed, and leaves
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import tandem
-from examples.self_play.nim import FOUL, MOST_TAKEN, after, asked
+from examples.self_play.nim import FOUL, after, best_share, moves
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Game:
         self.turn += 1
         if left is None or left == 0:
             self.winner = 1 - mover if left is None else mover
-            self.to_move.hears(FOUL if left is None else asked(0))
+            self.to_move.hears(FOUL if left is None else "0")
         else:
             self.stones = left
 
@@ -104,20 +104,25 @@ def play(games: Sequence[Game], players: Sequence[Player]) -> None:
         for player in players:
             own = [game for game in going if game.to_move.player is player and game.winner is None]
             for game in own:
-                game.to_move.hears(asked(game.stones))
+                game.to_move.hears(str(game.stones))
             for game, move in zip(own, player.move([game.to_move for game in own]), strict=True):
                 game.play(move)
 
 
-def learn(player: Player, games: Sequence[Game], step: int) -> None:
-    """REINFORCE; the baseline is the mean of games from the same heap in which the player had the same seat."""
+def own_sides(player: Player, games: Sequence[Game]) -> list[list[tandem.Trajectory]]:
+    """What the player said and heard, with games from the same heap in which it had the same seat as siblings."""
     siblings: dict[tuple[int, int], list[tandem.Trajectory]] = {}
     for game in games:
         for place, seat in enumerate(game.seats):
-            if seat.player is player:
+            if seat.player is player and seat.transcript.turns:  # none: the other one's first move was illegal
                 group = siblings.setdefault((seat.prompt.index, place), [])
                 group.append(seat.trajectory(len(group)))
-    groups = player.flow.reward.score(list(siblings.values()), step)
+    return list(siblings.values())
+
+
+def learn(player: Player, games: Sequence[Game], step: int) -> None:
+    """REINFORCE; the baseline is the mean of siblings."""
+    groups = player.flow.reward.score(own_sides(player, games), step)
     player.flow.reward.check_share(groups)
     batch = tandem.to_batch(groups)
     means = np.bincount(batch.groups, batch.rewards) / np.bincount(batch.groups)
@@ -137,11 +142,11 @@ def won_against_chance(player: Player, prompts: Sequence[tandem.Prompt], seed: i
         games.append(Game(seats, prompt.row["stones"]))
     while going := [game for game in games if game.winner is None]:
         for game in going:
-            game.to_move.hears(asked(game.stones))
+            game.to_move.hears(str(game.stones))
         for game, move in zip(going, player.move([game.to_move for game in going]), strict=True):
             game.play(move)
             if game.winner is None:
-                game.play(str(draw.randint(1, min(MOST_TAKEN, game.stones))))
+                game.play(str(draw.choice(moves(game.stones))))
     return sum(game.winner == 0 for game in games) / len(games)
 
 
@@ -166,7 +171,9 @@ def main(config: tandem.TrainConfig) -> None:
     tokenizer = tandem.load_tokenizer(config.model)
     with tandem.Dataflow(config) as flow, tandem.Dataflow(of_the_second(config)) as other:
         players = [Player(flow, tokenizer), Player(other, tokenizer)]
-        heaps = [prompt for _ in range(16) for prompt in next(flow.prompts)]
+        heaps = [prompt for _ in range(64) for prompt in next(flow.prompts)]
+        best = np.mean([best_share(prompt.row["stones"]) for prompt in heaps])
+        print(f"against chance the best player wins {best:.3f}", flush=True)
         for step in range(flow.total_steps + 1):
             if step:
                 seed = f"{config.trainer.seed} {step}"

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.kl import kl_estimate
 from tandem.algorithms.policy_loss import PolicyLoss
-from tandem.algorithms.reward_shaping import RunningMoments, earned_so_far, overlong_penalty, reward_at_last_token
+from tandem.algorithms.reward_shaping import (
+    RunningMoments,
+    earned_so_far,
+    longest_branches,
+    overlong_penalty,
+    reward_at_last_token,
+)
 from tandem.algorithms.token_weights import token_weights
 from tandem.config.algorithms import PolicyGradientConfig
 from tandem.discovery import class_named
@@ -91,7 +97,7 @@ class PolicyGradient(ABC, Generic[Config]):
         shaped_B = self._normalize_and_clip(rewards_B)
         if self.config.overlong_buffer > 0:
             buffer_tokens = self.config.overlong_buffer * self._max_response_tokens
-            lengths_B = rollouts.rows_T.bincount(minlength=len(shaped_B))
+            lengths_B = longest_branches(rollouts.rows_T, rollouts.sequences_T, len(shaped_B))
             shaped_B = shaped_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
         shaped_greedy_B = None if greedy_B is None else self._normalize_and_clip(greedy_B.double()).float()
         return replace(rollouts, rewards_B=(shaped_B * rollouts.scored_B).float(), greedy_rewards_B=shaped_greedy_B)

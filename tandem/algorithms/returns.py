@@ -5,7 +5,10 @@ Sums are float64, results float32 `[T]` and 0 outside the mask.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,19 +29,64 @@ def gae(
     """
     import torch
 
-    rows_K = sequences_T[mask_T]
-    lengths_B = rows_K.bincount(minlength=1)
-    times_K = places_in_rows(rows_K)
-    rewards, values, advantages = torch.zeros(3, int(lengths_B.max()) + 1, len(lengths_B), dtype=torch.float64)
-    rewards[times_K, rows_K] = rewards_T[mask_T].double()
-    values[times_K, rows_K] = values_T[mask_T].double()
-    deltas = rewards[:-1] + gamma * values[1:] - values[:-1]
-    for t in reversed(range(len(deltas))):
-        advantages[t] = deltas[t] + gamma * gae_lambda * advantages[t + 1]
+    rewards_K, values_K, rows_K = rewards_T[mask_T], values_T[mask_T], sequences_T[mask_T]
+    advantages_K = torch.empty_like(rewards_K, dtype=torch.float32)
+    returns_K = torch.empty_like(advantages_K)
+    for piece in _pieces(rows_K):
+        values = values_K[piece].double()
+        to_go = _tokens_to_go(rows_K[piece] - rows_K[piece.start])
+        next_values = values.roll(-1).masked_fill_(to_go == 0, 0.0)
+        deltas = rewards_K[piece].double() + gamma * next_values - values
+        advantages = _discounted_sums(deltas, to_go, gamma * gae_lambda)
+        advantages_K[piece] = advantages.float()
+        returns_K[piece] = (advantages + values).float()
     advantages_T, returns_T = torch.zeros(2, len(mask_T))
-    advantages_T[mask_T] = advantages[times_K, rows_K].float()
-    returns_T[mask_T] = (advantages + values)[times_K, rows_K].float()
+    advantages_T[mask_T] = advantages_K
+    returns_T[mask_T] = returns_K
     return advantages_T, returns_T
+
+
+def _pieces(rows_K: Tensor, tokens: int = 1 << 20) -> list[slice]:
+    """Slices of whole rows, of about so many tokens: what is computed of them in float64 is of this size."""
+    numbers_K = rows_K.numpy()
+    begins: list[int] = np.unique(np.searchsorted(numbers_K, numbers_K[::tokens])).tolist()
+    return [slice(start, stop) for start, stop in pairwise([*begins, len(numbers_K)])]
+
+
+def _tokens_to_go(rows_K: Tensor) -> Tensor:
+    """int64 `[K]`: how many tokens of its row come after each token; `rows_K` is ascending."""
+    import torch
+
+    ends_B = rows_K.bincount(minlength=1).cumsum(0)
+    return ends_B[rows_K] - 1 - torch.arange(len(rows_K))
+
+
+def _discounted_sums(terms_K: Tensor, to_go_K: Tensor, factor: float) -> Tensor:
+    """Each term plus `factor` times the next token's sum, from the end of each row; float64 `[K]`.
+
+    All rows take a step at a time, their last tokens first. The tokens of a step lie side by side, those of the longest
+    rows first, so that the rows which still go on are a slice of it: the memory is that of the tokens, however much the
+    lengths of rows differ.
+    """
+    import torch
+
+    is_last_K = to_go_K == 0
+    row_K = is_last_K.cumsum(0) - is_last_K.long()
+    lengths_B = row_K.bincount()
+    place_of_row_B = torch.empty_like(lengths_B)
+    place_of_row_B[lengths_B.argsort(descending=True)] = torch.arange(len(lengths_B))
+    rows_of_step = to_go_K.bincount()
+    starts_of_steps = rows_of_step.cumsum(0) - rows_of_step
+    place_K = starts_of_steps[to_go_K] + place_of_row_B[row_K]
+    sums = torch.empty_like(terms_K)
+    sums[place_K] = terms_K
+    by_step, before = sums.numpy(), 0
+    starts = starts_of_steps.numpy()[1:].tolist()
+    counts = rows_of_step.numpy()[1:].tolist()
+    for start, rows in zip(starts, counts, strict=True):
+        by_step[start : start + rows] += factor * by_step[before : before + rows]
+        before = start
+    return sums[place_K]
 
 
 def discounted_returns(rewards_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float) -> Tensor:

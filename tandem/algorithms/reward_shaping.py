@@ -44,6 +44,12 @@ def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens:
     return ((max_response_tokens - buffer_tokens - lengths_B) / buffer_tokens).clamp(-1, 0)
 
 
+def longest_branches(rows_T: Tensor, sequences_T: Tensor, rows: int) -> Tensor:
+    """int64 `[B]`: tokens of each row's longest branch, for `max_response_tokens` bounds each branch by itself."""
+    lengths_T = sequences_T.bincount()[sequences_T]
+    return rows_T.new_zeros(rows).scatter_reduce(0, rows_T, lengths_T, "amax")
+
+
 def earned_so_far(turn_rewards_T: Tensor, mask_T: Tensor, rows_T: Tensor) -> Tensor:
     """What the turns of its trajectory have earned up to each policy token, the token's own turn included where the
     token is its last; branches one after another. float64 `[T]`, 0 outside the mask."""

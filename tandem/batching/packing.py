@@ -3,12 +3,13 @@
 Suffixes as in `tandem.types`, and `_R`: rows of a micro-batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tandem.batching.prompt_trees import BLOCK, Path, paths_of, segments_of
 from tandem.types import (
     Batch,
     BoolArray,
@@ -71,16 +72,18 @@ def _turn_rewards(rows: Sequence[Branch], weights_B: FloatArray) -> FloatArray |
 
 
 def _experts(rows: Sequence[Branch]) -> IntArray | None:
-    """The recorded experts of all prompts, then of all responses; None where a row has none.
+    """The recorded experts of all prompts, then of all responses; None where a row that is trained on has none.
 
-    A row's last token, which no model sees, gets those of the token before it.
+    A row's last token, which no model sees, gets those of the token before it; rows that no model sees get any.
     """
-    recorded = [np.concatenate((row.experts, row.experts[-1:])) for row in rows if row.experts is not None]
-    if not recorded or len(recorded) < len(rows):
+    shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
+    if shape is None or any(row.experts is None and row.loss_mask.any() for row in rows):
         return None
     of_prompts: list[IntArray] = []
     of_responses: list[IntArray] = []
-    for row, experts in zip(rows, recorded, strict=True):
+    for row in rows:
+        unseen = np.zeros((len(row.prompt_ids) + len(row.response_ids), *shape), np.int32)
+        experts = unseen if row.experts is None else np.concatenate((row.experts, row.experts[-1:]))
         of_prompts.append(experts[: len(row.prompt_ids)])
         of_responses.append(experts[len(row.prompt_ids) :])
     return np.concatenate(of_prompts + of_responses)
@@ -142,14 +145,6 @@ def split_groups(batch: Batch, parts: int, seed: int | Sequence[int]) -> list[In
     return _spread(batch, batch.groups, min(parts, len(order_G)), order_G)
 
 
-def balance_rows(batch: Batch, parts: int) -> list[IntArray]:
-    """The rows of each of `parts` ranks: the ranks have near-equal numbers of tokens, the branches of a trajectory are
-    on one rank, and so are siblings where there are at least as many groups as ranks."""
-    groups_B = batch.groups if len(np.unique(batch.groups)) >= parts else batch.trajectories
-    _, tokens_G = _tokens_of_groups(batch, groups_B)
-    return _spread(batch, groups_B, parts, np.argsort(-tokens_G, kind="stable"))
-
-
 def _spread(batch: Batch, groups_B: IntArray, parts: int, order_G: IntArray) -> list[IntArray]:
     """Give each group, in the order `order_G`, to the part that has the fewest tokens so far; rows ascend in a part."""
     group_of_row_B, tokens_G = _tokens_of_groups(batch, groups_B)
@@ -169,66 +164,116 @@ def _tokens_of_groups(batch: Batch, groups_B: IntArray) -> tuple[IntArray, IntAr
 
 
 def select_rows(batch: Batch, rows: IntArray) -> Batch:
-    """A batch of `rows`, every column a copy."""
-
-    def take(values: Any, offsets: IntArray) -> Any:
-        return np.concatenate([values[:0], *(values[offsets[row] : offsets[row + 1]] for row in rows)])
-
+    """A batch of `rows`, all of them: the batch itself. Columns are copies, or views where rows follow one another."""
+    if len(rows) == len(batch) and (rows[1:] > rows[:-1]).all():
+        return batch
     prompts, responses = batch.prompt_offsets, batch.response_offsets
     experts = None
     if batch.experts is not None:
         of_prompts, of_responses = np.split(batch.experts, [int(prompts[-1])])
-        experts = np.concatenate((take(of_prompts, prompts), take(of_responses, responses)))
+        experts = np.concatenate((take_rows(of_prompts, prompts, rows), take_rows(of_responses, responses, rows)))
     return Batch(
-        prompt_ids=take(batch.prompt_ids, prompts),
+        prompt_ids=take_rows(batch.prompt_ids, prompts, rows),
         prompt_offsets=np.r_[0, np.diff(prompts)[rows]].cumsum(),
-        response_ids=take(batch.response_ids, responses),
+        response_ids=take_rows(batch.response_ids, responses, rows),
         response_offsets=np.r_[0, np.diff(responses)[rows]].cumsum(),
-        loss_mask=take(batch.loss_mask, responses),
-        versions=take(batch.versions, responses),
+        loss_mask=take_rows(batch.loss_mask, responses, rows),
+        versions=take_rows(batch.versions, responses, rows),
         groups=batch.groups[rows],
         trajectories=batch.trajectories[rows],
         prompts=batch.prompts[rows],
         rewards=batch.rewards[rows],
         scored=batch.scored[rows],
-        tokens=batch.tokens.map(lambda column: take(column, responses)),
+        tokens=batch.tokens.map(lambda column: take_rows(column, responses, rows)),
         experts=experts,
     )
 
 
+def take_rows(values: Any, offsets: IntArray, rows: IntArray) -> Any:
+    """The values of `rows`, head to tail: a view where each row follows the one before it, else a copy."""
+    if not len(rows):
+        return values[:0]
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    starts, stops = offsets[rows[np.r_[0, breaks + 1]]], offsets[rows[np.r_[breaks, len(rows) - 1]] + 1]
+    runs = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return runs[0] if len(runs) == 1 else np.concatenate(runs)
+
+
+def token_shares(mask: BoolArray) -> FloatArray:
+    """1 / (number of tokens in the mask) on them, 0 elsewhere."""
+    return (mask / max(int(mask.sum()), 1)).astype(np.float32)
+
+
 def micro_batches(
-    batch: Batch, rows: Sequence[int] | IntArray, tokens_per_micro_batch: int, *, whole_trajectories: bool = False
+    batch: Batch,
+    rows: Sequence[int] | IntArray,
+    tokens_per_micro_batch: int,
+    *,
+    whole_trajectories: bool = False,
+    prompts_once: bool = True,
 ) -> list[MicroBatch]:
     """`rows` packed to at most `tokens_per_micro_batch` tokens each, siblings together; a longer row is alone.
 
     Scored are the response tokens that `loss_mask` names; a row without any is left out. `whole_trajectories`: all
-    branches of a trajectory are in one micro-batch, however long that becomes.
+    branches of a trajectory are in one micro-batch, however long that becomes. `prompts_once`: what prompts share
+    counts once; otherwise each row's prompt does, for an engine that computes it with each.
     """
     trainable = np.asarray(rows, dtype=np.int64)
     trainable = trainable[np.isin(trainable, batch.row_of_token[batch.loss_mask])]
-    prompts, lengths = batch.prompts.tolist(), np.diff(batch.prompt_offsets).tolist()
-    answers = (np.diff(batch.response_offsets) - 1).tolist()
-    prompts_in_pack: set[int] = set()
-
-    def added_tokens(unit: list[int]) -> int:
-        """By how much these rows make the micro-batch longer."""
-        own = {prompts[row]: lengths[row] for row in unit}
-        lacking = sum(length for prompt, length in own.items() if prompt not in prompts_in_pack)
-        return lacking + sum(answers[row] for row in unit)
-
+    paths = _paths_by_prompt(batch, trainable)
+    filling = _Filling(batch, paths, prompts_once)
     packs: list[list[int]] = []
-    tokens_in_pack = 0
     for unit in _in_packing_order(batch, trainable, whole_trajectories):
-        cost = added_tokens(unit)
-        if not packs or tokens_in_pack + cost > tokens_per_micro_batch:
+        if not packs or filling.tokens + filling.added(unit) > tokens_per_micro_batch:
             packs.append([])
-            prompts_in_pack.clear()
-            tokens_in_pack, cost = 0, added_tokens(unit)
+            filling.begin()
         packs[-1] += unit
-        tokens_in_pack += cost
-        prompts_in_pack.update(prompts[row] for row in unit)
-    tokens = np.concatenate((batch.prompt_ids, batch.response_ids))
-    return [_pack(batch, tokens, np.array(pack)) for pack in packs]
+        filling.add(unit)
+    return [_pack(batch, paths, np.array(rows)) for rows in packs]
+
+
+def _paths_by_prompt(batch: Batch, rows: IntArray) -> dict[int, Path]:
+    """The path of each of the rows' prompts, by its number."""
+    numbers, places = np.unique(batch.prompts[rows], return_index=True)
+    bounds = zip(batch.prompt_offsets[rows[places]], batch.prompt_offsets[rows[places] + 1], strict=True)
+    return dict(zip(numbers.tolist(), paths_of(batch.prompt_ids[start:stop] for start, stop in bounds), strict=True))
+
+
+class _Filling:
+    """The tokens of a micro-batch that is being filled: each prompt, and each block that prompts share, once."""
+
+    tokens: int
+
+    def __init__(self, batch: Batch, paths: Mapping[int, Path], prompts_once: bool) -> None:
+        self._prompts_once = prompts_once
+        self._prompts = batch.prompts.tolist()
+        self._prompt_lengths = np.diff(batch.prompt_offsets).tolist()
+        self._answer_lengths = (np.diff(batch.response_offsets) - 1).tolist()
+        self._paths = paths
+        self.begin()
+
+    def begin(self) -> None:
+        """The next one."""
+        self.tokens = 0
+        self._has_prompts: set[int] = set()
+        self._has_blocks: set[int] = set()
+
+    def added(self, rows: Sequence[int]) -> int:
+        """By how much these rows make the micro-batch longer."""
+        answers = sum(self._answer_lengths[row] for row in rows)
+        if not self._prompts_once:
+            return answers + sum(self._prompt_lengths[row] for row in rows)
+        lacking = {self._prompts[row]: self._prompt_lengths[row] for row in rows}
+        lacking = {prompt: length for prompt, length in lacking.items() if prompt not in self._has_prompts}
+        blocks = [number for prompt in lacking for number in self._paths[prompt]]
+        known = len(blocks) - len(set(blocks) - self._has_blocks)
+        return answers + sum(lacking.values()) - known * BLOCK
+
+    def add(self, rows: Sequence[int]) -> None:
+        self.tokens += self.added(rows)
+        new = {self._prompts[row] for row in rows} - self._has_prompts
+        self._has_prompts |= new
+        self._has_blocks.update(number for prompt in new for number in self._paths[prompt])
 
 
 def _in_packing_order(batch: Batch, rows: IntArray, whole_trajectories: bool) -> list[list[int]]:
@@ -243,47 +288,50 @@ def _in_packing_order(batch: Batch, rows: IntArray, whole_trajectories: bool) ->
     return list(units.values())
 
 
-def _pack(batch: Batch, tokens: IntArray, rows_R: IntArray) -> MicroBatch:
-    """One micro-batch of `rows_R`. `tokens`: those of all the batch's prompts, then of its responses.
+def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBatch:
+    """One micro-batch of `rows_R`.
 
-    Each row has two slots for segments: its prompt, filled by the first of the rows that have it, and its answer, which
-    is the response without the last token. Of rows with the same prompt and answer the first one's stands for all.
-    Empty slots leave no segment.
+    The segments of the prompts come first, as the tree of their `paths` has them, and then the answers, which are the
+    responses without their last tokens; of rows with the same prompt and answer the first one's stands for all, and an
+    empty answer leaves no segment. Those of a prompt are side by side: so attention finds the keys that answers share,
+    and their queries, without gathering them.
     """
-    row_numbers_R = np.arange(len(rows_R))
-    prompt_owner_R = _first_with_the_same(batch.prompts[rows_R])
-    owns_prompt_R = prompt_owner_R == row_numbers_R
-    answer_owner_R = _first_with_the_same_answer(batch, rows_R)
+    rows_R = rows_R[np.argsort(batch.prompts[rows_R], kind="stable")]
+    numbers_P, places_P, prompt_R = np.unique(batch.prompts[rows_R], return_index=True, return_inverse=True)
+    starts_P, stops_P = batch.prompt_offsets[rows_R[places_P]], batch.prompt_offsets[rows_R[places_P] + 1]
+    prompts = segments_of(starts_P, stops_P - starts_P, [paths[number] for number in numbers_P.tolist()])
 
-    prompt_starts_R, response_starts_R = batch.prompt_offsets[rows_R], batch.response_offsets[rows_R]
+    response_starts_R = batch.response_offsets[rows_R]
     response_lengths_R = batch.response_offsets[rows_R + 1] - response_starts_R
-    prompt_slots_R = (batch.prompt_offsets[rows_R + 1] - prompt_starts_R) * owns_prompt_R
-    answer_slots_R = (response_lengths_R - 1) * (answer_owner_R == row_numbers_R)
-    slot_lengths = _interleave(prompt_slots_R, answer_slots_R)
-    is_segment = slot_lengths > 0
-    segment_of_slot = np.cumsum(is_segment) - 1
-    prefixes = _interleave(np.full(len(rows_R), -1), segment_of_slot[2 * prompt_owner_R])
+    answer_owner_R = _first_with_the_same_answer(batch, rows_R)
+    has_segment_R = (answer_owner_R == np.arange(len(rows_R))) & (response_lengths_R > 1)
+    answer_starts = response_starts_R[has_segment_R] + len(batch.prompt_ids)
+    lengths = np.concatenate((prompts.lengths, response_lengths_R[has_segment_R] - 1))
+    prefixes = np.concatenate((prompts.prefixes, prompts.last_P[prompt_R[has_segment_R]]))
+    offsets = np.concatenate(([0], lengths.cumsum()))
 
-    # Where in `tokens` each token of the micro-batch stands.
-    slot_starts = _interleave(prompt_starts_R, response_starts_R + len(batch.prompt_ids))
-    slot_N, place_in_slot_N = _rows_and_places(slot_lengths)
-    source_N = slot_starts[slot_N] + place_in_slot_N
+    # Where each token of the micro-batch stands among all prompts' tokens and, after these, all responses'.
+    segment_N, place_N = _rows_and_places(lengths)
+    source_N = np.concatenate((prompts.starts, answer_starts))[segment_N] + place_N
+    of_prompts, of_answers = np.split(source_N, [prompts.lengths.sum()])
+    token_ids = np.concatenate((batch.prompt_ids[of_prompts], batch.response_ids[of_answers - len(batch.prompt_ids)]))
 
-    # Response token i of a row is predicted at answer token i - 1: of the answer that stands for the row's own, or for
-    # i = 0 at the last token of the prompt, right before the answer of the prompt's owner.
+    # Response token i of a row is predicted at answer token i - 1 of the answer that stands for the row's own, or for
+    # i = 0 at the last token of the prompt.
     row_T, place_T = _rows_and_places(response_lengths_R)
     scored_T = batch.loss_mask[response_starts_R[row_T] + place_T]
     row_S, place_S = row_T[scored_T], place_T[scored_T]
     source_S = response_starts_R[row_S] + place_S
-    answer_begins_R = np.concatenate(([0], slot_lengths)).cumsum()[1::2]
-    predicted_after_S = np.where(place_S == 0, prompt_owner_R[row_S], answer_owner_R[row_S])
+    prompt_ends_R = offsets[prompts.last_P[prompt_R] + 1]
+    answer_begins_R = offsets[len(prompts.lengths) + has_segment_R.cumsum() - 1]
+    predicted_at_S = np.where(place_S == 0, prompt_ends_R[row_S], answer_begins_R[answer_owner_R[row_S]] + place_S) - 1
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = _first_with_the_same(batch.trajectories[rows_R])[row_S]
     return MicroBatch(
-        token_ids=tokens[source_N],
-        offsets=np.concatenate(([0], slot_lengths[is_segment])).cumsum(),
-        prefixes=prefixes[is_segment],
-        scored=answer_begins_R[predicted_after_S] + place_S - 1,
+        token_ids=token_ids,
+        offsets=offsets,
+        prefixes=prefixes,
+        scored=predicted_at_S,
         targets=batch.response_ids[source_S],
         columns=columns,
         source=source_S,
@@ -306,11 +354,6 @@ def _first_with_the_same_answer(batch: Batch, rows_R: IntArray) -> IntArray:
         answer = batch.response_ids[start:stop].tobytes()
         owners.append(first_rows.setdefault((prompt, answer), row))
     return np.array(owners)
-
-
-def _interleave(first_R: IntArray, second_R: IntArray) -> IntArray:
-    """One entry of each in turn."""
-    return np.stack((first_R, second_R), axis=1).ravel()
 
 
 def _rows_and_places(lengths: IntArray) -> tuple[IntArray, IntArray]:

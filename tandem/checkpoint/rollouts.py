@@ -128,12 +128,13 @@ def _describe(number: int, one: Finished) -> dict[str, Any]:
 def _describe_answer(answer: Trajectory) -> dict[str, Any]:
     return {
         "sample": answer.sample,
-        "prompt": answer.prompt.text,
         "text": answer.text,
         "status": answer.status,
         "branches": [[asdict(turn) for turn in branch.turns] for branch in answer.every_branch],
+        "openings": [branch.opening for branch in answer.every_branch],
         "generation_s": answer.generation_s,
         "messages": answer.messages,
+        "ends_in": answer.ends_in,
         "reward": answer.reward,
         "numbers": dict(answer.numbers),
         "error": answer.error,
@@ -152,19 +153,20 @@ def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch])
 
 def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch], opened: bool) -> Trajectory:
     first, *others = (
-        replace(next(rows), turns=tuple(Turn(**turn) for turn in turns)) for turns in described["branches"]
+        replace(next(rows), turns=tuple(Turn(**turn) for turn in turns), opening=opening)
+        for turns, opening in zip(described["branches"], described["openings"], strict=True)
     )
     if opened:
-        prompt = replace(prompt, token_ids=first.prompt_ids, text=described["prompt"])
+        prompt = replace(prompt, token_ids=first.prompt_ids, text=first.opening)
     arrays = {name: getattr(first, name) for name in (*_COLUMNS, "turns", "experts")}
-    same = {name: described[name] for name in ("sample", "text", "generation_s", "reward", "numbers", "error")}
+    same = ("sample", "text", "generation_s", "ends_in", "reward", "numbers", "error")
     return Trajectory(
         prompt=prompt,
         status=Status(described["status"]),
         messages=tuple(described["messages"]),
         branches=tuple(others),
         **arrays,
-        **same,
+        **{name: described[name] for name in same},
     )
 
 

@@ -33,14 +33,14 @@ def open_run_dir(config: TrainConfig | SftConfig) -> Iterator[list[Change]]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"trainer.run_dir: {error}; give another one") from None
-    with _locked(path):
+    with locked(path):
         changed = check_run_dir(config)
         write_text(path / _CONFIG, dump_config(config))
         yield changed
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Only one process is between here and the end of the block.
 
     The lock is the kernel's, also over NFS: it ends with the process, however that ends, so none is ever stale.

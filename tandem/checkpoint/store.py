@@ -4,71 +4,151 @@
     <run>/checkpoints/latest, best                 text files that hold a name: step_000010
     <run>/checkpoints/.*.tmp                       being written, or being deleted
 
-A write flushes every file, then renames: a directory under its final name is whole. Size and SHA-256 of each file are
-in its manifest, so that later damage (a full disk, a partial copy) is found before it is loaded. Both take a second a
-GB or more, and deleting what is old may take long, too, so threads do it, while the controller goes on serving whoever
-generates ahead of training.
+    consumes       a Draft: state that has been copied, and files that are still to be written
+    produces       a directory under its final name, flushed; size and SHA-256 of each file are in its manifest
+    waits for      the files of the ranks, in a thread; the controller goes on with the next steps
+    unblocked by   the seals of all ranks, or `abandon`
+
+At most one checkpoint is being written. The next one, and the end of the run, wait for it in `finish`, and what went
+wrong with it comes out of `check` or `finish`, never later than at the end of the step.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from threading import Thread
+from typing import Protocol
 
+from tandem.checkpoint.draft import Draft, describe
 from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
 
-T = TypeVar("T")
-_THREADS = 4
 _TURN_S = 0.005
 """Between two looks at what the caller has to do meanwhile."""
+_ASK_S = 0.2
+"""While the write is waited for, between two questions to the ranks."""
+_FIRST_LINE_S, _LINE_S = 1.0, 10.0
+"""Until the first line of progress, and between two."""
+
+
+class Remote(Protocol):
+    """Where checkpoints are copied to."""
+
+    url: str
+
+    def push(
+        self, checkpoint: Path, pointers: Mapping[str, str], kept: Collection[str], check: Callable[[], None]
+    ) -> None:
+        """Copy a checkpoint and what points to which one, and keep no other ones than `kept`; `check` raises where it
+        is to be given up."""
+        ...
+
+
+class _Write:
+    """A checkpoint that a thread completes."""
+
+    def __init__(self, step: int, draft: Draft, complete: Callable[[], None]) -> None:
+        self.step, self.draft = step, draft
+        self.error: BaseException | None = None
+        self._complete = complete
+        self.thread = Thread(target=self._run, name=f"checkpoint of step {step}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._complete()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `check` raises it
+            self.error = error
 
 
 class CheckpointStore:
     """The checkpoints of one run. Belongs to the process that writes the run: it deletes leftovers of killed writes."""
 
-    def __init__(self, run_dir: Path, keep_last: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """`meanwhile` is called again and again while files are flushed and deleted; it does not wait, and what it
-        raises ends the write."""
+    def __init__(
+        self, run_dir: Path, keep_last: int, meanwhile: Callable[[], None] = lambda: None, remote: Remote | None = None
+    ) -> None:
+        """`meanwhile` is called again and again while a write is waited for; it does not wait. What it raises comes out
+        of there. A checkpoint that is complete is copied to `remote` before the next one is begun."""
         self.directory = run_dir / "checkpoints"
         self._keep_last = keep_last
         self._meanwhile = meanwhile
+        self._remote = remote
+        self._writing: _Write | None = None
         for leftover in self.directory.glob(".*.tmp"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     @contextmanager
-    def write(self, step: int, best: bool = False) -> Iterator[Path]:
-        """A temporary directory to fill; on a clean exit it becomes the checkpoint of `step` and the latest one.
+    def write(self, step: int, best: bool = False) -> Iterator[Draft]:
+        """The draft of a checkpoint, in a temporary directory, to fill; on a clean exit a thread begins to complete it.
 
-        Older checkpoints beyond `keep_last` are deleted, except the best; so are those of later steps, which a run
-        that went back to an earlier checkpoint has left behind. After an exception everything is as before, or, from
-        when the old ones are being deleted, the checkpoint is there; TandemError where the disk is full.
+        First it waits for the one before. When it is complete, it is the checkpoint of `step` and the latest one, and
+        older ones beyond `keep_last` are deleted, except the best; so are those of later steps, which a run that went
+        back to an earlier checkpoint has left behind. After an exception everything is as before, or, from when the old
+        ones are being deleted, the checkpoint is there. TandemError where the disk is full.
         """
-        final = self.directory / f"step_{step:06d}"
+        self.finish()
+        final = self._final(step)
         temporary = temporary_name(final)
         temporary.mkdir(parents=True)
+        draft = Draft(temporary)
         try:
-            yield temporary
-            written = [path for path in temporary.rglob("*") if path.is_file()]
-            sealed = zip(written, self._seal(written), strict=True)
-            files = {str(path.relative_to(temporary)): described for path, described in sealed}
-            write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
-            run_beside(self._meanwhile, partial(sync_tree, temporary))
+            yield draft
         except BaseException as error:
-            shutil.rmtree(temporary)
-            if os.strerror(errno.ENOSPC) in str(error):  # by whatever library, in whichever process
-                raise TandemError(
-                    f"{final}: no space left for this checkpoint; make room, then continue from the one before it with "
-                    f"--resume {self.directory.parent}"
-                ) from error
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise self._told(error, step) from error
+        self._writing = _Write(step, draft, lambda: self._complete(draft, step, best))
+
+    def check(self) -> None:
+        """Raises what went wrong with the write under way, or with one that has ended since."""
+        writing = self._writing
+        if writing is not None and writing.thread.is_alive():
+            try:
+                writing.draft.check()
+            except Exception as error:
+                self.abandon()
+                raise self._told(error, writing.step) from error
+        elif writing is not None:
+            self._writing = None
+            if writing.error is not None:
+                raise self._told(writing.error, writing.step) from writing.error
+
+    def finish(self) -> None:
+        """Wait until nothing is being written, and say so where that takes long. Raises as `check` does."""
+        asked = time.monotonic()
+        say_at = asked + _FIRST_LINE_S
+        while (writing := self._writing) is not None:
+            now = time.monotonic()
+            if now - asked > _ASK_S or not writing.thread.is_alive():
+                self.check()
+                asked = now
+            if now > say_at:
+                print(f"waiting for the checkpoint of step {writing.step}: {_gib(writing.draft)} written", flush=True)
+                say_at = now + _LINE_S
+            self._meanwhile()
+            writing.thread.join(_TURN_S)
+
+    def abandon(self) -> None:
+        """Give up what is being written, unless its files are all there: then it becomes a checkpoint all the same."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.draft.abandoned.set()
+            writing.thread.join()
+
+    def _complete(self, draft: Draft, step: int, best: bool) -> None:
+        temporary = draft.directory
+        try:
+            files = draft.complete()
+            write_text(temporary / "manifest.json", json.dumps({"step": step, "files": files}, indent=1))
+            sync_tree(temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # ranks may be writing still
             raise
+        final = self._final(step)
         if final.exists():  # of a run that went back, or was killed before it could call it the latest
             self._delete(final)
         os.rename(temporary, final)
@@ -76,10 +156,19 @@ class CheckpointStore:
         for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
             write_text(self.directory / pointer, final.name + "\n")
         self._prune(step)
+        if self._remote is not None:
+            self._push(self._remote, final, draft)
 
-    def _seal(self, files: Sequence[Path]) -> list[dict[str, object]]:
-        """Flush files to the disk; what the manifest says of each."""
-        return run_beside(self._meanwhile, *(partial(_seal, file) for file in files))
+    def _push(self, remote: Remote, final: Path, draft: Draft) -> None:
+        named = {pointer: path.name for pointer in ("best", "latest") if (path := self._named(pointer)) is not None}
+        kept = {path.name for path in self.directory.glob("step_*")}
+        try:
+            remote.push(final, named, kept, draft.raise_if_abandoned)
+        except Exception as error:  # of whatever file system
+            raise TandemError(
+                f"trainer.checkpoint_url: {final.name} cannot be copied to {remote.url} ({error}); it is whole in "
+                f"{final}: mend that, then continue with --resume {self.directory.parent}"
+            ) from error
 
     def latest(self) -> Path | None:
         """The checkpoint to resume from, None before the first one; raises UserError when it is damaged."""
@@ -88,6 +177,19 @@ class CheckpointStore:
             mend = f"write the name of an earlier one into {self.directory / 'latest'}, or delete that file"
             check_sound(checkpoint, f"{mend} to start anew")
         return checkpoint
+
+    def _final(self, step: int) -> Path:
+        return self.directory / f"step_{step:06d}"
+
+    def _told(self, error: BaseException, step: int) -> BaseException:
+        """What to raise for an error of a write: in a line where it is the disk's."""
+        full = os.strerror(errno.ENOSPC) in str(error)  # by whatever library, in whichever process
+        if not full and not isinstance(error, OSError):
+            return error
+        what = "no space left for this checkpoint; make room" if full else f"cannot be written ({error}); mend that"
+        return TandemError(
+            f"{self._final(step)}: {what}, then continue from the one before it with --resume {self.directory.parent}"
+        )
 
     def _named(self, pointer: str) -> Path | None:
         path = self.directory / pointer
@@ -104,22 +206,7 @@ class CheckpointStore:
         """Hide, then delete: a deletion that is cut short must not look like a checkpoint."""
         trash = temporary_name(path.with_suffix(".deleted"))
         os.rename(path, trash)
-        run_beside(self._meanwhile, partial(shutil.rmtree, trash))
-
-
-def run_beside(meanwhile: Callable[[], None], *calls: Callable[[], T]) -> list[T]:
-    """What the calls return, each made in a thread; `meanwhile` is called again and again until all have ended.
-
-    It does not wait. What it raises comes out of here when the calls under way have ended; others are not begun.
-    """
-    with ThreadPoolExecutor(_THREADS) as threads:
-        under_way = [threads.submit(call) for call in calls]
-        try:
-            while wait(under_way, _TURN_S).not_done:
-                meanwhile()
-        finally:
-            threads.shutdown(cancel_futures=True)
-    return [one.result() for one in under_way]
+        shutil.rmtree(trash)
 
 
 def check_sound(checkpoint: Path, mend: str) -> None:
@@ -133,17 +220,13 @@ def damage(checkpoint: Path) -> str | None:
     """What differs between the files of a checkpoint and its manifest, content included; None: sound."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_text())["files"]
-        changed = [name for name, expected in files.items() if _describe(checkpoint / name) != expected]
+        changed = [name for name, expected in files.items() if describe(checkpoint / name) != expected]
     except (OSError, ValueError, KeyError) as error:
         return str(error)
     return f"not what was written: {', '.join(changed)}" if changed else None
 
 
-def _seal(file: Path) -> dict[str, object]:
-    sync(file)
-    return _describe(file)
-
-
-def _describe(file: Path) -> dict[str, object]:
-    with file.open("rb") as content:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+def _gib(draft: Draft) -> str:
+    """What of it is on the disk."""
+    sizes = (path.stat().st_size for path in draft.directory.rglob("*") if path.is_file())
+    return f"{sum(sizes) / 2**30:.1f} GiB"

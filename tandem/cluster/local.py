@@ -33,7 +33,7 @@ from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.signals import stop_signals_blocked
 from tandem.workers.host import Worker
-from tandem.workers.registration import Arguments, Calls, Mesh
+from tandem.workers.registration import Calls, Mesh
 
 Spec = TypeVar("Spec")
 _FORK = multiprocessing.get_context("forkserver")
@@ -159,14 +159,13 @@ class LocalRanks:
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
         self._check_open()
-        sharing: dict[tuple[int, int], dict[int, Arguments]] = {}
+        sharing: dict[int, list[int]] = {}
         for rank, arguments in calls.items():
-            sharing.setdefault((id(arguments.args), id(arguments.kwargs)), {})[rank] = arguments
+            sharing.setdefault(id(arguments), []).append(rank)
         call = Call(calls)
         for ranks in sharing.values():
-            shared = next(iter(ranks.values()))
-            rows = {rank: arguments.rows for rank, arguments in ranks.items()}
-            slot = self._requests.write(CallRequest(method, shared.args, shared.kwargs, rows), len(ranks))
+            arguments = calls[ranks[0]]
+            slot = self._requests.write(CallRequest(method, arguments.args, arguments.kwargs), len(ranks))
             for rank in ranks:
                 self.processes[rank].request(call, name, slot)
         return self._cluster.events.future(call, partial(self._wait, call))

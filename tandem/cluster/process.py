@@ -28,7 +28,6 @@ from tandem.cluster.debugger import TerminalPdb
 from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
 from tandem.errors import TandemError, WorkerError
 from tandem.signals import leave_stopping_to_the_controller
-from tandem.types import IntArray
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Arguments
 
@@ -71,8 +70,6 @@ class CallRequest:
     method: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    rows: Mapping[int, IntArray | None]
-    """Each rank's rows of the first argument."""
 
 
 def process_main(setup: ProcessSetup) -> None:
@@ -89,8 +86,7 @@ def process_main(setup: ProcessSetup) -> None:
         request = requests.read(slot)
         if isinstance(request, CreateRequest):
             return host.create(name, request.kind, request.spec)
-        arguments = Arguments(request.args, request.kwargs, request.rows[setup.rank])
-        return host.call(name, request.method, arguments)
+        return host.call(name, request.method, Arguments(request.args, request.kwargs))
 
     def answer(name: str, work: Callable[[], Any]) -> None:
         try:

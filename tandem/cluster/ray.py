@@ -1,7 +1,7 @@
 """Ray: the processes of a pool are actors in a placement group. The only file that imports Ray.
 
-    controller --arguments, put once--> object store --zero-copy--> actor, which takes its rows --> WorkerHost.call
-               <------ Future <-------- object store <----------------- answer -------------------------
+    controller --each group's arguments--> object store --fetched by its node, zero-copy--> actor --> WorkerHost.call
+               <-------- Future <--------- object store <------------------ answer ------------------
 
 A second thread of each actor reports the stack of the first one, and with it that the process is alive. All answers are
 taken in by `RayCluster.watch`.
@@ -33,7 +33,6 @@ from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tandem.signals import leave_stopping_to_the_controller
-from tandem.types import IntArray
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Arguments, Calls, Mesh
 
@@ -41,6 +40,7 @@ Spec = TypeVar("Spec")
 _COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out ends a call that hangs, with all stacks
 _CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
+_IN_A_MESSAGE_BYTES = 1 << 16
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
 _LOOK_S = 1.0  # between two looks at whether all processes are alive, while a call runs
 _POLL_S = 0.02  # between two looks at the sources, for which Ray cannot wait
@@ -80,6 +80,12 @@ def _unpack(packed: _Packed, own: bool = True) -> Any:
     return cloudpickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers] if own else buffers)
 
 
+def _put(packed: _Packed) -> _Packed | ObjectRef:
+    """What carries it to actors: the object store, from where each of their nodes fetches it once; small, a message."""
+    data, buffers = packed
+    return packed if len(data) < _IN_A_MESSAGE_BYTES and not buffers else ray.put(packed)
+
+
 class _Process:
     """What an actor is: a WorkerHost."""
 
@@ -110,10 +116,10 @@ class _Process:
     def create(self, name: str, packed: _Packed) -> _Packed | TandemError:
         return self._guarded(name, lambda: self._host.create(name, *_unpack(packed)))
 
-    def perform(self, name: str, packed: _Packed, rows: IntArray | None) -> _Packed | TandemError:
+    def perform(self, name: str, packed: _Packed) -> _Packed | TandemError:
         def call() -> Any:
-            method, args, kwargs = _unpack(packed, own=rows is None)
-            return self._host.call(name, method, Arguments(args, kwargs, rows))
+            method, args, kwargs = _unpack(packed, own=False)
+            return self._host.call(name, method, Arguments(args, kwargs))
 
         return self._guarded(name, call)
 
@@ -186,13 +192,12 @@ class RayRanks:
         return self._wait(self._call("create", dict.fromkeys(range(self.size), arguments)))[0]
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
-        put: dict[tuple[int, int], ObjectRef] = {}
+        sent: dict[int, _Packed | ObjectRef] = {}
         arguments: dict[int, tuple[Any, ...]] = {}
         for rank, call in calls.items():
-            shared = id(call.args), id(call.kwargs)
-            if shared not in put:
-                put[shared] = ray.put(_pack((method, call.args, call.kwargs)))
-            arguments[rank] = name, put[shared], call.rows
+            if id(call) not in sent:
+                sent[id(call)] = _put(_pack((method, call.args, call.kwargs)))
+            arguments[rank] = name, sent[id(call)]
         call = self._call("perform", arguments)
         return self._cluster.events.future(call, partial(self._wait, call))
 

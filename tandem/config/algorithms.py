@@ -166,7 +166,8 @@ class PolicyGradientConfig(Section):
     """Dynamic sampling (DAPO): each group with equal rewards is replaced by that of a further prompt, in each step so
     many times `data.prompts_per_step` groups at most."""
     overlong_buffer: Share = 0.0
-    """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1."""
+    """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1. Of a
+    conversation with several branches the longest one counts."""
 
     turn_rewards: Literal["whole", "by_turn"] = "whole"
     """What environments give for single turns. `whole`: all is the trajectory's, which each of its tokens answers for.

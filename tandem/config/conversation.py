@@ -1,5 +1,6 @@
 """The section `conversation`: who answers the policy, in how many turns, and how its calls are written."""
 
+import shlex
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Tag, ValidationInfo, field_validator, model_validator
@@ -43,7 +44,7 @@ class SearchToolsConfig(Section):
     passages: PositiveInt = 3
     """How many a call brings that does not say."""
     most_passages: PositiveInt = 10
-    """How many a call may ask for."""
+    """How many a call may ask for. With 1 the tool has no argument `k`."""
     calls_at_once: MayChange[PositiveInt] = 4
 
 
@@ -79,7 +80,8 @@ class ToolLimitsConfig(Section):
 
     timeout_s: MayChange[PositiveFloat] = 30.0
     """From when a call is sent; a call that waits for its turn is not slow. The policy is told that there was no answer
-    in time. The time that an engine stands still for training does not count."""
+    in time. The time that an engine stands still for training does not count. As long may a class take for `reset`, for
+    `get_reward` and `close` (verl: `calc_reward` and `release`); then the environment has failed."""
     result_characters: PositiveInt = 8192
     """Of a result; the rest is cut, and the policy told how much."""
     calls_at_once: MayChange[PositiveInt] = 256
@@ -101,6 +103,8 @@ class VerlUserConfig(Section):
 
     type: Literal["verl"]
     path: LocalPath
+    timeout_s: MayChange[PositiveFloat] = 120.0
+    """For one call of a method; then the environment has failed."""
 
 
 class ModelUserConfig(Section):
@@ -164,6 +168,19 @@ class EndpointEnvironmentConfig(Section):
     agents_at_once: MayChange[PositiveInt] = 64
     """On one rank; others wait for their turn."""
 
+    @field_validator("command")
+    @classmethod
+    def _can_be_split(cls, command: str | None) -> str | None:
+        if command is None:
+            return None
+        try:
+            program = shlex.split(command)[:1]
+        except ValueError as error:
+            raise ValueError(f"{command!r} is no command: {str(error).lower()}") from None
+        if not program or not program[0]:
+            raise ValueError(f"{command!r} is no command: it names no program")
+        return command
+
     @model_validator(mode="after")
     def _one_program(self) -> Self:
         if (self.function is None) == (self.command is None):
@@ -179,6 +196,9 @@ class OwnEnvironmentConfig(Section):
     """`path/to/file.py:Class` or `package.module:Class`, made once a trajectory."""
     arguments: dict[str, Any] = {}
     """What it is made with, by name."""
+    timeout_s: MayChange[PositiveFloat] = 600.0
+    """For each `start`, `step` and `close`; then the environment has failed. The time that an engine stands still for
+    training does not count."""
 
 
 SteppedEnvironmentConfig = (

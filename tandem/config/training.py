@@ -13,11 +13,15 @@ class TrainingSection(Section):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     tokens_per_micro_batch: MayChange[PositiveInt] = 16_384
-    """Tokens in one forward and backward pass, a prompt counted once for its siblings; a longer row is passed alone."""
-    activation_checkpointing: MayChange[bool] = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Tokens in one forward and backward pass; a longer row is passed alone. What prompts have in common (siblings all,
+    a conversation's turns what came before) is computed and counted once, by Megatron-Core with each row."""
     skip_zero_advantage: bool = True
     """Leave out rows whose gradient is exactly zero; the loss is normalised as if they were there."""
+
+    @property
+    def computes_prompts_once(self) -> bool:
+        """Rows whose prompts begin alike share that part in a pass."""
+        return True
 
     @property
     def adds_losses(self) -> bool:
@@ -33,17 +37,37 @@ class FsdpTrainingConfig(TrainingSection):
     """The PyTorch engine: plain torch on one rank, FSDP2 on several."""
 
     type: Literal["fsdp"] = "fsdp"
+    activation_checkpointing: MayChange[bool | Literal["selective"]] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. selective: all but attention,
+    whose output is kept as well as each layer's input: less time with long rows, for twice that memory."""
+    attention: MayChange[Literal["auto", "fa2", "fa3", "fa4"]] = "auto"
+    """FlashAttention on a GPU. fa2 comes with torch; fa3 (compute capability 9) and fa4 (9, 10) are packages of their
+    own. auto: fa3 on 9 and fa4 on 10 where they are installed and compute what they should, else fa2."""
     shard_size: MayChange[PositiveInt | None] = None
     """Ranks that share one copy of the model; the others hold replicas. Default: all share one."""
     cpu_offload: MayChange[bool] = False
     """Keep the optimizer, and on several ranks the shards, in host memory; the optimizer runs there."""
-    reduce_once: MayChange[bool] = True
-    """Sum gradients over ranks once a pass. False: after each micro-batch, so that no rank holds a full gradient."""
+    optimizer_offload: MayChange[bool] = False
+    """Keep the optimizer's moments, and on one rank the masters, in host memory but for the step, for which they visit
+    the device some at a time: 8 to 12 bytes a parameter less, over the ranks, and the same numbers."""
+    reduce_once: MayChange[bool | None] = None
+    """Sum gradients over ranks once a pass: less to send, but each rank holds the whole gradient in float32 until then.
+    False: after each micro-batch. None: once where the whole gradient is at most a GiB."""
     context_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the tokens of a micro-batch: for responses too long for one."""
 
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        if self.cpu_offload and self.optimizer_offload:
+            raise ValueError("cpu_offload has the optimizer in host memory already; leave optimizer_offload out")
+        return self
+
     def mesh(self, ranks: int) -> dict[str, int]:
         return {"data": ranks // self.context_parallel, "context": self.context_parallel}
+
+    def sums_gradients_once(self, parameters: int) -> bool:
+        """Whether the float32 gradient of so many parameters that learn is summed once a pass."""
+        return 4 * parameters <= 2**30 if self.reduce_once is None else self.reduce_once
 
 
 class MegatronTrainingConfig(TrainingSection):
@@ -53,6 +77,8 @@ class MegatronTrainingConfig(TrainingSection):
     """
 
     type: Literal["megatron"]
+    activation_checkpointing: MayChange[bool] = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     tensor_parallel: MayChange[PositiveInt] = 1
     """Ranks that share every matrix: inside a node."""
     sequence_parallel: MayChange[bool] = False
@@ -73,6 +99,11 @@ class MegatronTrainingConfig(TrainingSection):
     """Coefficient of the loss that keeps router logits small (Zoph et al. 2022), 0: none."""
     router_replay: bool = False
     """Send tokens to the experts that the generation engine sent them to, instead of choosing again."""
+
+    @property
+    def computes_prompts_once(self) -> bool:
+        """Each row gets its prompt back: Megatron-Core knows no shared prefixes."""
+        return False
 
     @property
     def adds_losses(self) -> bool:

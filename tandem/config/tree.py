@@ -134,6 +134,9 @@ class TrainerConfig(Section):
     one. Where it is false on a resume, those that the checkpoint holds are made and scored anew."""
     keep_last: MayChange[PositiveInt] = 2
     """Checkpoints that stay; the best one stays besides."""
+    checkpoint_url: MayChange[str | None] = None
+    """Where each checkpoint is copied when it is complete, by what fsspec has a file system for, as `s3://bucket/run`;
+    `keep_last` and the best one count there, too. `--resume URL` fetches the newest one, verifies it and goes on."""
     best_metric: MayChange[str | None] = None
     """A metric name: the checkpoint where it was best is kept as `best`."""
     best_mode: MayChange[Literal["max", "min"] | None] = None

@@ -62,7 +62,7 @@ COUNTERPARTS: Mapping[str, str] = {
     f"{_ROLLOUT}dtype": "model.dtype",
     f"{_ROLLOUT}tensor_model_parallel_size": "generation.tensor_parallel",
     f"{_ROLLOUT}free_cache_engine": "generation.sleep",
-    f"{_ROLLOUT}gpu_memory_utilization": "generation.engine_args.gpu_memory_utilization",
+    f"{_ROLLOUT}gpu_memory_utilization": "generation.memory_share",
     f"{_ROLLOUT}max_model_len": "generation.engine_args.max_model_len",
     f"{_ROLLOUT}max_num_seqs": "generation.engine_args.max_num_seqs",
     f"{_ROLLOUT}max_num_batched_tokens": "generation.engine_args.max_num_batched_tokens",

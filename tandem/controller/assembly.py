@@ -1,7 +1,7 @@
 """Configuration -> the roles of a run: which models and engines there are, and how weights get to the engines."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,24 @@ from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
 from tandem.checkpoint.branch import CRITIC, POLICY, Branch
 from tandem.config.algorithms import CriticConfig
+from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.tree import ModelConfig, RolloutConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
-from tandem.controller.roles import Actor, Critic, Model, Policy, Rollout, Trained, ValueModel
+from tandem.controller.roles import (
+    Actor,
+    Critic,
+    Model,
+    Policy,
+    Reference,
+    Rollout,
+    Trained,
+    ValueModel,
+    WithoutAdapters,
+)
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
-from tandem.controller.timesharing import Devices, TimeSharing, UnsharedDevices
+from tandem.controller.timesharing import Devices, TimeSharing, Turns
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -38,7 +49,7 @@ class Roles:
 
     experience: ExperienceRoles
     actor: Actor
-    reference: Policy | None = None
+    reference: Reference | None = None
     critic: Critic | None = None
 
     @property
@@ -68,57 +79,107 @@ def make_roles(
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
     actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, optimizer_steps), model=policy))
-    # The engine loads what the actor does: with adapters, only what these change is published.
-    rollout = make_rollout(config.model_copy(update={"model": policy}), tokenizer, placement)
-    delta = config.generation.type != "native" and config.generation.sync.delta
-    publish = connect(actor, rollout, placement, delta)
     models: dict[Role, Model] = {Role.Actor: actor}
     reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
         frozen = replace(actor_spec(config), optimizer=None)
-        models[Role.RefPolicy] = reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
+        reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts)
+        if isinstance(reference, Policy):
+            models[Role.RefPolicy] = reference
     if Signal.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
     if branch is not None:
         _load_states(branch, {POLICY: actor, CRITIC: critic})
-    experience = _make_experience_roles(config, placement, rollout, models, publish, reward)
+
+    def make_engines(memory_share: float) -> tuple[Rollout, Callable[[int], None]]:
+        # The engine loads what the actor does: with adapters, only what these change is published.
+        rollout = make_rollout(config.model_copy(update={"model": policy}), tokenizer, placement, memory_share)
+        delta = config.generation.type != "native" and config.generation.sync.delta
+        return rollout, connect(actor, rollout, placement, delta)
+
+    whole = config.training.type == "fsdp" and placement.size(Role.Actor) == 1
+    experience = _make_experience_roles(config, placement, models, make_engines, reward, whole)
     return Roles(experience, actor, reference, critic)
+
+
+def make_reference(spec: TrainSpec, actor: Actor, placement: Placement, starts_elsewhere: bool) -> Reference:
+    """The frozen model of `spec`: the actor without its adapters where these are all that tells the two apart.
+
+    `starts_elsewhere`: the actor starts from other weights than the reference.
+    """
+    beside = placement.together(Role.Actor, Role.RefPolicy) and not placement.has_own_kind(Role.RefPolicy)
+    if spec.model.lora is not None and beside and not starts_elsewhere:
+        return WithoutAdapters(actor)
+    return placement.group(Role.RefPolicy, Policy, TrainWorker, spec)
 
 
 def make_experience_roles(
     config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, reward: Rewards
 ) -> ExperienceRoles:
     """Scored answers of `model.path` as it is, without training."""
-    rollout = make_rollout(config, tokenizer, placement)
-    return _make_experience_roles(
-        config, placement, rollout, {}, lambda version: rollout.publish(version).get(), reward
-    )
+
+    def make_engines(memory_share: float) -> tuple[Rollout, Callable[[int], None]]:
+        rollout = make_rollout(config, tokenizer, placement, memory_share)
+        return rollout, lambda version: rollout.publish(version).get()
+
+    return _make_experience_roles(config, placement, {}, make_engines, reward)
 
 
 def _make_experience_roles(
     config: RolloutConfig,
     placement: Placement,
-    rollout: Rollout,
     models: Mapping[Role, Model],
-    publish: Callable[[int], None],
+    make_engines: Callable[[float], tuple[Rollout, Callable[[int], None]]],
     functions: Rewards,
+    whole_actor: bool = False,
 ) -> ExperienceRoles:
-    """The engines with their rewards, on devices that they share with some of `models`; they serve version 0."""
+    """The engines with their rewards, on devices that they share with some of `models`; they serve version 0.
+
+    `whole_actor`: the actor is one model in one process, with which a native engine generates that is there, too.
+    """
     reward_model = make_reward_model(config, placement)
-    sharing = [model for role, model in models.items() if placement.together(role, Role.Rollout)]
-    scorer = None
-    if reward_model is not None and placement.together(Role.RewardModel, Role.Rollout):
-        scorer = reward_model
-    sleeps = config.generation.type != "native" and config.generation.sleep != "never"
-    devices: Devices = UnsharedDevices(publish)
-    if sleeps and (sharing or scorer is not None):
-        devices = TimeSharing(rollout, sharing, scorer, publish)
+    everyone = {**models, Role.RewardModel: reward_model} if reward_model is not None else models
+    turns = turns_of(config.generation, placement, everyone, whole_actor)
+    turns.make_room()
+    rollout, fill = make_engines(default_memory_share(_beside_engines(placement, everyone), turns.engine))
+    devices = TimeSharing(rollout, fill, turns)
     rewards = functions
     if reward_model is not None:
         weight, alone = config.reward.model_weight, not config.reward.functions
         rewards = ModelRewards(reward_model, weight, functions, devices, alone=alone)
     devices.publish(0)
     return ExperienceRoles(rollout, rewards, devices)
+
+
+def turns_of(
+    generation: GenerationConfig, placement: Placement, models: Mapping[Role, Model], whole_actor: bool = False
+) -> Turns:
+    """Who takes turns on devices, by who shares them. `whole_actor` as in `_make_experience_roles`."""
+    engine = generation.sleep != "never" and _beside_engines(placement, models)
+    stays = generation.type == "native" and whole_actor
+
+    def from_engine(role: Role) -> Model | None:
+        """The model, where it shares an engine's devices that takes turns."""
+        return models.get(role) if engine and role in models and placement.together(role, Role.Rollout) else None
+
+    def from_anyone(role: Role) -> Model | None:
+        if role not in models:  # nor, perhaps, in any pool
+            return None
+        beside = any(other != role and placement.together(role, other) for other in models)
+        return models.get(role) if beside else from_engine(role)
+
+    return Turns(
+        engine,
+        actor=None if stays else from_engine(Role.Actor),
+        critic=from_engine(Role.Critic),
+        reference=from_anyone(Role.RefPolicy),
+        reward_model=from_anyone(Role.RewardModel),
+    )
+
+
+def _beside_engines(placement: Placement, models: Iterable[Role]) -> bool:
+    """Some of the models share the engines' devices."""
+    return any(placement.together(role, Role.Rollout) for role in models)
 
 
 def make_producer(
@@ -144,6 +205,7 @@ def make_producer(
         total_steps=total_steps,
         max_staleness=config.trainer.max_staleness,
         partial_rollouts=config.generation.partial_rollouts,
+        balanced=config.generation.balanced,
         max_replaced=algorithm.resample_rounds * size,
     )
     return RolloutProducer(
@@ -170,9 +232,11 @@ def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
     )
 
 
-def make_rollout(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Rollout:
-    """The generation engines; they serve nothing until a first `publish`."""
-    spec = RolloutSpec(config.model, config.generation, tokenizer, config.conversation)
+def make_rollout(
+    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, memory_share: float
+) -> Rollout:
+    """The generation engines; they serve nothing until a first `publish`. `memory_share` as in RolloutSpec."""
+    spec = RolloutSpec(config.model, config.generation, tokenizer, config.conversation, memory_share)
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 
 
@@ -191,7 +255,9 @@ def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = 
     if placement.together(Role.Actor, Role.Rollout):
         return lambda version: rollout.publish(version).get()
     address = actor.open_bridge(placement.size(Role.Rollout), delta).get()
+    joining = actor.join_bridge(address)
     rollout.join_bridge(address).get()
+    joining.get()
 
     def publish(version: int) -> None:
         sending = actor.send_weights()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
-from tandem.controller.learning import needs_old_logprobs, update
+from tandem.controller.groups import Future
+from tandem.controller.learning import PlacedStep, needs_old_logprobs, placed_step, update
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
@@ -46,6 +47,10 @@ class Phases(Protocol):
         """The models compute until the next publish."""
         ...
 
+    def to_update(self) -> None:
+        """From here on the actor and the critic alone."""
+        ...
+
     def publish(self, version: int) -> None:
         """Serve the actor's present weights as `version`."""
         ...
@@ -58,33 +63,35 @@ def learn_step(
     clock = Clock()
     batch = to_batch(groups)
     phases.to_training()
-    clock("preparation", lambda: prepare(roles, algorithm, config, batch))
-    metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
-    metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, batch, config, step))
+    with placed_step(batch, algorithm, config, step) as placed:
+        clock("preparation", lambda: prepare(roles, algorithm, config, placed))
+        metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
+        phases.to_update()
+        metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, placed, config))
     clock("publish", lambda: phases.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds})
 
 
-def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, batch: Batch) -> None:
+def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, placed: PlacedStep) -> None:
     """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
 
     Where `old_logprobs` are not needed before the update, they will be those of its only forward pass. Which log-probs
     are those of the old policy is `needs_old_logprobs`'s and `TrainConfig.takes_engine_logprobs`'s to say.
     """
+    tokens, old = placed.batch.tokens, "old_logprobs" if needs_old_logprobs(config, algorithm) else None
     if config.takes_engine_logprobs:
-        batch.tokens.old_logprobs = batch.tokens.rollout_logprobs
-    old = roles.actor.logprobs(batch) if needs_old_logprobs(config, algorithm) else None
-    ref = roles.reference.logprobs(batch) if roles.reference else None
-    values = roles.critic.values(batch) if roles.critic else None
-    squared = roles.actor.squared_probs(batch) if Signal.SQUARED_PROBS in algorithm.needs else None
-    if old is not None:
-        batch.tokens.old_logprobs = old.get()
-    if ref is not None:
-        batch.tokens.ref_logprobs = ref.get()
-    if values is not None:
-        batch.tokens.values = values.get()
-    if squared is not None:
-        batch.tokens.squared_probs = squared.get()
+        tokens.old_logprobs = tokens.rollout_logprobs
+    filling: list[Future[Any]] = []
+    if Signal.SQUARED_PROBS in algorithm.needs:
+        filling.append(roles.actor.token_statistics(placed.rows(fills=(old, "squared_probs"))))
+    elif old:
+        filling.append(roles.actor.logprobs(placed.rows(fills=(old,))))
+    if roles.reference:
+        filling.append(roles.reference.logprobs(placed.rows(fills=("ref_logprobs",))))
+    if roles.critic:
+        filling.append(roles.critic.values(placed.rows(fills=("values",))))
+    for column in filling:
+        column.get()
 
 
 def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Batch, seed: Sequence[int]) -> StepMetrics:

@@ -2,55 +2,56 @@
 
     group.call(method, *args) --distribute--> Calls by rank --> answers by rank --collect--> answer
 
-Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
+Each rank is sent its own rows and no others. Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from tandem.batching.packing import balance_rows
+from tandem.batching.balance import balance_rows
+from tandem.batching.packing import select_rows
 from tandem.errors import WorkerError
 from tandem.types import Batch, IntArray
 from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Registration, Returns
 
-Rows = Batch | Sequence[Any]
-"""What a data-parallel method gets as its first argument."""
+Collect = Callable[[dict[int, Any]], Any]
+"""Makes one answer of those by rank, which come in the order of the calls. Raises WorkerError where a rank's is not
+what the method is registered to return."""
 
 
-def distribute(registered: Registration, mesh: Mesh, arguments: Arguments) -> Calls:
-    """The calls of the ranks that are called."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which rows of a whole each data-parallel group was given, so that their answers can be joined."""
+
+    rows_of_groups: Sequence[IntArray]
+    """Counted in the whole, ascending."""
+    size: int
+    """Rows of the whole."""
+    offsets: IntArray | None = None
+    """Of the response tokens of the whole, where it is a Batch."""
+
+
+def distribute(registered: Registration, mesh: Mesh, arguments: Arguments) -> tuple[Calls, Collect]:
+    """The calls of the ranks that are called, and how their answers become one."""
     match registered.dispatch:
         case OwnDispatch() as own:
-            return own.distribute(mesh, arguments)
+            calls = own.distribute(mesh, arguments)
+            return calls, partial(own.collect, mesh, calls)
         case Dispatch.RANK_ZERO:
-            return {0: arguments}
+            return {0: arguments}, lambda answers: answers[0]
         case Dispatch.DATA_PARALLEL:
-            return _spread_rows(mesh, arguments)
+            return _spread_rows(registered.returns, mesh, arguments)
         case Dispatch.EACH:
-            return _spread_entries(mesh, arguments)
-        case Dispatch.ALL | Dispatch.REPLICATED:
-            return dict.fromkeys(range(mesh.size), arguments)
-
-
-def collect(registered: Registration, mesh: Mesh, calls: Calls, answers: dict[int, Any]) -> Any:
-    """The one answer; `answers` come in the order of the calls.
-
-    Raises WorkerError where a rank's is not what the method is registered to return.
-    """
-    match registered.dispatch:
-        case OwnDispatch() as own:
-            return own.collect(mesh, calls, answers)
+            by_group = mesh.group_of_answering_rank
+            return _spread_entries(mesh, arguments), lambda answers: {by_group[k]: x for k, x in answers.items()}
+        case Dispatch.REPLICATED:
+            return dict.fromkeys(range(mesh.size), arguments), lambda answers: answers[0]
         case Dispatch.ALL:
-            return list(answers.values())
-        case Dispatch.RANK_ZERO | Dispatch.REPLICATED:
-            return answers[0]
-        case Dispatch.DATA_PARALLEL:
-            return _join_groups(registered.returns, mesh, calls, answers)
-        case Dispatch.EACH:
-            return {mesh.group_of_answering_rank[rank]: answer for rank, answer in answers.items()}
+            return dict.fromkeys(range(mesh.size), arguments), lambda answers: list(answers.values())
 
 
 def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
@@ -64,45 +65,47 @@ def _spread_entries(mesh: Mesh, arguments: Arguments) -> Calls:
     return calls
 
 
-def _spread_rows(mesh: Mesh, arguments: Arguments) -> Calls:
-    groups = mesh.data_groups()
+def _spread_rows(returns: Returns | tuple[Returns, ...], mesh: Mesh, arguments: Arguments) -> tuple[Calls, Collect]:
+    groups, (whole, *others) = mesh.data_groups(), arguments.args
+    size, offsets = len(whole), whole.response_offsets if isinstance(whole, Batch) else None
     if len(groups) == 1:
-        return dict.fromkeys(range(mesh.size), arguments)
-    whole: Rows = arguments.args[0]
-    rows_of_groups = (
-        balance_rows(whole, len(groups))
-        if isinstance(whole, Batch)
-        else np.array_split(np.arange(len(whole)), len(groups))
-    )
-    spread = zip(groups, rows_of_groups, strict=True)
-    return {rank: replace(arguments, rows=rows) for ranks, rows in spread for rank in ranks}
+        split = Split([np.arange(size)], size, offsets)
+        return dict.fromkeys(range(mesh.size), arguments), partial(join, returns, mesh, split)
+    calls: Calls = {}
+    if isinstance(whole, Batch):
+        split = Split(balance_rows(whole, len(groups), mesh.cost), size, offsets)
+        parts: list[Any] = [select_rows(whole, rows) for rows in split.rows_of_groups]
+    else:
+        split = Split(np.array_split(np.arange(size), len(groups)), size)
+        parts = [[whole[row] for row in rows] for rows in split.rows_of_groups]
+    for group, part in zip(groups, parts, strict=True):
+        calls |= dict.fromkeys(group, Arguments((part, *others), arguments.kwargs))
+    return calls, partial(join, returns, mesh, split)
 
 
-def _join_groups(returns: Returns | tuple[Returns, ...], mesh: Mesh, calls: Calls, answers: dict[int, Any]) -> Any:
-    answering_ranks = mesh.answering_ranks
-    called = [calls[rank] for rank in answering_ranks]
-    whole: Rows = called[0].args[0]
-    everything = np.arange(len(whole))
-    rows_of_groups = [everything if arguments.rows is None else arguments.rows for arguments in called]
-    answered = [answers[rank] for rank in answering_ranks]
+def join(returns: Returns | tuple[Returns, ...], mesh: Mesh, split: Split, answers: Mapping[int, Any]) -> Any:
+    """What a data-parallel method returned, for the whole; None where no group sends a column by token."""
+    answered = [answers[rank] for rank in mesh.answering_ranks]
     if isinstance(returns, Returns):
-        return _join(returns, whole, rows_of_groups, answered)
+        return _join(returns, split, answered)
     parts = zip(*cast("list[tuple[Any, ...]]", answered), strict=True)
-    return tuple(_join(how, whole, rows_of_groups, list(part)) for how, part in zip(returns, parts, strict=True))
+    return tuple(_join(how, split, list(part)) for how, part in zip(returns, parts, strict=True))
 
 
-def _join(returns: Returns, whole: Rows, rows_of_groups: list[IntArray], answered: list[Any]) -> Any:
+def _join(returns: Returns, split: Split, answered: list[Any]) -> Any:
     match returns:
         case Returns.SAME:
             return answered[0]
         case Returns.PER_TOKEN:
-            assert isinstance(whole, Batch), "only a Batch has response tokens"
-            lengths_B = np.diff(whole.response_offsets)
-            _check_lengths(answered, [int(lengths_B[rows].sum()) for rows in rows_of_groups], "response tokens")
-            return _join_tokens(whole.response_offsets, rows_of_groups, answered)
+            if answered[0] is None:
+                return None
+            assert split.offsets is not None, "only a Batch has response tokens"
+            lengths_B = np.diff(split.offsets)
+            _check_lengths(answered, [int(lengths_B[rows].sum()) for rows in split.rows_of_groups], "response tokens")
+            return _join_tokens(split.offsets, split.rows_of_groups, answered)
         case Returns.PER_ROW:
-            _check_lengths(answered, [len(rows) for rows in rows_of_groups], "rows")
-            return _join_rows(len(whole), rows_of_groups, answered)
+            _check_lengths(answered, [len(rows) for rows in split.rows_of_groups], "rows")
+            return _join_rows(split.size, split.rows_of_groups, answered)
 
 
 def _check_lengths(answered: list[Any], wanted: list[int], unit: str) -> None:
@@ -111,7 +114,7 @@ def _check_lengths(answered: list[Any], wanted: list[int], unit: str) -> None:
             raise WorkerError(f"data-parallel group {number} answered {len(answer)} entries for {length} {unit}")
 
 
-def _join_rows(size: int, rows_of_groups: list[IntArray], answered: list[Any]) -> Any:
+def _join_rows(size: int, rows_of_groups: Sequence[IntArray], answered: list[Any]) -> Any:
     if not isinstance(answered[0], list):
         column = np.empty((size, *answered[0].shape[1:]), answered[0].dtype)
         for rows, answer in zip(rows_of_groups, answered, strict=True):
@@ -124,7 +127,7 @@ def _join_rows(size: int, rows_of_groups: list[IntArray], answered: list[Any]) -
     return entries
 
 
-def _join_tokens(offsets: IntArray, rows_of_groups: list[IntArray], answered: list[Any]) -> Any:
+def _join_tokens(offsets: IntArray, rows_of_groups: Sequence[IntArray], answered: list[Any]) -> Any:
     if len(answered) == 1:
         return answered[0]
     column = np.empty((int(offsets[-1]), *answered[0].shape[1:]), answered[0].dtype)

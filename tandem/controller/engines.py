@@ -1,11 +1,13 @@
 """Asks to generation engines, a whole group each, and the answers back.
 
-    add --> waiting --own share first--> asked --RolloutWorker.advance, again and again--> answered(number, ...)
+    add --> waiting --oldest first--> asked --RolloutWorker.advance, again and again--> answered(number, ...)
 
 An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
-validation and checkpoints fall between two slices. What an engine has no room for waits here; the oldest ask goes to
-another engine that has room, where its own is full. Room for one sample is enough for a group: an engine whose slots
-wait until as many are free as a group has siblings leaves many of them empty where lengths differ.
+validation and checkpoints fall between two slices. What no engine has room for waits here. Of what waits and runs each
+engine is to have as much as it is fast (generation/balance.py): one that is free takes the oldest ask, unless a faster
+one, though full, would be through with it sooner. Siblings stay together, so that their prompt is computed once. Room
+for one sample is enough for a group: an engine whose slots wait until as many are free as a group has siblings leaves
+many of them empty where lengths differ.
 """
 
 import math
@@ -19,6 +21,7 @@ import numpy as np
 
 from tandem.controller.groups import Future
 from tandem.errors import WorkerLost
+from tandem.generation.balance import Speeds, takes_next
 from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 
@@ -49,16 +52,23 @@ class _Engine:
     number: int
     room: int
     """Samples that it could start at once, as far as is known here."""
+    slots: int
+    """Samples that it could start at once, if it had none."""
     asked: set[int] = field(default_factory=set[int])
     """Asks that it has and that are not answered."""
     own: deque[int] = field(default_factory=deque[int])
-    """Its share of what waits, less what others have taken; oldest first."""
+    """Its share of what waits, where shares are fixed; oldest first."""
     in_call: bool = False
     called_at: float = 0.0
     unfruitful_s: float = 0.0
     """Its slices since an ask was answered or the first one came."""
     idle_since: float = 0.0
     idle_s: float = 0.0
+
+    @property
+    def load(self) -> int:
+        """Samples that it runs, and that wait in it."""
+        return self.slots - self.room
 
 
 class Engines:
@@ -69,29 +79,29 @@ class Engines:
         rollout: Rollout,
         samples: int,
         share: int,
-        at_once: bool,
+        fixed: bool,
         answered: Answered,
         now: Callable[[], float],
         hurry: Callable[[], bool],
         timeout_s: float = math.inf,
     ) -> None:
-        """`samples`: those of one ask. `share`: asks that are spread evenly over the engines when they come together.
+        """`samples`: those of one ask. `share`: asks that are spread evenly over the engines where shares are fixed.
         `hurry`: the next slices are to be short. `timeout_s`: an engine that has run so long without an answer has lost
         one.
 
-        `at_once`: each engine gets its whole share when it comes and takes nothing of others, so that which samples
-        decode side by side does not depend on time.
+        `fixed`: each engine gets an equal share at once, however fast it is, so that which samples decode side by side
+        does not depend on time.
         """
         self._rollout = rollout
         self._samples = samples
         self._share = share
-        self._at_once = at_once
+        self._fixed = fixed
         self._answered = answered
         self._now = now
         self._waiting: dict[int, Ask] = {}
-        self._home: dict[int, _Engine] = {}
-        """Whose share each waiting ask is."""
-        self._engines = [_Engine(number, room, idle_since=now()) for number, room in enumerate(rollout.room().get())]
+        rooms = rollout.room().get()
+        self._engines = [_Engine(number, room, room, idle_since=now()) for number, room in enumerate(rooms)]
+        self._speeds = Speeds(len(rooms))
         self._hurry = hurry
         self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
@@ -109,13 +119,12 @@ class Engines:
     def add(self, asks: Mapping[int, Ask]) -> None:
         """Take new asks; numbers ascend from call to call. `give` sends them."""
         self._waiting |= asks
-        numbers = list(asks)
+        numbers = list(asks) if self._fixed else []
         for first in range(0, len(numbers), self._share):
             by_room = sorted(self._engines, key=lambda engine: len(engine.own) * self._samples - engine.room)
             shares = np.array_split(numbers[first : first + self._share], len(by_room))
             for engine, share in zip(by_room, shares, strict=True):
                 engine.own.extend(share.tolist())
-                self._home.update(dict.fromkeys(share.tolist(), engine))
 
     def give(self) -> None:
         """Send what waits to engines that are between two slices."""
@@ -136,7 +145,6 @@ class Engines:
         new: dict[int, Ask] = {}
         while (number := self._next(engine, first=not (engine.asked or new))) is not None:
             new[number] = self._waiting.pop(number)
-            del self._home[number]
             engine.room -= self._samples
         if new and not engine.asked:
             engine.idle_s += self._now() - engine.idle_since
@@ -150,27 +158,25 @@ class Engines:
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
-        if not (self._at_once or first or engine.room > 0):
+        if self._fixed:
+            return engine.own.popleft() if engine.own else None
+        if not self._waiting or not (first or engine.room > 0):
             return None
-        while engine.own:
-            number = engine.own.popleft()
-            if self._home.get(number) is engine:
-                return number
-        if not self._waiting:
-            return None
-        oldest = next(iter(self._waiting))
-        home = self._home[oldest]
-        return oldest if home.asked and home.room <= 0 else None
+        loads, waiting = [one.load for one in self._engines], self._samples * len(self._waiting)
+        mine = takes_next(engine.number, loads, self._speeds.relative(), waiting, self._samples)
+        return next(iter(self._waiting)) if mine else None
 
     def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:
         advance = by_engine[engine.number]
-        engine.in_call, engine.room = False, advance.room
+        self._speeds.worked(engine.number, engine.load, min(self._now() - engine.called_at, _COUNTED_S))
+        engine.in_call, engine.room, engine.slots = False, advance.room, max(engine.slots, advance.room)
         self._in_call -= 1
         self._check_fruitful(engine, bool(advance.done))
         for number, siblings, greedy in advance.done:
             engine.asked.remove(number)
             self._running -= 1
             self._answered(number, siblings, greedy)
+        self._speeds.answered(engine.number, self._samples * len(advance.done), advance.tokens)
         if not engine.asked:
             engine.idle_since = self._now()
         if self.paused:

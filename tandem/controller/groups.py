@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from tandem.controller.dispatch import collect, distribute
+from tandem.controller.dispatch import distribute
+from tandem.controller.placed import PlacedRows
 from tandem.controller.pools import ResourcePool
-from tandem.types import StepMetrics
+from tandem.types import Batch, StepMetrics
 from tandem.workers.host import Worker
 from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, registration
 
@@ -162,11 +163,26 @@ class RemoteWorkers(Generic[W]):
         """`perf/peak_memory_gib` of each rank's device so far, whole and by phase."""
         return self.call_all(Worker[Any].peak_memory)
 
+    def call_rows(
+        self, method: Callable[Concatenate[W, Batch, P], R], rows: Batch | PlacedRows, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """Call a method that is registered for `Dispatch.DATA_PARALLEL` about a batch, or about rows that stay on the
+        ranks."""
+        return self._submit(method.__name__, rows, *args, **kwargs)
+
     def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         registered = registration(self._kind, method)
         mesh = self._meshes[registered.mesh]
-        calls = distribute(registered, mesh, Arguments(args, kwargs))
-        return self._ranks.submit(self._name, method, calls).map(partial(collect, registered, mesh, calls))
+        match args:
+            case (PlacedRows() as rows, *others) if registered.dispatch is Dispatch.DATA_PARALLEL:
+                forget = partial(self._submit, Worker[Any].forget_rows.__name__)
+                arguments = Arguments(tuple(others), kwargs)
+                calls, collect = rows.distribute(self._ranks, forget, mesh, registered.returns, arguments)
+            case (PlacedRows() as rows, *others):
+                calls, collect = distribute(registered, mesh, Arguments((rows.whole(), *others), kwargs))
+            case _:
+                calls, collect = distribute(registered, mesh, Arguments(args, kwargs))
+        return self._ranks.submit(self._name, method, calls).map(collect)
 
 
 class WorkerGroup(RemoteWorkers[Worker[Any]]):

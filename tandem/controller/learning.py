@@ -1,7 +1,6 @@
 """A batch with advantages -> optimizer steps: the cut into steps, what each token weighs, and what came of it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -11,8 +10,10 @@ import torch
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
 from tandem.algorithms.rollout_correction import rollout_weights
-from tandem.batching.packing import select_rows, split_groups
+from tandem.batching.balance import Pass
+from tandem.batching.packing import split_groups, take_rows
 from tandem.config.tree import TrainConfig
+from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Critic
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
 
@@ -20,11 +21,50 @@ MISMATCH_BOUND = 0.01
 """Log-probs of engine and trainer that differ by more are counted in `rollout/mismatch_share`."""
 ANCHOR_BOUND = 0.05
 """Engines whose log-probs are further from the trainer's, in the mean, are no anchor for a clip."""
+_FORWARD_AND_BACKWARD = 3.0
+"""Of a training pass, in forward passes."""
 Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
+class PlacedStep(Placed):
+    """The batch of a training step on the ranks, cut into optimizer steps."""
+
+    def __init__(self, batch: Batch, step: int, epochs: Sequence[Sequence[IntArray]], passes: Sequence[Pass]) -> None:
+        """`step` counts from 1: the weights that it trains are of version `step - 1`."""
+        super().__init__(batch, passes)
+        self.step = step
+        self.epochs = epochs
+        """The rows of each optimizer step, by epoch."""
+
+
+def placed_step(batch: Batch, algorithm: Algorithm, config: TrainConfig, step: int) -> PlacedStep:
+    """Rows are balanced over ranks in every pass of the step: those that score all rows, and each optimizer step.
+
+    Which rows have advantage 0 and need no pass is not known yet. They are mostly those of siblings that all have the
+    same reward: optimizer steps are balanced with these and without them.
+    """
+    settings = config.algorithm
+    seeds = [(config.trainer.seed, step, epoch) for epoch in range(settings.epochs)]
+    epochs = [split_groups(batch, settings.minibatches, seed) for seed in seeds]
+    cuts = [rows for epoch in epochs for rows in epoch]
+    if _leaves_rows_out(algorithm, config):
+        differ_B = _rewards_differ(batch)
+        cuts += [rows[differ_B[rows]] for rows in cuts]
+    weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
+    return PlacedStep(batch, step, epochs, [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)])
+
+
+def _rewards_differ(batch: Batch) -> BoolArray:
+    """bool `[B]`: the row's siblings do not all have its reward."""
+    _, group_of_row_B = np.unique(batch.groups, return_inverse=True)
+    highest, lowest = np.full((2, len(batch)), -np.inf)
+    np.maximum.at(highest, group_of_row_B, batch.rewards)
+    np.maximum.at(lowest, group_of_row_B, -batch.rewards)
+    return (highest != -lowest)[group_of_row_B]
+
+
 def update(
-    actor: Actor, critic: Critic | None, algorithm: Algorithm, batch: Batch, config: TrainConfig, step: int
+    actor: Actor, critic: Critic | None, algorithm: Algorithm, placed: PlacedStep, config: TrainConfig
 ) -> StepMetrics:
     """Every optimizer step of one training step, the actor's and the critic's on the same rows at the same time.
 
@@ -32,35 +72,35 @@ def update(
     those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it.
     Asserts that where a token is of older weights the losses are given old log-probs: without, they take r to be 1.
     """
-    is_stale_T = batch.loss_mask & (batch.versions < step - 1)
+    batch, version = placed.batch, placed.step - 1
+    is_stale_T = batch.loss_mask & (batch.versions < version)
     assert batch.tokens.old_logprobs is not None or not is_stale_T.any(), (
-        f"step {step}: {is_stale_T.sum()} trained tokens are older than version {step - 1}, and have no old_logprobs"
+        f"step {placed.step}: {is_stale_T.sum()} trained tokens are older than version {version}, and have no "
+        "old_logprobs"
     )
-    row_of_token, trajectory_of_token = batch.row_of_token, batch.trajectory_of_token
     trainable_B = _trainable_rows(batch, algorithm, config)
     correction_metrics = _set_rollout_correction(batch, config)
-    first_logprobs_T = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
+    first_logprobs = None
+    wanted = batch.tokens.old_logprobs is None or config.takes_engine_logprobs
     step_metrics: list[StepMetrics] = []
-    weights_moved = False
-    for epoch in range(config.algorithm.epochs):
-        for rows in split_groups(batch, config.algorithm.minibatches, (config.trainer.seed, step, epoch)):
-            in_step_T = batch.loss_mask & _are_in(rows, batch)[row_of_token]
-            weights_T = algorithm.weights(torch.as_tensor(in_step_T), torch.as_tensor(trajectory_of_token)).numpy()
-            trainable = rows[trainable_B[rows]]
-            learning = actor.learn(_optimizer_step_batch(batch, trainable, weights_T), algorithm.loss)
-            if critic:
-                assert algorithm.value_loss is not None
-                critic_batch = _optimizer_step_batch(batch, rows, weights_T)
-                step_metrics.append(critic.learn(critic_batch, algorithm.value_loss).get()[0])
-            metrics, logprobs_T = learning.get()
-            if not weights_moved:
-                first_logprobs_T[_are_in(trainable, batch)[row_of_token]] = logprobs_T
-            weights_moved = True
-            step_metrics.append(metrics)
-    if batch.tokens.old_logprobs is None or config.takes_engine_logprobs:
-        batch.tokens.old_logprobs = first_logprobs_T
+    for rows in (rows for epoch in placed.epochs for rows in epoch):
+        weights = _token_weights(batch, rows, algorithm)
+        trained = rows[trainable_B[rows]]
+        own_weights = take_rows(weights, _offsets(batch, rows), np.searchsorted(rows, trained))
+        first = wanted and not step_metrics
+        learning = actor.learn(placed.rows(trained, weights=own_weights, answers=first), algorithm.loss)
+        if critic:
+            assert algorithm.value_loss is not None
+            learning_values = critic.learn(placed.rows(rows, weights=weights, answers=False), algorithm.value_loss)
+            step_metrics.append(learning_values.get()[0])
+        metrics, logprobs = learning.get()
+        step_metrics.append(metrics)
+        if first:
+            first_logprobs = _in_the_batch(batch, trained, logprobs)
+    if first_logprobs is not None:
+        batch.tokens.old_logprobs = first_logprobs
     trained_share = {"actor/trained_share": float(trainable_B[batch.first_branches].mean())}
-    comparison = _compare_with_engine(batch, config.trainer.max_staleness, version=step - 1)
+    comparison = _compare_with_engine(batch, config.trainer.max_staleness, version)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
 
@@ -88,39 +128,46 @@ def _set_rollout_correction(batch: Batch, config: TrainConfig) -> StepMetrics:
     return metrics
 
 
-def token_shares(mask: BoolArray) -> FloatArray:
-    """1 / (number of tokens in the mask) on them, 0 elsewhere."""
-    return (mask / max(int(mask.sum()), 1)).astype(np.float32)
-
-
 def mean_metrics(step_metrics: Sequence[StepMetrics]) -> StepMetrics:
     """The mean of each metric over the optimizer steps that have it."""
     names = [name for metrics in step_metrics for name in metrics]
     return {name: fmean(metrics[name] for metrics in step_metrics if name in metrics) for name in dict.fromkeys(names)}
 
 
-def _are_in(rows: IntArray, batch: Batch) -> BoolArray:
-    """bool `[B]`: the row is one of `rows`."""
-    are_in_B = np.zeros(len(batch), dtype=np.bool_)
-    are_in_B[rows] = True
-    return are_in_B
+def _token_weights(batch: Batch, rows: IntArray, algorithm: Algorithm) -> FloatArray:
+    """What the tokens of one optimizer step's rows weigh, head to tail."""
+    mask = take_rows(batch.loss_mask, batch.response_offsets, rows)
+    trajectories = np.repeat(batch.trajectories[rows].astype(np.int64), np.diff(_offsets(batch, rows)))
+    return algorithm.weights(torch.tensor(mask), torch.as_tensor(trajectories)).numpy()
 
 
-def _optimizer_step_batch(batch: Batch, rows: IntArray, weights_T: FloatArray) -> Batch:
-    """The rows of one optimizer step, with what their tokens weigh in the loss and in metrics."""
-    part = replace(batch, tokens=replace(batch.tokens, weights=weights_T))
-    part = part if len(rows) == len(batch) else select_rows(part, rows)
-    part.tokens.shares = token_shares(part.loss_mask)
-    return part
+def _offsets(batch: Batch, rows: IntArray) -> IntArray:
+    """Of the response tokens of some rows, head to tail."""
+    return np.r_[0, np.diff(batch.response_offsets)[rows].cumsum()]
+
+
+def _in_the_batch(batch: Batch, rows: IntArray, column: FloatArray) -> FloatArray:
+    """`[T]`: the column of some rows, NaN on the trained tokens of the others."""
+    whole_T = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
+    starts, stops, begins = batch.response_offsets[rows], batch.response_offsets[rows + 1], _offsets(batch, rows)[:-1]
+    for start, stop, begin in zip(starts.tolist(), stops.tolist(), begins.tolist(), strict=True):
+        whole_T[start:stop] = column[begin : begin + stop - start]
+    return whole_T
+
+
+def _leaves_rows_out(algorithm: Algorithm, config: TrainConfig) -> bool:
+    """Rows whose advantages are 0 need no pass."""
+    training = config.training
+    return training.skip_zero_advantage and algorithm.zero_without_advantage and not training.adds_losses
 
 
 def _trainable_rows(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> BoolArray:
     """bool `[B]`: rows of trajectories whose gradient can differ from zero."""
-    trainable_T, training = batch.loss_mask, config.training
-    if training.skip_zero_advantage and algorithm.zero_without_advantage and not training.adds_losses:
+    trainable_T = batch.loss_mask
+    if _leaves_rows_out(algorithm, config):
         assert batch.tokens.advantages is not None
         trainable_T = trainable_T & (batch.tokens.advantages != 0)
-    return np.isin(batch.trajectories, batch.trajectory_of_token[trainable_T])
+    return np.isin(batch.trajectories, batch.trajectories[batch.tokens_by_row(trainable_T) > 0])
 
 
 def _compare_with_engine(batch: Batch, max_staleness: int, version: int) -> StepMetrics:

@@ -54,6 +54,10 @@ class Placement:
         """The roles share their processes."""
         return len({self._pools.get_resource_pool(role).name for role in roles}) == 1
 
+    def has_own_kind(self, role: Role) -> bool:
+        """The user has a worker class of their own for the role."""
+        return role in self._kinds
+
     @property
     def sources(self) -> list[Source]:
         """What the controller waits for besides the ranks: `Cluster.sources`."""

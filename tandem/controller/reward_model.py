@@ -101,9 +101,9 @@ class ModelRewards:
 def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
     """Every trajectory as a row whose only token in the mask comes after the answer: its value is the score.
 
-    Of several branches the last one is read, which is where the trajectory ended.
+    Of several branches the one is read that the trajectory ended in.
     """
-    lasts = [trajectory.every_branch[-1] for group in siblings for trajectory in group]
+    lasts = [trajectory.every_branch[trajectory.ends_in] for group in siblings for trajectory in group]
     groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
     rows = [Demonstration(0, last.prompt_ids, last.response_ids, last.loss_mask) for last in lasts]
     return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups)

@@ -1,16 +1,20 @@
 """What the dataflow may ask of each role: worker groups with typed methods.
 
-Each method runs on the workers of the role and returns a Future of the answer for the whole batch. Suffix:
-`[T]` response tokens of all rows, head to tail.
+Each method runs on the workers of the role and returns a Future of the answer for the whole batch, or, of rows that
+stay on the ranks (`tandem.controller.placed`), for these. Suffix: `[T]` response tokens of all rows, head to tail.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
+from tandem.checkpoint.draft import Draft
 from tandem.controller.groups import Future, RemoteWorkers
+from tandem.controller.placed import PlacedRows
 from tandem.types import Batch, FloatArray, StepMetrics, TokenLoss, Trajectory
+from tandem.weights.bridge import Address
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutWorker
 from tandem.workers.training import TrainWorker
 
@@ -30,14 +34,22 @@ class Model(RemoteWorkers[TrainWorker]):
 class Trained(Model):
     """A model with an optimizer: what a checkpoint holds."""
 
-    def learn(self, batch: Batch, loss: TokenLoss[Tensor]) -> Future[tuple[StepMetrics, FloatArray]]:
+    def learn(self, batch: Batch | PlacedRows, loss: TokenLoss[Tensor]) -> Future[tuple[StepMetrics, FloatArray]]:
         """One optimizer step: the loss's metrics and the optimizer's, and a policy's log-probs before it, `[T]`, NaN
         outside `loss_mask`. `batch.tokens` holds every column that the loss reads."""
-        return self.call(TrainWorker.learn, batch, loss)
+        return self.call_rows(TrainWorker.learn, batch, loss)
 
-    def save(self, directory: Path) -> Future[None]:
-        """Write `model/` and `state/` into an existing directory that every rank sees."""
-        return self.call(TrainWorker.save, directory)
+    def save(self, draft: Draft, name: str = ".") -> None:
+        """Copy the state, and begin to write `model/` and `state/` into the directory `name` of a checkpoint, which
+        every rank sees; returns when the copy is made."""
+        target = draft.directory / name
+        for part in ("model", "state"):
+            (target / part).mkdir(parents=True)
+        draft.seals += self.call_all(TrainWorker.save, target).get()
+        draft.checks.append(self._check_saved)
+
+    def _check_saved(self) -> None:
+        self.call_all(TrainWorker.check_saved).get()
 
     def load(self, directory: Path, new_schedule: bool = False) -> Future[None]:
         """Continue exactly where `save` was, but for `new_schedule`: then the learning rate's schedule begins anew.
@@ -50,33 +62,61 @@ class Trained(Model):
 class Policy(Model):
     """A language model that scores tokens: the reference policy."""
 
-    def logprobs(self, batch: Batch) -> Future[FloatArray]:
+    def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
         """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
-        return self.call(TrainWorker.logprobs, batch)
+        return self.call_rows(TrainWorker.logprobs, batch)
 
-    def squared_probs(self, batch: Batch) -> Future[FloatArray]:
-        """The sum of squared probabilities over the vocabulary at each response token, `[T]`, 0 outside `loss_mask`."""
-        return self.call(TrainWorker.squared_probs, batch)
+    def token_statistics(self, batch: Batch | PlacedRows) -> Future[tuple[FloatArray, FloatArray]]:
+        """What `logprobs` returns, and of the same pass the sum of squared probabilities over the vocabulary at each
+        response token, `[T]` each, 0 outside `loss_mask`."""
+        return self.call_rows(TrainWorker.token_statistics, batch)
+
+
+class Reference(Protocol):
+    """What the policy is compared with."""
+
+    def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
+        """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
+        ...
 
 
 class ValueModel(Model):
     """A model of one number a token: a frozen reward model."""
 
-    def values(self, batch: Batch) -> Future[FloatArray]:
+    def values(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
         """The number at each response token, `[T]`, 0 outside `loss_mask`."""
-        return self.call(TrainWorker.values, batch)
+        return self.call_rows(TrainWorker.values, batch)
 
 
 class Actor(Policy, Trained):
     """The policy in training."""
 
-    def open_bridge(self, receivers: int, delta: bool) -> Future[str]:
-        """Make a way for weights to the ranks of another pool; the address that they join it at."""
+    def base_logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
+        """As `logprobs`, of the policy without its adapters."""
+        return self.call_rows(TrainWorker.base_logprobs, batch)
+
+    def open_bridge(self, receivers: int, delta: bool) -> Future[Address]:
+        """Make a way for weights to the ranks of another pool; where both sides join it, at the same time."""
         return self.call(TrainWorker.open_bridge, receivers, delta)
+
+    def join_bridge(self, address: Address) -> Future[None]:
+        """Send weights to the rollout's pool over this bridge from now on."""
+        return self.call(TrainWorker.join_bridge, address)
 
     def send_weights(self) -> Future[None]:
         """Send the weights over the bridge; returns when the receivers have them."""
         return self.call(TrainWorker.send_weights)
+
+
+class WithoutAdapters:
+    """The reference of a policy whose adapters alone learn: the policy without them. It takes no memory of its own."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
+        """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
+        return self._actor.base_logprobs(batch)
 
 
 class Critic(ValueModel, Trained):
@@ -107,7 +147,7 @@ class Rollout(RemoteWorkers[RolloutWorker]):
         """Serve the actor's present weights as `version`; without an actor, those that were loaded."""
         return self.call(RolloutWorker.publish, version)
 
-    def join_bridge(self, address: str) -> Future[list[None]]:
+    def join_bridge(self, address: Address) -> Future[list[None]]:
         """Take weights from the actor's pool over this bridge from now on."""
         return self.call_all(RolloutWorker.join_bridge, address)
 

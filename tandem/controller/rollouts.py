@@ -55,6 +55,8 @@ class RolloutRules:
     max_staleness: int = 0
     partial_rollouts: bool = True
     """A publish falls into answers that are being made; else it waits for them, and the run does not depend on time."""
+    balanced: bool = False
+    """Engines that are free take what waits also where nothing else depends on time; else each has a fixed share."""
     max_replaced: int = 0
     """Uninformative groups that further draws replace, in each step at most."""
 
@@ -94,11 +96,9 @@ class RolloutProducer:
         self._ask_of = ask
         self._stands_still = stands_still or devices.takes_turns
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
-        """What is asked, and of which version, does not depend on time."""
-        size, samples = rules.groups_per_step, rules.samples_per_ask
-        self._engines = Engines(
-            rollout, samples, size, self._in_rounds, self._answered, now, self._only_scores_lack, timeout_s
-        )
+        """What is asked, and of which version, does not depend on time; nor of which engine, unless `balanced`."""
+        size, samples, fixed = rules.groups_per_step, rules.samples_per_ask, self._in_rounds and not rules.balanced
+        self._engines = Engines(rollout, samples, size, fixed, self._answered, now, self._only_scores_lack, timeout_s)
         self._version = 0
         self._drawn = 0
         """Draws that were admitted: all before this one."""
@@ -160,6 +160,10 @@ class RolloutProducer:
             self.settle()
             self._engines.paused = True
         self._devices.to_training()
+
+    def to_update(self) -> None:
+        """The reference has nothing more to compute until the next `publish`."""
+        self._devices.to_update()
 
     def publish(self, version: int) -> None:
         """Serve the actor's present weights as `version`; with them further draws are admitted."""

@@ -1,17 +1,21 @@
-"""Whose turn the devices are, where an engine in processes of its own shares them with the models.
+"""Whose turn the devices are, where several roles share them.
 
-    phase        engine                                             trained models, reference    reward model
-    generation   all of it                                          in host memory               in host memory
-    scoring      asleep: without what `generation.sleep` names      in host memory               on the devices
-    training     asleep                                             on the devices               in host memory
-    publish      its weights, to be filled; no cache                on the devices               in host memory
+    phase         engine                        actor             critic            reference     reward model
+    generation    all of it                     in host memory *  in host memory    host memory   host memory
+    scoring       asleep                        in host memory *  in host memory    host memory   on the devices
+    preparation   asleep                        on the devices    on the devices    on the devices  host memory
+    update        asleep                        on the devices    on the devices    host memory   host memory
+    publish       its weights, to be filled     on the devices    in host memory    host memory   host memory
 
-Each phase makes room before it takes any. Pools that generate alone stay awake, and so do their models.
+An engine that sleeps is without what `generation.sleep` names. * The native engine of one rank computes with the
+actor's own parameters, which therefore stay. Models and an engine that have devices of their own stay there, whatever
+the phase: a reference or a reward model leaves devices that it shares with any other role, the actor and the critic
+those that an engine shares. Each phase makes room before it takes any.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from tandem.controller.roles import Model, Rollout
 
@@ -19,8 +23,10 @@ from tandem.controller.roles import Model, Rollout
 class Devices(Protocol):
     """The loop announces each phase before it begins; a phase that is announced again changes nothing."""
 
-    takes_turns: ClassVar[bool]
-    """The engine sleeps in some phases."""
+    @property
+    def takes_turns(self) -> bool:
+        """The engine sleeps in some phases."""
+        ...
 
     def to_generation(self) -> None:
         """Generation follows."""
@@ -31,7 +37,11 @@ class Devices(Protocol):
         ...
 
     def to_training(self) -> None:
-        """The actor, the critic and the reference compute until the next publish."""
+        """The actor, the critic and the reference compute, before the update."""
+        ...
+
+    def to_update(self) -> None:
+        """The actor and the critic learn, until the next publish."""
         ...
 
     def publish(self, version: int) -> None:
@@ -40,71 +50,100 @@ class Devices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class UnsharedDevices:
-    """Every role keeps its place."""
+class Turns:
+    """Who takes turns."""
 
-    fill: Callable[[int], None]
-    """Brings the actor's present weights to the engine, as a version."""
-    takes_turns: ClassVar[bool] = False
+    engine: bool = False
+    """It sleeps in some phases."""
+    actor: Model | None = None
+    """Where it leaves the engine's devices."""
+    critic: Model | None = None
+    """The same."""
+    reference: Model | None = None
+    """Where it leaves devices that it shares."""
+    reward_model: Model | None = None
+    """The same."""
 
-    def publish(self, version: int) -> None:
-        """Nothing but the weights moves."""
-        self.fill(version)
+    @property
+    def models(self) -> list[Model]:
+        everyone = (self.critic, self.actor, self.reference, self.reward_model)
+        return [model for model in everyone if model is not None]
 
-    def to_generation(self) -> None:
-        """Nothing moves."""
-
-    def to_scoring(self) -> None:
-        """Nothing moves."""
-
-    def to_training(self) -> None:
-        """Nothing moves."""
+    def make_room(self) -> None:
+        """The models leave, before an engine is made that takes its share of what is free then."""
+        for model in self.models:
+            model.offload().get()
 
 
-@dataclass(slots=True)
 class TimeSharing:
-    """Devices that engine and models take in turns."""
+    """Devices that roles take in turns."""
 
-    rollout: Rollout
-    models: Sequence[Model]
-    """The actor, the critic, the reference: those that share the engine's devices."""
-    reward_model: Model | None
-    """The same for the reward model."""
-    fill: Callable[[int], None]
-    """Brings the actor's present weights to the engine, as a version."""
-    takes_turns: ClassVar[bool] = True
-    _phase: str = "publish"
+    def __init__(self, rollout: Rollout, fill: Callable[[int], None], turns: Turns | None = None) -> None:
+        """The engine is awake, and `make_room` was called. `fill` brings the actor's present weights to the engine, as
+        a version. Without `turns` nothing ever moves."""
+        self._rollout = rollout
+        self._fill = fill
+        self._turns = turns or Turns()
+        self._phase = "publish"
+        self._asleep = False
+        self._away = self._turns.models
+        """In host memory."""
+
+    @property
+    def takes_turns(self) -> bool:
+        return self._turns.engine
 
     def to_generation(self) -> None:
         """After scoring alone: from training only `publish` leads back, for the engine lacks the new weights."""
         if self._phase != "generation":
-            assert self._phase == "scoring", "publish first"
-            self._offload_reward_model()
-            self.rollout.wake().get()
+            assert not self.takes_turns or self._phase in ("publish", "scoring"), "publish first"
+            self._leave(self._turns.reward_model)
+            self._wake()
             self._phase = "generation"
 
     def to_scoring(self) -> None:
-        if self.reward_model is not None and self._phase != "scoring":
-            self.rollout.sleep().get()
-            self.reward_model.onload().get()
+        if self._turns.reward_model is not None and self._phase != "scoring":
+            self._sleep()
+            self._return(self._turns.reward_model)
             self._phase = "scoring"
 
     def to_training(self) -> None:
-        if self._phase != "training":
-            self.rollout.sleep().get()
-            self._offload_reward_model()
-            for model in self.models:
-                model.onload().get()
+        if self._phase not in ("training", "update"):
+            self._sleep()
+            self._leave(self._turns.reward_model)
+            self._return(self._turns.actor, self._turns.critic, self._turns.reference)
             self._phase = "training"
 
+    def to_update(self) -> None:
+        assert self._phase in ("training", "update"), "the models are not on the devices"
+        self._leave(self._turns.reference)
+        self._phase = "update"
+
     def publish(self, version: int) -> None:
-        self.fill(version)
-        for model in self.models:
-            model.offload().get()
-        self._offload_reward_model()
-        self.rollout.wake().get()
+        self._leave(self._turns.critic, self._turns.reference, self._turns.reward_model)
+        self._fill(version)
+        self._leave(self._turns.actor)
+        self._wake()
         self._phase = "generation"
 
-    def _offload_reward_model(self) -> None:
-        if self.reward_model is not None:
-            self.reward_model.offload().get()
+    def _leave(self, *models: Model | None) -> None:
+        for model in models:
+            if model is not None and model not in self._away:
+                model.offload().get()
+                self._away.append(model)
+
+    def _return(self, *models: Model | None) -> None:
+        for model in models:
+            if model is not None and model in self._away:
+                model.onload().get()
+                self._away.remove(model)
+
+    def _sleep(self) -> None:
+        if self._turns.engine and not self._asleep:
+            self._rollout.sleep().get()
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._rollout.wake().get()
+            self._asleep = False

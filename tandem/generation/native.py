@@ -32,6 +32,7 @@ from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import CHOICE, Array, most_probable, sample, streams
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
+from tandem.models.attention.check import check_attention
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.loading import named_part
 from tandem.types import Completion, Delta, IntArray, Request, Status
@@ -102,6 +103,7 @@ class NativeEngine:
         self._model = model
         self._weight = next(model.parameters())
         """Any parameter: it knows the device, which transformers looks up at some cost."""
+        check_attention(model.config, self._weight.device, self._weight.dtype)
         self._tokenizer = tokenizer
         config = model.config.get_text_config()
         self._limits = EngineLimits(
@@ -177,6 +179,8 @@ class NativeEngine:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
         self._renew_cache()
+        if self._weight.is_cuda:
+            torch.cuda.empty_cache()  # other processes have to see the memory that is free now
         self._asleep = True
 
     def wake(self) -> None:

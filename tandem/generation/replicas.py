@@ -1,6 +1,6 @@
 """Engines in processes of their own, as one engine: routing, health, restart, weights.
 
-    generate(), stream() --samples--> least loaded replica ~~add~~> replica_process.py <-> engine
+    generate(), stream() --samples--> whichever is free    ~~add~~> replica_process.py <-> engine
        ^--------queue---------  completions and deltas, checked <~~outputs~~
 
 consumes:     requests, at any time; weights at each `load_weights`
@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import select
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
+from tandem.generation.balance import Speeds
 from tandem.generation.base import EngineLimits
 from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
@@ -32,6 +34,9 @@ from tandem.generation.replica import PINGS_PER_TIMEOUT, Replica, ReplicaSpec, R
 from tandem.generation.routing import PrefixRouter
 from tandem.types import Completion, Delta, Request
 from tandem.weights.base import Deliver, WeightSync
+
+_AHEAD = 8
+"""A replica has 1 / this of its slots in samples that it begins when others end, without waiting for the next ones."""
 
 
 class ReplicatedEngine:
@@ -50,12 +55,15 @@ class ReplicatedEngine:
         self._published: set[int] = set()
         self._numbers = itertools.count()
         self._waiting: dict[int, RoutedSample] = {}
-        """Samples that no replica has."""
+        """Samples that no replica has, oldest first."""
         self._failures = 0
         """Replicas lost since a sample last got an answer."""
         self._router = PrefixRouter()
         self._watching: asyncio.Task[None] | None = None
         self._replicas = [Replica.start(spec) for _ in range(config.replicas)]
+        self._speeds = Speeds(config.replicas)
+        self._counted = time.monotonic()
+        """Until when the replicas' work is counted."""
 
     @property
     def version(self) -> int:
@@ -86,6 +94,7 @@ class ReplicatedEngine:
         self._waiting |= samples
         self._assign()
         if self._watching is None or self._watching.done():
+            self._counted = time.monotonic()
             self._watching = asyncio.create_task(self._watch())
         try:
             while pending:
@@ -141,21 +150,43 @@ class ReplicatedEngine:
         return bool(self._waiting) or any(replica.samples for replica in self._replicas)
 
     def _assign(self) -> None:
-        """Give waiting samples to replicas, the siblings of a request to one."""
+        """Give waiting samples to replicas, the siblings of a request to one while it has room."""
         serving = [replica for replica in self._replicas if replica.state is ReplicaState.SERVING]
         if not serving and not self._publishing and all(r.state is ReplicaState.STALE for r in self._replicas):
             raise WorkerLost(f"generation: all engines were lost, and with them the weights of version {self.version}")
         if not serving:
             return
-        calls: dict[int, dict[int, RoutedSample]] = {}
-        for number, sample in self._take_waiting():
-            calls.setdefault(id(sample.results), {})[number] = sample
-        for samples in calls.values():
-            first = next(iter(samples.values()))
-            replica = self._router.route(first.request.token_ids, serving)
+        while serving and self._waiting:
+            samples, request = self._next_siblings()
+            replica = self._router.route(request.token_ids, {replica: self._end_of(replica) for replica in serving})
+            samples = dict(itertools.islice(samples.items(), self._room(replica)))
+            if not samples:
+                serving.remove(replica)
+                continue
+            for number in samples:
+                del self._waiting[number]
             replica.samples |= samples
+            first = next(iter(samples.values()))
             indices = [sample.index for sample in samples.values()]
-            replica.send("add", list(samples), first.request, indices, first.streamed)
+            replica.send("add", list(samples), request, indices, first.streamed)
+
+    def _next_siblings(self) -> tuple[dict[int, RoutedSample], Request]:
+        """Those that wait of the request that has waited longest."""
+        first = next(iter(self._waiting.values()))
+        siblings = itertools.takewhile(lambda item: item[1].results is first.results, self._waiting.items())
+        return dict(siblings), first.request
+
+    def _room(self, replica: Replica) -> int | None:
+        """Samples that it may be given now: what it could not begin soon waits here for whichever is free first. None:
+        as many as there are."""
+        if self._config.replicas == 1:
+            return None
+        slots = self._limits.max_running // self._config.replicas
+        return max(0, slots + slots // _AHEAD - len(replica.samples))
+
+    def _end_of(self, replica: Replica) -> float:
+        """When it will be through with what it has, compared with others."""
+        return len(replica.samples) / self._speeds.relative()[self._replicas.index(replica)]
 
     def _withdraw(self, samples: Mapping[int, RoutedSample]) -> None:
         """Drop what is left of a request that nobody waits for any more."""
@@ -179,6 +210,8 @@ class ReplicatedEngine:
             self._failures = 0
             if output.status is not None:
                 del replica.samples[number]
+                made = output.token_ids if isinstance(output, Completion) else sample.sent
+                self._speeds.answered(self._replicas.index(replica), 1, len(made))
                 if sample.request.keep:
                     self._router.note_end(sample.row(output), replica)
 
@@ -217,6 +250,7 @@ class ReplicatedEngine:
         """Take in messages of the replicas, replace those that are lost, bring restarted ones up to date."""
         sending = [replica.channel for replica in self._replicas if replica.channel.sending]
         select.select([replica.channel for replica in self._replicas], sending, [], timeout_s)
+        self._count_work()
         for replica in list(self._replicas):
             try:
                 for verb, *arguments in replica.receive():
@@ -229,6 +263,12 @@ class ReplicatedEngine:
         if not self._publishing and self._version is not None:
             for replica in [replica for replica in self._replicas if replica.state is ReplicaState.STALE]:
                 self._publish(self._version, [replica], partial(self._sync.repeat, self._version))
+
+    def _count_work(self) -> None:
+        now = time.monotonic()
+        for place, replica in enumerate(self._replicas):
+            self._speeds.worked(place, len(replica.samples), now - self._counted)
+        self._counted = now
 
     def _take(self, replica: Replica, verb: str, arguments: list[Any]) -> None:
         if verb == "outputs":

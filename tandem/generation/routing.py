@@ -1,7 +1,7 @@
-"""Requests -> replicas: the least loaded one, or one that knows the beginning of the prompt."""
+"""Requests -> replicas: the one that is through soonest, or one that knows the beginning of the prompt."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from tandem.generation.replica import Replica
@@ -11,7 +11,7 @@ _STEP_TOKENS = 32
 """Beginnings of prompts are remembered at multiples of this length."""
 _ENTRIES = 2**17
 _SLACK = 1.5
-"""A replica that knows the prompt's beginning gets it while its load is at most this times the least one's."""
+"""A replica that knows the prompt's beginning gets it if it is through after at most this times the soonest's time."""
 
 
 class PrefixRouter:
@@ -21,11 +21,12 @@ class PrefixRouter:
         self._seen: OrderedDict[int, Replica] = OrderedDict()
         """By hash of the beginning, the one used longest ago first."""
 
-    def route(self, token_ids: IntArray, serving: Sequence[Replica]) -> Replica:
+    def route(self, token_ids: IntArray, ends: Mapping[Replica, float]) -> Replica:
+        """`ends`: when each would be through with what it has, in samples of a replica of average speed."""
         keys = _keys(token_ids)
-        chosen = min(serving, key=lambda replica: len(replica.samples))
+        chosen = min(ends, key=lambda replica: ends[replica])
         known = next((self._seen[key] for key in reversed(keys) if key in self._seen), chosen)
-        if known in serving and len(known.samples) <= _SLACK * len(chosen.samples) + 1:
+        if known in ends and ends[known] <= _SLACK * ends[chosen] + 1:
             chosen = known
         self._note(keys, chosen)
         return chosen

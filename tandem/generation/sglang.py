@@ -43,6 +43,7 @@ class SglangEngine:
             "enable_deterministic_inference": on_gpu,  # without it seeds are ignored
             "custom_weight_loader": [_LOADER],
             "incremental_streaming_output": True,  # each output of a stream holds what is new in it
+            **({} if config.memory_share is None else {"mem_fraction_static": config.memory_share}),
             **config.engine_args,
         }
         self._engine = Engine(**options)

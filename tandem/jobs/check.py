@@ -24,7 +24,7 @@ from tandem.config.conversation import ConversationConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import Step, learn_step
-from tandem.controller.learning import needs_old_logprobs, update
+from tandem.controller.learning import needs_old_logprobs, placed_step, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards
@@ -277,7 +277,8 @@ def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, 
     actor = placement.group(Role.Actor, Actor, TrainWorker, spec, name=name)
     if not needs_old_logprobs(config, algorithm):
         batch.tokens.old_logprobs = batch.tokens.rollout_logprobs if config.takes_engine_logprobs else None
-    norm = update(actor, None, algorithm, batch, config, 1)[f"{name}/grad_norm"]
+    with placed_step(batch, algorithm, config, 1) as placed:
+        norm = update(actor, None, algorithm, placed, config)[f"{name}/grad_norm"]
     whole = done.metrics["actor/grad_norm"]
     found = f"gradient norm {whole:.6g} and {norm:.6g} by {smaller.tokens_per_micro_batch} tokens a micro-batch"
     apart = abs(norm - whole)

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
 from tandem.config.tree import ModelConfig
+from tandem.errors import UserError
+from tandem.files import users_traceback
 from tandem.models.loading import stop_token_ids
-from tandem.rollout.environment import Environments, ToolSchema
+from tandem.rollout.environment import EnvironmentFailed, Environments, ToolSchema
 from tandem.rollout.environments.tools import opening_messages
 from tandem.rollout.formats.check import problems
 from tandem.rollout.formats.make import make_format
@@ -26,8 +29,13 @@ def conversation_problems(
     It opens the environments for it, and so what they share, such as connections to servers. Raises UserError.
     """
     tokens = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
+    try:
+        openings = asyncio.run(_openings(config, prompts))
+    except EnvironmentFailed as error:
+        yield f"an environment does not start: {error}"
+        return
     said: set[str] = set()
-    for prompt, (messages, tools) in zip(prompts, asyncio.run(_openings(config, prompts)), strict=True):
+    for prompt, (messages, tools) in zip(prompts, openings, strict=True):
         for problem in problems(tokens, messages, tools):
             if problem not in said:
                 said.add(problem)
@@ -49,5 +57,9 @@ async def _opening(environments: Environments, prompt: Prompt) -> Opening:
     environment = environments.make(prompt)
     try:
         return list(await environment.start(prompt)), list(environment.tools)
+    except (UserError, EnvironmentFailed):
+        raise
+    except Exception as error:  # the environment may raise anything
+        raise EnvironmentFailed(users_traceback(error, str(Path(__file__).parents[1]))) from error
     finally:
         await environment.close()

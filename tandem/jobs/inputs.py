@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
-from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig, ToolsEnvironmentConfig
+from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
 from tandem.data.dataset import RLHFDataset
@@ -16,9 +16,7 @@ from tandem.jobs.preflight import find_mistakes
 from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
-from tandem.rollout.make import make_environments
 from tandem.types import Prompt
-from tandem.workers.conversations import make_agent
 
 Dataset = TypeVar("Dataset")
 R = TypeVar("R")
@@ -75,14 +73,9 @@ def _catch(problems: list[str], call: Callable[..., R], *args: Any, key: str = "
 
 
 def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError where an environment, a tool or a format that is named is not there, or the chat template can
-    hold no such conversation."""
+    """Raises UserError where there is no format of that name, or the chat template can hold no such conversation."""
     made = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
     environment = config.environment
-    if isinstance(environment, EndpointEnvironmentConfig):
-        make_agent(environment)
-        return
-    make_environments(environment)
     if isinstance(environment, ToolsEnvironmentConfig) and environment.tools:
         made.require_tools()
     if isinstance(environment, ToolsEnvironmentConfig) and environment.user is not None:

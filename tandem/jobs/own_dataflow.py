@@ -5,8 +5,10 @@ from contextlib import ExitStack, closing
 from typing import Self
 
 from tandem.checkpoint.progress import Progress
+from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.store import CheckpointStore
 from tandem.cluster import make_cluster
+from tandem.config.generation import default_memory_share
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import actor_spec, connect, make_rollout
 from tandem.controller.placement import Placement, pools_of
@@ -64,7 +66,9 @@ class Dataflow:
             self.reward = opened.enter_context(closing(RewardManager(config.reward, trainer.seed)))
             self.placement = Placement(cluster, pools_of(config))
             self.actor = self.placement.group(Role.Actor, Actor, TrainWorker, actor_spec(config, self.total_steps))
-            self.rollout = make_rollout(config, inputs.tokenizer, self.placement)
+            # Nobody here knows when a loop of the user's own generates and when it trains: both keep their memory.
+            share = default_memory_share(self.placement.together(Role.Actor, Role.Rollout), takes_turns=False)
+            self.rollout = make_rollout(config, inputs.tokenizer, self.placement, share)
             self._publish = connect(self.actor, self.rollout, self.placement)
             self.publish(0)
             self._open = opened.pop_all()
@@ -82,12 +86,13 @@ class Dataflow:
         for a model wherever one is named; older ones go as `trainer.keep_last` says."""
         trainer = self.config.trainer
         progress = Progress(step, self.total_steps, self.config.training.type, BestValue(trainer).state())
-        with CheckpointStore(trainer.run_dir, trainer.keep_last).write(step) as directory:
-            for part in ("model", "state"):
-                (directory / part).mkdir()
-            self.actor.save(directory).get()
-            self._inputs.tokenizer.save_pretrained(directory / "model")
-            progress.write(directory)
+        remote = RemoteCheckpoints(trainer.checkpoint_url) if trainer.checkpoint_url else None
+        store = CheckpointStore(trainer.run_dir, trainer.keep_last, remote=remote)
+        with store.write(step) as draft:
+            self.actor.save(draft)
+            self._inputs.tokenizer.save_pretrained(draft.directory / "model")
+            progress.write(draft.directory)
+        store.finish()
 
 
 def _refuse_what_loops_do(config: TrainConfig) -> None:

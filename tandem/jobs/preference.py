@@ -14,9 +14,10 @@ from tandem.batching.packing import pairs_to_batch, scored_at_the_end
 from tandem.checkpoint.branch import Branch
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
+from tandem.controller.assembly import make_reference
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Actor, Critic, Policy, Trained
+from tandem.controller.roles import Actor, Critic, Reference, Trained
 from tandem.data.sft import DemonstrationDataset
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
@@ -32,7 +33,7 @@ class PreferenceJob(SupervisedJob[Preference, Model]):
     """Every step scores the pairs' tokens, takes the loss's gradient by each score, and descends along these."""
 
     loss: PairLoss
-    reference: Policy | None = None
+    reference: Reference | None = None
 
     @abstractmethod
     def scores(self, batch: Batch) -> FloatArray:
@@ -76,7 +77,8 @@ class DpoJob(PreferenceJob[Actor]):
         self.loss = DPOLoss(config.preference)
         if config.preference.loss != "simpo":
             frozen = TrainSpec(config.model, config.training)
-            self.reference = placement.group(Role.RefPolicy, Policy, TrainWorker, frozen)
+            elsewhere = branch is not None and bool(branch.weights)
+            self.reference = make_reference(frozen, self._model, placement, starts_elsewhere=elsewhere)
 
     def make_model(self, spec: TrainSpec) -> Actor:
         """The policy."""

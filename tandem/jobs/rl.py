@@ -13,9 +13,9 @@ import numpy as np
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Branch
+from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
-from tandem.checkpoint.store import run_beside
 from tandem.cluster import make_cluster
 from tandem.config.tree import EvalConfig, TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, make_roles
@@ -110,17 +110,15 @@ class RlJob:
         roles.reward.check_share(groups)
         return summarize(groups)
 
-    def save(self, directory: Path) -> None:
+    def save(self, draft: Draft) -> None:
         for name, group in self._roles.trained.items():
-            target = directory / name
-            target.mkdir(exist_ok=True)
-            group.save(target).get()
-        self._inputs.tokenizer.save_pretrained(directory / "model")
+            group.save(draft, name)
+        directory = draft.directory
+        draft.writes.append(partial(self._inputs.tokenizer.save_pretrained, directory / "model"))
         state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
         write_text(directory / "state" / "rl.json", json.dumps(state))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:
-            write = partial(write_rollouts, directory, self._rollouts.finished())
-            run_beside(partial(self.placement.watch, 0.0), write)
+            draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
 
     def load(self, directory: Path) -> None:
         self._roles.experience.devices.to_training()

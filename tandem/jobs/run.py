@@ -3,19 +3,21 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from tandem.checkpoint.branch import Branch, branch_of
+from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
+from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
-from tandem.errors import WorkerLost
+from tandem.errors import TandemError, WorkerLost
 from tandem.jobs.best import BestValue
 from tandem.jobs.schedule import schedule_changes
 from tandem.signals import StopRequest
@@ -39,7 +41,7 @@ class Job(Protocol):
 
     def evaluate(self, step: int) -> StepMetrics: ...
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, draft: Draft) -> None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -123,8 +125,12 @@ class _Attempt:
         self._best = BestValue(config.trainer)
         self._position = _Position()
         watch = partial(job.placement.watch, 0.0)
-        self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last, watch)
+        url = config.trainer.checkpoint_url
+        remote = RemoteCheckpoints(url) if url else None
+        self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last, watch, remote)
         self._trackers: list[Tracker] = []
+        self._saving: StepMetrics = {}
+        """What the last checkpoint cost: metrics of the step after it."""
 
     def run(self, checkpoint: Path | None) -> bool:
         """False: it was asked to stop, and has saved the step that it was at."""
@@ -142,7 +148,13 @@ class _Attempt:
                     self._step(self._position.step + 1)
                 if self._position.step > self._position.saved_step:
                     self._save(best=False)
+                self._store.finish()
+        except Exception:
+            with suppress(TandemError):  # what ends the run is told; a rank that is gone ends this at once
+                self._store.finish()
+            raise
         finally:
+            self._store.abandon()
             for one in (job, *self._trackers):
                 one.close()
         write_report(self._trainer.run_dir)
@@ -152,7 +164,9 @@ class _Attempt:
         job, trainer, position = self._job, self._trainer, self._position
         start = time.perf_counter()
         metrics = job.step(step)
-        metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start)
+        metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start) | self._saving
+        self._saving = {}
+        self._store.check()
         if self._is_due(step, trainer.eval_every):
             metrics |= job.evaluate(step)
         position.step = step
@@ -169,13 +183,15 @@ class _Attempt:
 
     def _save(self, best: bool) -> None:
         position = self._position
-        with self._store.write(position.step, best) as directory:
-            for part in ("model", "state"):
-                (directory / part).mkdir()
-            self._job.save(directory)
+        start = time.monotonic()
+        self._store.finish()
+        self._saving = {"time/checkpoint_wait_s": time.monotonic() - start}
+        with self._store.write(position.step, best) as draft:
+            self._job.save(draft)
             training, best_so_far = self._config.training.type, self._best.state()
-            Progress(position.step, self._job.total_steps, training, best_so_far).write(directory)
+            Progress(position.step, self._job.total_steps, training, best_so_far).write(draft.directory)
         position.saved_step, position.saved_at = position.step, time.monotonic()
+        self._saving["time/checkpoint_s"] = position.saved_at - start
 
     def _restore(self, checkpoint: Path) -> None:
         saved = Progress.read(checkpoint)

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Generic, TypeVar
@@ -11,11 +12,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tandem.algorithms.supervised import NextTokenLoss
-from tandem.batching.packing import demonstrations_to_batch
+from tandem.batching.packing import demonstrations_to_batch, token_shares
 from tandem.checkpoint.branch import POLICY, Branch
+from tandem.checkpoint.draft import Draft
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
-from tandem.controller.learning import token_shares
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Trained
@@ -87,10 +88,10 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         metrics = self.validation_metrics([val[row] for row in range(len(val))])
         return {f"val/{name}": value for name, value in metrics.items()}
 
-    def save(self, directory: Path) -> None:
-        self._model.save(directory).get()
-        self._inputs.tokenizer.save_pretrained(directory / "model")
-        write_text(directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
+    def save(self, draft: Draft) -> None:
+        self._model.save(draft)
+        draft.writes.append(partial(self._inputs.tokenizer.save_pretrained, draft.directory / "model"))
+        write_text(draft.directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
 
     def load(self, directory: Path) -> None:
         self._model.load(directory).get()

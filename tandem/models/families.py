@@ -11,25 +11,23 @@ from typing import Any
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
-    dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text gemma4
-    gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2 gpt_bigcode
-    gpt_neox granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe
-    laguna llama longcat_flash mellum minimax_m2 ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe
-    opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2
-    vaultgemma youtu"""
+    dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text gemma3n_text
+    gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2
+    gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna llama longcat_flash mellum mimo_v2_flash minimax_m2 ministral
+    ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2
+    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu"""
 EQUAL = frozenset(_EQUAL.split())
 """Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
 
 _VALUE_HEADS = """
-    apertus arcee axk1 biogpt deepseek_v3 exaone4 gemma gemma2 glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neox helium llama
-    ministral ministral3 mistral mixtral persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3
-    starcoder2"""
+    apertus arcee axk1 biogpt deepseek_v3 exaone4 gemma gemma2 glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss
+    helium llama ministral ministral3 mistral mixtral persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
+    smollm3 starcoder2"""
 VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 """Those of them that transformers has with a head of one number a token: critics and reward models."""
 
 _REFUSED = {
-    "its attention has sinks (`s_aux`), which take a share of the weight from the tokens": """deepseek_v4 gpt_oss
-    granite_swa granitemoe_swa mimo_v2_flash""",
     "a state goes from token to token (recurrence, convolution) and would go on from one row into the next": """bamba
     falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid
     qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm
@@ -42,30 +40,26 @@ _REFUSED = {
     blenderbot blenderbot-small camembert data2vec-text marian mbart pegasus plbart roberta roberta-prelayernorm
     xlm-roberta xlm-roberta-xl xmod""",
     "its tokens see later ones": "bert-generation",
-    "its logits are not those of its output layer alone": """bert electra ernie gemma3n gemma3n_text minicpm3 mllama
+    "its logits are not those of its output layer alone": """bert electra ernie minicpm3 mllama
     modernbert-decoder rembert roc_bert""",
     "it picks the tokens to attend to with an index over one row": """axk2 deepseek_v32 glm_moe_dsa hy_v4
     minimax_m3_vl_text""",
     "it adds to attention scores what ours does not know": "doge inkling_text",
     "its attention is cut into chunks": "llama4 llama4_text",
+    "it attends to keys that are compressed from those of several tokens": "deepseek_v4",
     "it gives the logits of every token where those of some are asked for": "whisper",
     "a layer attends several times, but one set of keys and values is kept of it": "diffllama hrm_text",
     "it cannot be run, or not made small, from a configuration and tokens alone": """blt cohere_compass_text
-    gemma4_assistant gemma4_unified_assistant musicgen musicgen_melody""",
+    gemma3n gemma4_assistant gemma4_unified_assistant musicgen musicgen_melody""",
 }
 REFUSED = {family: reason for reason, families in _REFUSED.items() for family in families.split()}
 """Model type -> the reason for which it is refused whatever its options are."""
 
-_CAP, _SCALE = "caps {}, which ours does not", "multiplies logits, which log-probs computed in chunks do not follow"
-_OPTIONS: dict[str, tuple[tuple[Any, ...], str, dict[str, Any]]] = {
-    "attn_logit_softcapping": ((None,), _CAP.format("attention scores"), {"gemma2": 50.0, "vaultgemma": 50.0}),
-    "final_logit_softcapping": ((None,), _CAP.format("logits"), {"gemma2": 30.0, "vaultgemma": 30.0, "nanochat": 15.0}),
-    "logits_scaling": ((None, 1), _SCALE, {}),
-    "logit_scale": ((None, 1), _SCALE, dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), 0.0625)),
-    "is_causal": ((None, True), "lets tokens see later ones", {}),
-    "use_bidirectional_attention": ((None, False, "vision"), "lets tokens see later ones", {}),
+_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "is_causal": ((None, True), "lets tokens see later ones"),
+    "use_bidirectional_attention": ((None, False, "vision"), "lets tokens see later ones"),
 }
-"""Key of a configuration -> values that change nothing, what the others do, and the defaults of model types."""
+"""Key of a configuration -> values that change nothing, and what the others do."""
 _LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers, as `layer_types` names them, that attend to tokens of the row alone."""
 _ROPES = ("dynamic", "longrope", "su")
@@ -88,9 +82,8 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
 
 def _reasons(described: Mapping[str, Any]) -> Iterator[str]:
     text: Mapping[str, Any] = {**described, **(described.get("text_config") or {})}
-    family = text.get("model_type")
-    for key, (harmless, effect, defaults) in _OPTIONS.items():
-        value = text.get(key, defaults.get(str(family)))
+    for key, (harmless, effect) in _OPTIONS.items():
+        value = text.get(key)
         if value not in harmless:
             yield f"{key} {value} {effect}"
     for kind in text.get("layer_types") or ():

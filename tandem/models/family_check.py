@@ -17,6 +17,7 @@ from tandem.models.attention import ATTENTION, PackedRows
 from tandem.models.families import refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
+from tandem.models.logits import Bend
 from tandem.models.tiny import tiny
 from tandem.types import IntArray
 
@@ -113,7 +114,7 @@ def _packed(model: PreTrainedModel) -> list[Tensor]:
         use_cache=False,
         return_dict=False,
     )[0][0]
-    return list(layer(hidden).split(lengths))
+    return list(Bend.of(model.config).logits_(layer(hidden))[0].split(lengths))
 
 
 def _cached(model: PreTrainedModel, kept: bool) -> list[Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.models.attention import PackedRows
+from tandem.models.attention import PackedRows, Scoring
 from tandem.types import IntArray
 
 _LENGTHS = 16
@@ -92,13 +92,11 @@ class Prefill:
         self._token_BL = torch.from_numpy((offsets[:-1, None] + inside)[prompt_B]).to(device)
         """The token whose keys and values go to each place; beyond its end a row repeats its last one, unseen."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         for cache, new in zip(self._cache.layer(layer, key, value), (key, value), strict=True):
             rows = new[0].transpose(0, 1).index_select(0, self._token_BL.ravel()).unflatten(0, self._token_BL.shape)
             cache[self._slots, ..., : rows.shape[1]] = rows.permute(0, 2, 3, 1)
-        return self._packed.attend(layer, query, key, value, scaling, window)
+        return self._packed.attend(layer, query, key, value, scoring)
 
 
 class Extend:
@@ -137,12 +135,10 @@ class Extend:
         self._slot_M, self._place_M, self._token_M = (torch.from_numpy(values).to(device) for values in written)
         """Each slot and place that a token of the pass goes to, and that token; siblings' slots get the same ones."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         keys, values = (self._store(layer, which, caches[which], new) for which, new in enumerate((key, value)))
-        return self._packed.attend(layer, query, keys, values, scaling, window)
+        return self._packed.attend(layer, query, keys, values, scoring)
 
     def _store(self, layer: int, which: int, cache: Tensor, new: Tensor) -> Tensor:
         """Fill the slots; returns all prefixes and then the new tokens, `[1, kv_heads, tokens, head_dim]`."""
@@ -174,15 +170,13 @@ class Decode:
         """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
         self.position_N, self._shared = self._position_B[slot_N], (slot_N, like_B)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         for cache, new in zip(caches, (key, value), strict=True):
             made = new[0].transpose(0, 1)
             cache[self._slot_B, :, :, self._position_B] = made[self._shared[1]] if self._shared else made
         _, heads, rows, head_dim = query.shape
-        kv_heads = key.shape[1]
+        kv_heads, window = key.shape[1], scoring.window
         if (window, kv_heads) not in self._masks:
             self._masks[window, kv_heads] = self._mask(window, kv_heads, query.dtype)
         start, mask = self._masks[window, kv_heads]
@@ -190,8 +184,12 @@ class Decode:
         keys, values = (cache[..., start : self._end][slots].flatten(0, 1) for cache in caches)
         # The query heads of a key head attend like queries of one sequence: keys are read once and never repeated.
         queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
-        scores = torch.baddbmm(mask, queries, keys, alpha=scaling)
-        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        scores = (
+            torch.baddbmm(mask, queries, keys, alpha=scoring.scale)
+            if scoring.cap is None
+            else _capped(torch.bmm(queries, keys), scoring.scale, scoring.cap) + mask
+        )
+        weights = _weights(scores, scoring.sinks).to(values.dtype)
         return torch.bmm(weights, values.transpose(1, 2)).reshape(1, rows, heads, -1)
 
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
@@ -203,6 +201,19 @@ class Decode:
         seen = (behind >= 0) & (behind < (window or self._longest))
         mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
         return start, (mask if alike else mask.repeat_interleave(kv_heads, 0))[:, None]
+
+
+def _capped(products: Tensor, scale: float, cap: float) -> Tensor:
+    return cap * (products * (scale / cap)).tanh()
+
+
+def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax in float32, `[B * kv_heads, queries, positions]`; sinks `[heads]` take a share of it."""
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32)
+    of_rows = sinks.unflatten(0, (-1, scores.shape[1])).repeat(len(scores) * scores.shape[1] // len(sinks), 1)
+    with_sinks = torch.cat((scores, of_rows[..., None].to(scores.dtype)), dim=-1)
+    return with_sinks.softmax(-1, dtype=torch.float32)[..., :-1]
 
 
 def _rounded(length: int) -> int:

@@ -14,7 +14,8 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from tandem.models.attention import AttentionPlan, refuse_arguments
+from tandem.models.attention import Scoring, refuse_arguments
+from tandem.models.attention.interface import AttentionPlan
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
@@ -55,7 +56,8 @@ def _attention(module: Any, x: Tensor, rotation: tuple[Tensor, Tensor], plan: At
         query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
     query, key, value = (y.transpose(1, 2) for y in (_rotate(query, *rotation), _rotate(key, *rotation), value))
     window = None if type(module).__name__ == "LlamaAttention" else module.sliding_window
-    return module.o_proj(plan.attend(module.layer_idx, query, key, value, module.scaling, window).flatten(2))
+    scoring = Scoring(module.scaling, window)
+    return module.o_proj(plan.attend(module.layer_idx, query, key, value, scoring).flatten(2))
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:

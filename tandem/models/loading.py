@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION
+from tandem.models.cost import RowCost, row_cost
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
@@ -57,6 +58,11 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
     named: Any = getattr(described, "eos_token_id", None)
     own: Any = tokenizer.eos_token_id
     return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
+
+
+def model_cost(config: ModelConfig, value_head: bool) -> RowCost:
+    """What a row costs the model of a directory."""
+    return row_cost(transformers.AutoConfig.from_pretrained(config.path, **_options(config)), value_head)
 
 
 def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:

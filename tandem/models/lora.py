@@ -5,12 +5,12 @@ W x + alpha / rank * B A x,  A [rank, in] random, B [out, rank] zero at first   
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 from zlib import crc32
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.config.tree import LoraConfig
 from tandem.errors import UserError
+from tandem.regions import Region, whole
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None:
@@ -69,6 +70,21 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """The model computes what it did before it had adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
 @torch.no_grad()
 def reset_adapters(model: PreTrainedModel) -> None:
     """A is uniform in +- 1 / sqrt(in), drawn by its name alone, so the same on any number of ranks; B is zero."""
@@ -91,17 +107,48 @@ def merged_weights(
 
     `changed`: only of attentions and feed-forward layers in which there are adapters, each of which engines may fuse.
     """
+    for name, parameter in published(model, changed):
+        weight, adapter = full(parameter), Adapter.of(model, name, full)
+        if adapter is not None:
+            weight = adapter.merged(weight, whole(tuple(weight.shape)))
+        yield name.replace(".base_layer.", "."), weight
+
+
+def published(model: PreTrainedModel, changed: bool) -> Iterator[tuple[str, Tensor]]:
+    """The model's parameters but for adapters, by their own names; `changed` as above."""
     adapted = {_block(name) for name, _ in model.named_parameters() if changed and ".base_layer." in name}
     for name, parameter in model.named_parameters():
-        if is_adapter(name) or (adapted and _block(name) not in adapted):
-            continue
-        weight, (path, base, kind) = full(parameter), name.rpartition(".base_layer.")
-        if base and kind == "weight":
-            layer: Any = model.get_submodule(path)
-            down, up = (full(matrices["default"].weight).float() for matrices in (layer.lora_A, layer.lora_B))
-            change = up @ down * layer.scaling["default"]
-            weight = (weight.float() + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
-        yield name.replace(".base_layer.", "."), weight
+        if not is_adapter(name) and (not adapted or _block(name) in adapted):
+            yield name, parameter
+
+
+class Adapter(NamedTuple):
+    """What is added to a weight."""
+
+    down: Tensor
+    """float32 `[rank, in]`."""
+    up: Tensor
+    """float32 `[out, rank]`."""
+    scaling: float
+    transposed: bool
+    """The weight is `[in, out]`."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, name: str, full: Callable[[Tensor], Tensor]) -> Self | None:
+        """That of the parameter `name`; None where it has none."""
+        path, base, kind = name.rpartition(".base_layer.")
+        if not base or kind != "weight":
+            return None
+        layer: Any = model.get_submodule(path)
+        down, up = (full(matrices["default"].weight).float() for matrices in (layer.lora_A, layer.lora_B))
+        return cls(down, up, layer.scaling["default"], layer.fan_in_fan_out)
+
+    def merged(self, weight: Tensor, region: Region) -> Tensor:
+        """`weight`, which is this region of the whole, with what belongs to it."""
+        rows, columns = (slice(*bounds) for bounds in (reversed(region) if self.transposed else region))
+        change = self.up[rows] @ self.down[:, columns] * self.scaling
+        change = change.T if self.transposed else change
+        return (weight.float() + change.to(weight.device)).to(weight.dtype)
 
 
 def _block(name: str) -> str:
@@ -109,15 +156,14 @@ def _block(name: str) -> str:
     return name.replace(".base_layer.", ".").rsplit(".", 2)[0]
 
 
-def write_adapters(model: PreTrainedModel, full: Callable[[Tensor], Tensor], directory: Path, first: bool) -> None:
-    """A directory as PEFT writes it, by the `first` rank; every rank calls it."""
-    tensors = {
-        f"base_model.model.{name.replace('.default.', '.')}": full(parameter).cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        if is_adapter(name)
-    }
-    if first:
-        directory.mkdir(exist_ok=True)
-        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-        settings: Any = model.peft_config
-        settings["default"].save_pretrained(str(directory))
+def adapter_weights(model: PreTrainedModel, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(Name as PEFT writes it, whole weight), one at a time; none for a model without adapters."""
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            yield f"base_model.model.{name.replace('.default.', '.')}", full(parameter)
+
+
+def write_adapter_settings(model: PreTrainedModel, directory: Path) -> None:
+    """What a directory of PEFT has besides the weights."""
+    settings: Any = model.peft_config
+    settings["default"].save_pretrained(str(directory))

@@ -1,36 +1,159 @@
-"""Tensors on disk, whole or in shards: every rank reads and writes its own part, whoever wrote or reads the rest."""
+"""Tensors on disk, whole or in shards: every rank reads and writes its own part, whoever wrote or reads the rest.
 
-import warnings
+model/model.safetensors, or model-00001-of-00004.safetensors, … and their index     whole weights, each in one file
+state/rank_00000.safetensors, …     a rank's parts of tensors; the header says where each lies in the whole
+"""
+
+import json
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+_PIECES = "pieces"
+"""The entry of a file's header that says where its tensors lie in the whole ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A safetensors file that is still to be written, by any thread."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    """In host memory; what is trained meanwhile does not change them."""
+    metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+
+    def write(self) -> None:
+        """Write it into its directory, which there is."""
+        save_file(dict(self.tensors), self.path, metadata=dict(self.metadata))
+
+
+class Piece(NamedTuple):
+    """Where a rank's part of a tensor lies in the whole."""
+
+    whole: tuple[int, ...]
+    """The shape of the whole tensor."""
+    start: tuple[int, ...]
+    """By dimension."""
+    shape: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.shape
+
+    def shared(self, other: "Piece") -> tuple[slice, ...] | None:
+        """What both hold, by dimension of the whole tensor; None where that is nothing."""
+        starts = [max(pair) for pair in zip(self.start, other.start, strict=True)]
+        ends = [min(pair) for pair in zip(self._end, other._end, strict=True)]
+        if any(start >= end for start, end in zip(starts, ends, strict=True)):
+            return None
+        return tuple(map(slice, starts, ends))
+
+    def within(self, region: tuple[slice, ...]) -> tuple[slice, ...]:
+        """A region of the whole tensor, counted from where this piece starts."""
+        return tuple(slice(one.start - start, one.stop - start) for one, start in zip(region, self.start, strict=True))
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        return tuple(start + length for start, length in zip(self.start, self.shape, strict=True))
+
+
+def own_pieces(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Piece]]:
+    """This rank's part of each tensor that it is to write, not copies: over all ranks, every tensor exactly once."""
+    found: dict[str, tuple[Tensor, Piece]] = {}
+    for name, tensor in tensors.items():
+        local, piece = _local(tensor)
+        if _is_first_copy(tensor) and not piece.empty:
+            found[name] = local, piece
+    return found
+
+
+def shard_file(pieces: Mapping[str, tuple[Tensor, Piece]], directory: Path) -> TensorFile:
+    """The file of this rank's pieces; a rank without any writes one, too."""
+    places = {name: piece for name, (_, piece) in pieces.items()}
+    metadata = {_PIECES: json.dumps(places)}  # one entry: several would be written in any order
+    path = directory / f"rank_{_rank():05d}.safetensors"
+    return TensorFile(path, {name: tensor for name, (tensor, _) in pieces.items()}, metadata)
 
 
 def read_shards(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Fill this rank's part of each tensor (a DTensor, or a whole one) with what `write_shards` wrote.
+    """Fill this rank's part of each tensor (a DTensor, or a whole one) from the `shard_file`s in a directory.
 
-    ValueError, and nothing changed, when a name or a shape differs.
+    ValueError, and nothing changed, when a name or a shape differs, or files are missing or damaged.
     """
-    reader = FileSystemReader(directory)
-    found: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    saved = {name: tuple(described.size) for name, described in found.items()}
+    with ExitStack() as opened:
+        try:
+            paths = sorted(directory.glob("rank_*.safetensors"))
+            files = [opened.enter_context(safe_open(path, framework="pt")) for path in paths]
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        saved = [_places(file) for file in files]
+        _check_whole(tensors, saved)
+        for name, tensor in tensors.items():
+            local, wanted = _local(tensor)
+            for file, places in zip(files, saved, strict=True):
+                region = None if name not in places else places[name].shared(wanted)
+                if region is not None:
+                    source = places[name].within(region)
+                    local[wanted.within(region)].copy_(
+                        file.get_slice(name)[source] if source else file.get_tensor(name)
+                    )
+
+
+def _check_whole(tensors: Mapping[str, Tensor], saved: list[dict[str, Piece]]) -> None:
+    """Raises ValueError where the pieces are not those of these tensors, and all of them."""
+    if not saved:
+        raise ValueError("it has no rank_00000.safetensors, as this version of Tandem writes")
+    found = {name: piece.whole for places in saved for name, piece in places.items()}
     ours = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if different := ours.items() ^ saved.items():
+    if different := ours.items() ^ found.items():
         raise ValueError(f"names or shapes differ, as those of {min(different)[0]}")
-    _read(tensors, reader)
+    there = dict.fromkeys(ours, 0)
+    for places in saved:
+        for name, piece in places.items():
+            there[name] += prod(piece.shape)
+    if lacking := [name for name, tensor in tensors.items() if there[name] != tensor.numel()]:
+        raise ValueError(f"files of ranks are missing: {lacking[0]} is not whole")
 
 
-def write_shards(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """One file a rank in the format of torch.distributed.checkpoint; all ranks call it together."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there is but one rank
-        save(dict(tensors), checkpoint_id=directory)
+def _places(file: Any) -> dict[str, Piece]:
+    described: dict[str, Any] = json.loads((file.metadata() or {}).get(_PIECES, "{}"))
+    return {name: Piece(*(tuple(part) for part in parts)) for name, parts in described.items()}
+
+
+def _local(tensor: Tensor) -> tuple[Tensor, Piece]:
+    """This rank's part, and where it lies."""
+    if not isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+        return tensor, Piece(shape, (0,) * len(shape), shape)
+    local = tensor.to_local()
+    _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return local, Piece(tuple(tensor.shape), tuple(start), tuple(local.shape))
+
+
+def _is_first_copy(tensor: Tensor) -> bool:
+    """Of a part that several ranks hold, this one is the rank that writes it."""
+    if not isinstance(tensor, DTensor):
+        return _rank() == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    placed = zip(tensor.placements, coordinate, strict=True)
+    return all(place == 0 for placement, place in placed if isinstance(placement, Replicate))
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def read_safetensors(tensors: Mapping[str, Tensor], directory: Path, prefix: str) -> set[str]:

@@ -172,6 +172,8 @@ class RewardManager:
         """
         if trajectory.status is Status.ENVIRONMENT_ERROR:
             return Score(None, failure=trajectory.status, error=trajectory.error)
+        if trajectory.status is Status.ABORTED:  # whatever its environment has given until then
+            return Score(None, failure=Status.NOT_SCORED)
         if (
             trajectory.reward is None
             and len(scores) == 1

@@ -4,12 +4,12 @@ A program knows nothing of us but a base URL and a key, as of any OpenAI-compati
 """
 
 import asyncio
-import inspect
 import json
-import math
 import os
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +17,13 @@ from typing import Any, Protocol, Self
 
 from tandem.errors import UserError
 from tandem.files import load_named, users_traceback
-from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.threads import in_thread
+from tandem.rollout.environment import EnvironmentFailed, finite
+from tandem.rollout.users_code import call
 
 _TAIL = 4096
 """Bytes of what a command writes that are kept: its reward is in the last line, and why it failed in the last ones."""
+_LAST_WORDS_S = 2.0
+"""For reading on after a command has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,16 @@ class FunctionAgent:
     async def run(self, row: Mapping[str, Any], text: str, access: Access) -> AgentsWord:
         given = (dict(row), access.base_url, access.key)
         try:
-            if inspect.iscoroutinefunction(self._function):
-                said = await self._function(*given)
-            else:
-                said = await in_thread(self._function, *given)
+            said = await call(self._function, *given)
         except Exception as error:  # the user's code may raise anything
-            raise EnvironmentFailed(f"{self._reference} raised:\n{users_traceback(error, __file__)}") from error
+            shown = users_traceback(error, os.path.dirname(__file__))
+            raise EnvironmentFailed(f"{self._reference} raised:\n{shown}") from error
         return word_of(said, self._reference)
+
+
+_DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+_DYING_WITH_US = (sys.executable, "-ISc", _DIE_WITH_US) if sys.platform == "linux" else ()
+"""What becomes the command, after prctl(PR_SET_PDEATHSIG): a run that is killed leaves none running."""
 
 
 class CommandAgent:
@@ -81,8 +86,12 @@ class CommandAgent:
     and OPENAI_API_KEY. The last line that it writes may be a reward, or an object with `reward` and further numbers."""
 
     def __init__(self, command: str) -> None:
+        """Raises UserError where there is no such program."""
         self._command = command
         self._arguments = shlex.split(command)
+        if shutil.which(self._arguments[0]) is None:
+            program = self._arguments[0]
+            raise UserError(f"conversation.environment.command {command!r}: there is no program {program!r} to be run")
 
     async def run(self, row: Mapping[str, Any], text: str, access: Access) -> AgentsWord:
         given = _as_json(row)
@@ -104,6 +113,7 @@ class CommandAgent:
         own = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key, "TANDEM_PROMPT": text}
         try:
             return await asyncio.create_subprocess_exec(
+                *_DYING_WITH_US,
                 *self._arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=said.to_write,
@@ -137,7 +147,8 @@ class _TailOfPipe:
         self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(to_read, "rb", 0)
         )
-        self._reading = asyncio.create_task(_tail_of(reader))
+        self._tail = b""
+        self._reading = asyncio.create_task(self._keep_the_tail(reader))
         return self
 
     def written_elsewhere(self) -> None:
@@ -145,8 +156,15 @@ class _TailOfPipe:
         os.close(self.to_write)
 
     async def text(self) -> str:
-        """When all that could write has ended."""
-        return await self._reading
+        """When all that could write has ended; a process that was started to outlive the command is not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await asyncio.shield(self._reading)
+        return self._tail.decode(errors="replace").strip()
+
+    async def _keep_the_tail(self, stream: asyncio.StreamReader) -> None:
+        while part := await stream.read(65536):
+            self._tail = (self._tail + part)[-_TAIL:]
 
     async def __aexit__(self, *_: object) -> None:
         self._reading.cancel()
@@ -158,17 +176,11 @@ def word_of(said: Any, who: str) -> AgentsWord:
     if said is None:
         return AgentsWord()
     given = dict(said) if isinstance(said, Mapping) else {"reward": said}
-    numbers = {str(name): float(value) for name, value in given.items() if _is_number(value)}
-    wrong = [
-        name for name, value in given.items() if not _is_number(value) and not (name == "reward" and value is None)
-    ]
-    if wrong:
-        raise EnvironmentFailed(f"{who}: {wrong[0]} is {given[wrong[0]]!r:.200}, which is no finite number")
+    numbers: dict[str, float] = {}
+    for name, value in given.items():
+        if name != "reward" or value is not None:
+            numbers[str(name)] = finite(value, f"{who}: {name}")
     return AgentsWord(numbers.pop("reward", None), numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _last_json(said: str) -> Any:
@@ -176,9 +188,9 @@ def _last_json(said: str) -> Any:
     lines = said.strip().splitlines()
     try:
         value = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) or _is_number(value) else None
+    return value if isinstance(value, dict | int | float) else None
 
 
 def _as_json(row: Mapping[str, Any]) -> bytes:
@@ -186,10 +198,3 @@ def _as_json(row: Mapping[str, Any]) -> bytes:
         return json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"a row cannot be given to an agent's command as JSON: {error}; drop that column") from error
-
-
-async def _tail_of(stream: asyncio.StreamReader) -> str:
-    tail = b""
-    while part := await stream.read(65536):
-        tail = (tail + part)[-_TAIL:]
-    return tail.decode(errors="replace").strip()

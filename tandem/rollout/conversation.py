@@ -12,26 +12,35 @@ unblocked by: engine and environments; calls of tools end at their limits
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tandem.config.conversation import ConversationConfig
-from tandem.rollout.environment import Environment, EnvironmentFailed, Environments
+from tandem.files import users_traceback
+from tandem.rollout.environment import Environment, EnvironmentFailed, Environments, finite
 from tandem.rollout.formats.base import Format
 from tandem.rollout.single_turn import DecodeAll, Generate
-from tandem.rollout.together import together
+from tandem.rollout.together import ended, together
 from tandem.rollout.transcript import Transcript, trajectory_without_turns
 from tandem.types import Completion, Message, Prompt, Request, SamplingParams, Status, Trajectory
 
+_LATE_S = 1.0
+"""For siblings to open after the first of them."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(eq=False, slots=True)
 class _Opened:
     """A conversation, and the world that it is held in."""
 
     environment: Environment
     transcript: Transcript
+    out_of_turns: bool = False
+    """Another turn of the policy was due, and `conversation.max_turns` was reached."""
+    held: bool = False
+    """Who holds it closes the environment."""
 
 
 class Conversations:
@@ -69,34 +78,48 @@ class Conversations:
         Raises what the engine raises. An environment that fails is replaced by a fresh one `environment_retries` times;
         then its trajectory is an ENVIRONMENT_ERROR.
         """
-        opened = await asyncio.gather(*(self._open(prompt) for _ in seeds))
-        asking, firsts = self._ask_first_turns(opened, seeds, sampling)
+        opening = [asyncio.create_task(self._open(prompt)) for _ in seeds]
+        asking: list[asyncio.Task[None]] = []
         try:
+            await _all_but_late(opening)
+            in_time = {sample: one.result() for sample, one in enumerate(opening) if one.done()}
+            asking, firsts = self._ask_first_turns(in_time, seeds, sampling)
             return await together(
-                self._hold(prompt, sample, seed, sampling, opened[sample], firsts.get(sample))
+                self._hold(prompt, sample, seed, sampling, opening[sample], firsts.get(sample))
                 for sample, seed in enumerate(seeds)
             )
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await ended([*asking, *opening])
+            for one in opening:
+                if not one.cancelled() and one.exception() is None:
+                    await _close_unheld(one.result())
 
     async def _open(self, prompt: Prompt) -> _Opened | EnvironmentFailed:
         """A conversation before the policy's first turn, or why its environment did not start."""
-        environment = self._environments.make(prompt)
+        try:
+            environment = self._environments.make(prompt)
+        except Exception as error:  # noqa: BLE001 - the environment may raise anything
+            return _as_failure(error)
         try:
             messages = list(await environment.start(prompt))
-        except Exception as error:  # noqa: BLE001 - the environment may raise anything
-            return await _closed_after(environment, error)
-        return _Opened(environment, Transcript(self._format, messages, environment.tools))
+        except BaseException as error:
+            await _close(environment)
+            if isinstance(error, Exception):
+                return _as_failure(error)
+            raise
+        try:
+            return _Opened(environment, Transcript(self._format, messages, environment.tools))
+        except BaseException:
+            await _close(environment)
+            raise
 
     def _ask_first_turns(
-        self, opened: Sequence[_Opened | EnvironmentFailed], seeds: Sequence[int], sampling: SamplingParams
+        self, opened: Mapping[int, _Opened | EnvironmentFailed], seeds: Sequence[int], sampling: SamplingParams
     ) -> tuple[list[asyncio.Task[None]], dict[int, asyncio.Future[Completion]]]:
         """Ask the engine once for all siblings that open with the same tokens: it computes these once. The tasks that
-        ask, and the turn of each sample that there is to be."""
+        ask, and the turn of each sample that there is to be. `opened`: by sample, those that have opened by now."""
         alike: dict[bytes, list[tuple[int, Transcript]]] = {}
-        for sample, one in enumerate(opened):
+        for sample, one in opened.items():
             if isinstance(one, _Opened) and self._room(one.transcript, sampling) > 0:
                 alike.setdefault(one.transcript.ids.tobytes(), []).append((sample, one.transcript))
         loop = asyncio.get_running_loop()
@@ -123,17 +146,17 @@ class Conversations:
         sample: int,
         seed: int,
         sampling: SamplingParams,
-        opened: _Opened | EnvironmentFailed,
+        opening: Awaitable[_Opened | EnvironmentFailed],
         first: asyncio.Future[Completion] | None,
     ) -> Trajectory:
         """The trajectory of one sample, through as many environments as it takes."""
         start = time.perf_counter()
-        failures = 0
+        failures, opened = 0, await opening
         while True:
             failed = opened if isinstance(opened, EnvironmentFailed) else None
             if isinstance(opened, _Opened):
                 try:
-                    reward = await self._go_on(opened, seed, sampling, first)
+                    reward, numbers = await self._go_on(opened, seed, sampling, first)
                     break
                 except EnvironmentFailed as error:
                     failed = error
@@ -143,26 +166,29 @@ class Conversations:
                 trajectory.numbers = {"environment_retries": float(failures - 1)}
                 return trajectory
             opened, first = await self._open(prompt), None
-        numbers = {**opened.environment.numbers, "environment_retries": float(failures)}
+        counted = {"out_of_turns": float(opened.out_of_turns), "environment_retries": float(failures)}
+        numbers = {**numbers, **counted}
         trajectory = opened.transcript.trajectory(prompt, sample, self._decode, reward, numbers)
         trajectory.generation_s = time.perf_counter() - start
         return trajectory
 
     async def _go_on(
         self, opened: _Opened, seed: int, sampling: SamplingParams, first: asyncio.Future[Completion] | None
-    ) -> float | None:
-        """Hold the conversation to its end. Returns the reward of its environment for the whole; raises
-        EnvironmentFailed. The environment is closed either way."""
+    ) -> tuple[float | None, dict[str, float]]:
+        """Hold the conversation to its end. Returns the reward of its environment for the whole, and what it counted;
+        raises EnvironmentFailed. The environment is closed either way."""
+        opened.held = True
         try:
             await self._take_turns(opened, seed, sampling, first)
         except BaseException:
-            with suppress(Exception):  # the first failure is the one to tell
-                await opened.environment.close()
+            await _close(opened.environment)
             raise
         try:
-            return await opened.environment.close()
+            reward = await opened.environment.close()
+            numbers = {str(name): finite(number, name) for name, number in opened.environment.numbers.items()}
         except Exception as error:
             raise _as_failure(error) from error
+        return None if reward is None else finite(reward, "the reward of close"), numbers
 
     async def _take_turns(
         self, opened: _Opened, seed: int, sampling: SamplingParams, first: asyncio.Future[Completion] | None
@@ -171,7 +197,8 @@ class Conversations:
         transcript = opened.transcript
         while True:
             room = self._room(transcript, sampling)
-            if room < 1 or transcript.turns == self._config.max_turns:
+            opened.out_of_turns = transcript.turns == self._config.max_turns
+            if room < 1 or opened.out_of_turns:
                 transcript.status = Status.TRUNCATED
                 return
             if first is not None:
@@ -195,7 +222,7 @@ class Conversations:
         except Exception as error:
             raise _as_failure(error) from error
         if reply.reward is not None:
-            opened.transcript.reward(reply.reward)
+            opened.transcript.reward(finite(reply.reward, "the reward of a turn"))
         return reply.messages
 
     async def _one(self, request: Request) -> Completion:
@@ -213,16 +240,28 @@ class Conversations:
         return int(left if limit is None else min(left, limit))
 
 
-async def _closed_after(environment: Environment, error: Exception) -> EnvironmentFailed:
-    """Close an environment that did not start; `error` is why, whatever closing raises."""
-    with suppress(Exception):  # the first failure is the one to tell
+async def _all_but_late(opening: Sequence[asyncio.Task[_Opened | EnvironmentFailed]]) -> None:
+    """Wait until they have opened, but not for long after the first: one may wait for what its siblings hold."""
+    _, late = await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+    if late:
+        await asyncio.wait(late, timeout=_LATE_S)
+
+
+async def _close_unheld(opened: _Opened | EnvironmentFailed) -> None:
+    """Close an environment that opened when the conversations of its prompt were already over."""
+    if isinstance(opened, _Opened) and not opened.held:
+        await _close(opened.environment)
+
+
+async def _close(environment: Environment) -> None:
+    """After a failure, which is the one to tell."""
+    with suppress(Exception):
         await environment.close()
-    return _as_failure(error)
 
 
 def _as_failure(error: Exception) -> EnvironmentFailed:
     if isinstance(error, EnvironmentFailed):
         return error
-    failure = EnvironmentFailed(f"{type(error).__name__}: {error}")
+    failure = EnvironmentFailed(users_traceback(error, os.path.dirname(__file__)))
     failure.__cause__ = error
     return failure

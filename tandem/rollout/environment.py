@@ -5,6 +5,7 @@
 An environment sees messages and never tokens: those are `tandem.rollout.formats`'s.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ class Answer:
     """What a turn of the policy says."""
 
     content: str
-    """Without thinking and calls."""
+    """Without thinking and calls; but a call that cannot be read is text like any other."""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     """What it thought before; None where it did not."""
@@ -61,6 +62,24 @@ class Reply:
 
 class EnvironmentFailed(Exception):
     """The environment is broken, whatever the policy said; the message says how. Any other exception means the same."""
+
+
+def finite(number: Any, what: str) -> float:
+    """Any single number as a float: Python's, numpy's, a tensor of one. Raises EnvironmentFailed where it is none."""
+    try:
+        value = math.nan if isinstance(number, str | bytes) else float(number)
+    except Exception:  # noqa: BLE001 - the user's types may raise anything; whole numbers may be too large
+        value = math.nan
+    if not math.isfinite(value):
+        raise EnvironmentFailed(f"{what} is {_shown(number)}, which is no finite number")
+    return value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except Exception as error:  # noqa: BLE001 - the user's types; whole numbers of more than 4,300 digits
+        return f"{type(value).__name__}, which cannot be shown ({error})"
 
 
 class Environment(Protocol):

@@ -1,9 +1,7 @@
 """The environments that a configuration names."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from tandem.config.conversation import (
+    EndpointEnvironmentConfig,
     FunctionToolConfig,
     OwnEnvironmentConfig,
     ScriptedUserConfig,
@@ -17,11 +15,11 @@ from tandem.config.conversation import (
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.mcp import McpToolsConfig
 from tandem.config.python_tool import PythonToolConfig
-from tandem.errors import UserError
-from tandem.files import load_named
-from tandem.rollout.environment import Environment, Environments
+from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
+from tandem.rollout.environment import Environments
 from tandem.rollout.environments.hosted import HostedEnvironments
 from tandem.rollout.environments.openenv import OpenEnvEnvironments
+from tandem.rollout.environments.own import OwnEnvironments
 from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
@@ -34,7 +32,6 @@ from tandem.rollout.users.base import Users
 from tandem.rollout.users.model import ModelUsers
 from tandem.rollout.users.scripted import ScriptedUsers
 from tandem.rollout.users.verl import VerlUsers
-from tandem.types import Prompt
 
 
 def make_environments(config: SteppedEnvironmentConfig) -> Environments:
@@ -76,18 +73,9 @@ def make_users(config: UserConfig) -> Users:
     return ModelUsers(config)
 
 
-class OwnEnvironments:
-    """Those of a class of the user's."""
-
-    def __init__(self, config: OwnEnvironmentConfig) -> None:
-        self._kind = load_named(config.environment, "conversation.environment.environment:")
-        if not callable(self._kind):
-            raise UserError(f"conversation.environment.environment: there is no class {config.environment!r}")
-        self._arguments: Mapping[str, Any] = config.arguments
-
-    async def open(self) -> None: ...
-
-    def make(self, prompt: Prompt) -> Environment:
-        return self._kind(**self._arguments)
-
-    async def close(self) -> None: ...
+def make_agent(config: EndpointEnvironmentConfig) -> Agent:
+    """Raises UserError where the function or the program is not there."""
+    if config.function is not None:
+        return FunctionAgent(config.function, "conversation.environment.function")
+    assert config.command is not None
+    return CommandAgent(config.command)

@@ -1,6 +1,7 @@
 """What is counted in conversations."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,4 +24,9 @@ def metrics(groups: Iterable[Group]) -> StepMetrics:
 
 
 def _turns(trajectory: Trajectory) -> int:
-    return sum(message["role"] == "assistant" for message in trajectory.messages)
+    """Of the policy, on all branches, each once: where it is trained."""
+    return sum(
+        turn.author == "policy" and bool(branch.loss_mask[end - turn.tokens : end].any())
+        for branch in trajectory.every_branch
+        for turn, end in zip(branch.turns, accumulate(turn.tokens for turn in branch.turns), strict=True)
+    )

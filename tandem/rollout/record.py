@@ -6,13 +6,15 @@ A node is one turn of the policy. The tokens that it was asked with begin with a
 or it has no parent: nothing is ever tokenised a second time. Where history is rewritten, a new root begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tandem.types import BoolArray, Branch, Completion, FloatArray, IntArray, Turn
 
+Spell = Callable[[Sequence[int]], str]
+"""The text of tokens, control tokens spelled out."""
 _NO_VERSION = -1
 """The policy version of tokens that no policy made."""
 
@@ -48,13 +50,13 @@ class TokenTree:
 
     nodes: list[Node] = field(default_factory=list[Node])
 
-    def branches(self, first: Node | None = None) -> list[Branch]:
+    def branches(self, spell: Spell, first: Node | None = None) -> list[Branch]:
         """From a root to each leaf, in the order of the leaves, but that the one of the leaf `first` begins. Each
         sampled token is in the loss mask of the first branch that has it, and of no other; branches without such tokens
         are left out, but for the only one."""
-        trained: set[int] = set()
+        trained: dict[int, list[Turn]] = {}
         leaves = sorted(self._leaves(), key=lambda leaf: leaf is not first)
-        branches = [_branch(leaf.line(), trained) for leaf in leaves]
+        branches = [_branch(leaf.line(), trained, spell) for leaf in leaves]
         return [branch for branch in branches if branch.loss_mask.any()] or branches[:1]
 
     def _leaves(self) -> Iterator[Node]:
@@ -62,8 +64,8 @@ class TokenTree:
         return (node for node in self.nodes if id(node) not in parents)
 
 
-def _branch(line: list[Node], trained: set[int]) -> Branch:
-    """The tokens along `line`; `trained` has the nodes of earlier branches, and gets these."""
+def _branch(line: list[Node], trained: dict[int, list[Turn]], spell: Spell) -> Branch:
+    """The tokens along `line`; `trained` has the turns of the nodes of earlier branches, and gets these."""
     prompt_ids = line[0].prompt_ids
     ids: list[IntArray] = []
     mask: list[BoolArray] = []
@@ -73,11 +75,10 @@ def _branch(line: list[Node], trained: set[int]) -> Branch:
     end = len(prompt_ids)
     for node in line:
         made, told = node.completion, node.prompt_ids[end:]
-        if len(told):
-            turns.append(Turn(node.author, len(told)))
-        turns.append(Turn("policy", len(made.token_ids), node.reward))
         fresh = node.trained and id(node) not in trained
-        trained.add(id(node))
+        if id(node) not in trained:
+            trained[id(node)] = _turns(node, told, spell)
+        turns += trained[id(node)]
         ids += [told, made.token_ids]
         mask += [np.zeros(len(told), np.bool_), np.full(len(made.token_ids), fresh)]
         logprobs += [np.zeros(len(told), np.float32), made.logprobs * np.float32(fresh)]
@@ -91,4 +92,12 @@ def _branch(line: list[Node], trained: set[int]) -> Branch:
         versions=np.concatenate(versions).astype(np.int32),
         turns=tuple(turns),
         experts=line[-1].completion.experts,
+        opening=spell(prompt_ids.tolist()),
     )
+
+
+def _turns(node: Node, told: IntArray, spell: Spell) -> list[Turn]:
+    """What the policy was `told` before the node, and its turn."""
+    made = node.completion.token_ids
+    before = [Turn(node.author, len(told), text=spell(told.tolist()))] if len(told) else []
+    return [*before, Turn("policy", len(made), node.reward, spell(made.tolist()))]

@@ -93,7 +93,7 @@ class Said:
     heard: Sequence[Message]
     """What was said since the answer that its node's parent has; without a parent, everything."""
     answer: Answer
-    """The content is cut at a stop string, and has what could not be read as a call."""
+    """The content is cut at a stop string."""
     request: Request
     reasonings: tuple[str, ...] = ()
     """Of each message of the whole conversation, this answer's last."""
@@ -147,6 +147,8 @@ class Session:
     """The agent's own word, where it gives one while the session lasts."""
     truncated: bool = False
     """A limit has kept the policy from saying all that it would have said."""
+    out_of_calls: bool = False
+    """That limit was the number of calls."""
     failure: Exception | None = None
     """Why the engine failed."""
     retried: int = 0
@@ -173,7 +175,7 @@ class Session:
             self.retried += 1
             return lost
         if self.asked >= self.rules.calls:
-            self.truncated = True
+            self.truncated = self.out_of_calls = True
             raise SessionClosed(f"this session's {self.rules.calls} calls are spent")
         request, line = self._request(asked, conversation)
         self.asked += 1
@@ -198,7 +200,9 @@ class Session:
     def branches(self) -> list[Branch]:
         """What is trained on; the line that ends in the last answer comes first. Empty where nothing was answered."""
         answers = self.answers
-        return TokenTree([said.node for said in answers]).branches(first=answers[-1].node) if answers else []
+        return (
+            TokenTree([said.node for said in answers]).branches(self.policy.decode, answers[-1].node) if answers else []
+        )
 
     def messages(self) -> list[Message]:
         """What was said on the first branch, behind what it was opened with."""
@@ -293,11 +297,10 @@ class Session:
     def _read(self, asked: Asked, request: Request, made: IntArray) -> Answer:
         """What the tokens say, as the agent gets it."""
         answer = self.policy.tokens.parse(request.token_ids.tolist(), made.tolist(), asked.tools)
-        if answer.broken or (answer.tool_calls and not (asked.may_call and asked.tools)):
+        if (answer.tool_calls or answer.broken) and not (asked.may_call and asked.tools):
             stops = request.sampling.stop_token_ids
             text = self.policy.decode([token for token in made.tolist() if token not in stops])
-            calls = answer.tool_calls if asked.may_call and asked.tools else ()
-            answer = Answer(text, calls)  # as it was written, with what it thought
+            answer = Answer(text)  # as it was written, with what it thought
         content = _cut(answer.content, request.sampling.stop_strings)
         return replace(answer, content=content, tool_calls=tuple(map(self._named, answer.tool_calls)))
 

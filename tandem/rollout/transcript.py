@@ -7,7 +7,7 @@ import numpy as np
 
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.base import Format
-from tandem.rollout.record import Node, TokenTree
+from tandem.rollout.record import Node, Spell, TokenTree
 from tandem.rollout.single_turn import DecodeAll
 from tandem.types import Branch, Completion, IntArray, Message, Prompt, Status, Trajectory
 
@@ -90,9 +90,11 @@ class Transcript:
         numbers: Mapping[str, float] | None = None,
     ) -> Trajectory:
         """All of it; `reward` is for the whole, beside those of its turns."""
-        branches = self._tree.branches() or [_without_turns(self._opened_with)]
+        branches = self._tree.branches(self.tokens.text) or [_without_turns(self._opened_with, self.tokens.text)]
         rewards = [*self.rewards, *([] if reward is None else [reward])]
         made = trajectory_of(branches, prompt, sample, self.status, decode)
+        if len(branches) > 1:
+            made.text = "\n".join(decode([branch.response_ids for branch in branches]))
         made.messages = tuple(self.messages[self.opening :])
         made.reward = sum(rewards) if rewards else None
         made.numbers = dict(numbers or {})
@@ -104,9 +106,9 @@ def trajectory_of(
 ) -> Trajectory:
     """The trajectory whose lines of tokens these are, without what else is known of it."""
     first = branches[0]
-    opening, text = decode([first.prompt_ids, first.response_ids])
+    (text,) = decode([first.response_ids])
     return Trajectory(
-        prompt=replace(prompt, token_ids=first.prompt_ids, text=opening),
+        prompt=replace(prompt, token_ids=first.prompt_ids, text=first.opening),
         sample=sample,
         response_ids=first.response_ids,
         loss_mask=first.loss_mask,
@@ -120,7 +122,7 @@ def trajectory_of(
     )
 
 
-def _without_turns(prompt_ids: IntArray) -> Branch:
+def _without_turns(prompt_ids: IntArray, spell: Spell) -> Branch:
     """The line of a conversation in which the policy has not spoken."""
     return Branch(
         prompt_ids,
@@ -128,12 +130,13 @@ def _without_turns(prompt_ids: IntArray) -> Branch:
         loss_mask=np.zeros(0, np.bool_),
         rollout_logprobs=np.zeros(0, np.float32),
         versions=np.zeros(0, np.int32),
+        opening=spell(prompt_ids.tolist()),
     )
 
 
 def trajectory_without_turns(prompt: Prompt, sample: int, status: Status, error: str) -> Trajectory:
     """One that no loss sees."""
-    nothing = _without_turns(prompt.token_ids)
+    nothing = _without_turns(prompt.token_ids, lambda _: prompt.text)
     return Trajectory(
         prompt=prompt,
         sample=sample,

@@ -5,7 +5,6 @@ it, read-only. The program is nobody: under root it changes to a user id that no
 namespace. Resource limits hold each process, the watcher holds them all.
 """
 
-import json
 import math
 import os
 import resource
@@ -32,6 +31,9 @@ MAX_FILES = 256
 _FIRST_USER = 1 << 30
 """From here to twice that nobody has a user id."""
 _PACKAGES = "/packages"
+_ENDED_WITH_US = ("bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--as-pid-1", "--die-with-parent")
+"""Around the container, under root: bubblewrap has no right to kill a program of another user when its own parent has
+died. As the first process of a namespace of processes that is root's, it takes all in there with it."""
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **dict.fromkeys(_THREADS, "1")}
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
@@ -51,8 +53,6 @@ if user:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: bubblewrap set it, and the change of user has cleared it
 builtins.exit = builtins.quit = sys.exit  # which `site` would define
 sys.argv = ["program.py"]
 sys.path += [place for place in packages.split(":") if place]
@@ -127,6 +127,7 @@ class LocalSandbox:
         read_only += [(str(path), f"{_PACKAGES}/{name}") for name, path in self._packages.items()]
         root = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
         return [
+            *(() if os.geteuid() else _ENDED_WITH_US),
             *("bwrap", *_NAMESPACES, *(("--unshare-user",) if os.geteuid() else root), "--as-pid-1", "--new-session"),
             *("--die-with-parent", "--clearenv"),
             *("--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
@@ -184,13 +185,12 @@ class Container:
         """Of the program and its descendants at this moment."""
         pages, ticks, waiting = 0, 0, [self._process.pid]
         while waiting:
-            process = f"/proc/{waiting.pop()}"
+            number = waiting.pop()
             with suppress(OSError):  # it ended meanwhile
-                numbers = Path(process, "stat").read_text().rpartition(")")[2].split()  # from the third field on
+                numbers = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()  # from the third field on
                 pages += int(numbers[21])
                 ticks += sum(map(int, numbers[11:15]))
-                for thread in os.listdir(f"{process}/task"):
-                    waiting += map(int, Path(process, "task", thread, "children").read_text().split())
+                waiting += _children(number)
         return Usage(pages * os.sysconf("SC_PAGESIZE"), ticks / os.sysconf("SC_CLK_TCK"))
 
     def kill(self) -> None:
@@ -225,11 +225,21 @@ class Container:
             return exit_code
 
     def _first_process(self) -> int | None:
-        """A descriptor of the first process of the container, as bubblewrap tells of it; None if there is none."""
-        if self._first is None and (started := _content(self._facts)):
-            with suppress(ProcessLookupError):
-                self._first = os.pidfd_open(json.loads(started)["child-pid"])
+        """A descriptor of the first process of the container, once bubblewrap has told of it; None if there is none.
+
+        Its number there is that of bubblewrap's own namespace of processes: here it is the end of a line of children.
+        """
+        if self._first is None and _content(self._facts):
+            with suppress(OSError, IndexError):  # it ended meanwhile
+                bubblewrap = self._process.pid if os.geteuid() else _children(self._process.pid)[0]
+                self._first = os.pidfd_open(_children(bubblewrap)[0])
         return self._first
+
+
+def _children(process: int) -> list[int]:
+    """Of all its threads. Raises OSError where it has ended."""
+    tasks = f"/proc/{process}/task"
+    return [int(child) for thread in os.listdir(tasks) for child in Path(tasks, thread, "children").read_text().split()]
 
 
 def _ends_within(process: int, seconds: float) -> bool:

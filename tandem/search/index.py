@@ -118,18 +118,18 @@ def open_index(directory: Path) -> Index:
         about = json.loads((directory / _ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(f"{directory}: is no index; make one with tandem search index CORPUS {directory}") from None
-    if about.get("format") != _FORMAT:
+    if not isinstance(about, dict) or about.get("format") != _FORMAT:
         raise UserError(f"{directory}: is an index of another version of Tandem; make it anew")
-    kind: type[Ranker] = VectorRanker if about["ranker"] == "vectors" else _word_ranker()
+    kind: type[Ranker] = VectorRanker if about.get("ranker") == "vectors" else _word_ranker()
     try:
         ranker = kind.load(directory / _RANKER)  # type: ignore[attr-defined]
         table = pa.ipc.open_file(pa.memory_map(str(directory / _PASSAGES))).read_all()
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        index = Index(table, ranker)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(f"{directory}: the index is damaged ({error}); make it anew") from None
-    index = Index(table, ranker)
-    if len(index) != about["passages"]:
+    if len(index) != about.get("passages"):
         raise UserError(
-            f"{directory}: the index is damaged ({len(index)} passages of {about['passages']}); make it anew"
+            f"{directory}: the index is damaged ({len(index)} passages of {about.get('passages')}); make it anew"
         )
     return index
 

@@ -8,7 +8,7 @@ trainer   POST /sessions, GET /sessions/SESSION/samples, DELETE /sessions/SESSIO
 """
 
 import json
-import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -61,13 +61,14 @@ class Capture:
         return same_key(key_of(scope), self._admin_key)
 
     def _by_path(self, scope: Scope) -> Session | None:
-        return self._sessions.find(scope["path_params"]["key"])
+        find = self._sessions.find if self._is_admin(scope) else self._sessions.find_by_secret
+        return find(scope["path_params"]["key"])
 
     def _by_header(self, scope: Scope) -> Session | None:
         """Raises PermissionError where the key is of no session."""
         name = header(scope, b"x-session-id")[:_LONGEST_NAME]
         if not self._is_admin(scope):
-            session = self._sessions.find(key_of(scope))
+            session = self._sessions.find_by_secret(key_of(scope))
             if session is None:
                 raise PermissionError
             return session
@@ -79,7 +80,7 @@ class Capture:
         session: Session = request.scope["session"]
         params = parse(ChatParameters, await read_body(request))
         retries = request.headers.get("x-stainless-retry-count", "0")
-        return ChatResponse(session, params, retried=retries.isdigit() and int(retries) > 0)
+        return ChatResponse(session, params, retried=retries.isdecimal() and int(retries) > 0)
 
     async def _models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described(self._name)]})
@@ -101,7 +102,9 @@ class Capture:
         return JSONResponse(told(self._named(request)))
 
     async def _reward(self, request: HttpRequest) -> Response:
-        if not self._is_admin(request.scope) and not same_key(key_of(request.scope), request.path_params["key"]):
+        given, key = key_of(request.scope), request.path_params["key"]
+        is_its_own = same_key(given, key) and self._sessions.find_by_secret(key) is not None
+        if not self._is_admin(request.scope) and not is_its_own:
             return refused_key("give the session's key, or the endpoint's token,")
         session = self._named(request)
         session.reward = _reward_in(await read_body(request))
@@ -151,10 +154,10 @@ def _reward_in(body: bytes) -> float:
     """A JSON number, or {"reward": number}."""
     try:
         given = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     value = given.get("reward") if isinstance(given, dict) else given
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise RequestError('give {"reward": NUMBER}', param="reward", code="invalid_value")
     return float(value)
 
@@ -178,5 +181,5 @@ def _sample(branch: Branch) -> dict[str, Any]:
         "loss_mask": branch.loss_mask.tolist(),
         "logprobs": branch.rollout_logprobs.tolist(),
         "versions": branch.versions.tolist(),
-        "turns": [{"author": turn.author, "tokens": turn.tokens} for turn in branch.turns],
+        "turns": [{"author": turn.author, "tokens": turn.tokens, "text": turn.text} for turn in branch.turns],
     }

@@ -12,6 +12,8 @@ from tandem.serving.errors import RequestError
 class _Open:
     session: Session
     limit: asyncio.TimerHandle
+    is_secret: bool
+    """Its key was drawn here; a name that was given to it, others may guess."""
 
 
 class Sessions:
@@ -32,13 +34,20 @@ class Sessions:
         which is closed."""
         if len(self._open) >= self._most:
             self._forget_the_oldest()
-        key = key or secrets.token_urlsafe(24)
-        self._open[key] = _Open(session, asyncio.get_running_loop().call_later(self._limit_s, session.close))
-        return key
+        limit = asyncio.get_running_loop().call_later(self._limit_s, session.close)
+        drawn = secrets.token_urlsafe(24)
+        self._open[key or drawn] = _Open(session, limit, is_secret=not key)
+        return key or drawn
 
     def find(self, key: str) -> Session | None:
+        """For who may see every session."""
         found = self._open.get(key)
         return None if found is None else found.session
+
+    def find_by_secret(self, key: str) -> Session | None:
+        """For who is let in by the key alone."""
+        found = self._open.get(key)
+        return None if found is None or not found.is_secret else found.session
 
     def end(self, key: str) -> Session | None:
         """Close it, and forget it; None where there is none."""

@@ -100,7 +100,8 @@ class ChatShape:
 
     def said(self, piece: Piece, answer: Answer) -> Object:
         """A whole choice whose text is read: what was thought and which tools are called stand apart."""
-        message = {"role": "assistant", "content": answer.content or None, "refusal": None, **_read(answer)}
+        content = None if answer.tool_calls and not answer.content else answer.content
+        message = {"role": "assistant", "content": content, "refusal": None, **_read(answer)}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 
     def said_in_parts(self, piece: Piece, answer: Answer) -> Iterator[Object]:

@@ -140,12 +140,14 @@ class AgentConversations:
     def _trajectory(self, prompt: Prompt, sample: int, session: Session, word: AgentsWord) -> Trajectory:
         status = Status.TRUNCATED if session.truncated else Status.COMPLETED
         branches = session.branches()
-        numbers = {"calls": session.asked, "retried_calls": session.retried, "branches": len(branches), **word.numbers}
+        counted = {"calls": session.asked, "out_of_turns": int(session.out_of_calls), "retried_calls": session.retried}
+        numbers = {**counted, "branches": len(branches), **word.numbers}
         if not branches:
             unasked = trajectory_without_turns(prompt, sample, status, error="")
             return replace(unasked, error=None, reward=word.reward, numbers=numbers)
         made = trajectory_of(branches, prompt, sample, status, self._decode)
         made.messages = tuple(session.messages())
+        made.ends_in = 0
         made.reward = session.reward if word.reward is None else word.reward
         made.numbers = numbers
         return made

@@ -1,13 +1,16 @@
 """The command `tandem simulate`: its options, and what they ask for."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.config.load import load_config, split_arguments
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
+
+if TYPE_CHECKING:
+    from tandem.simulation.options import Options
 
 Amount = float | None
 
@@ -52,17 +55,8 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Draws the lengths.", min=0)] = 0,
 ) -> None:
     """How long steps would take at several trainer.max_staleness: the run's controller in virtual time."""
-    from tandem.simulation.options import Options, count_steps, load_for_each, read_staleness, setup_of
+    from tandem.simulation.options import Options
 
-    path, overrides = split_arguments(arguments)
-    if path is None and run is not None:
-        path = run / "config.yaml"
-    if path is None:
-        raise UserError("no configuration given; write tandem simulate CONFIG.yaml [key=value …], or --from RUN")
-    values = read_staleness(staleness)
-    steps = count_steps(steps, values)
-    config = load_config(TrainConfig, path, overrides)
-    configs = load_for_each(values, path, overrides)
     options = Options(
         run=run,
         iteration_ms=iteration_ms,
@@ -82,6 +76,22 @@ def simulate(
         prompt_tokens=prompt_tokens,
         seed=seed,
     )
+    _print_simulations(options, arguments, staleness, steps)
+
+
+def _print_simulations(options: "Options", arguments: list[str] | None, staleness: str, steps: int | None) -> None:
+    """What the options ask for. Raises UserError for what is wrong with them."""
+    from tandem.simulation.options import count_steps, load_for_each, read_staleness, setup_of
+
+    path, overrides = split_arguments(arguments)
+    if path is None and options.run is not None:
+        path = options.run / "config.yaml"
+    if path is None:
+        raise UserError("no configuration given; write tandem simulate CONFIG.yaml [key=value …], or --from RUN")
+    values = read_staleness(staleness)
+    steps = count_steps(steps, values)
+    config = load_config(TrainConfig, path, overrides)
+    configs = load_for_each(values, path, overrides)
     setup = setup_of(options, config)
     from tandem.simulation.table import print_table  # imports torch: what is wrong is said before
 

@@ -67,6 +67,12 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
             f"--from {run}: it has trainer.max_staleness: {config.trainer.max_staleness}; speeds are seen in a run "
             "with 0, where what an engine has under way is known"
         )
+    if config.conversation is not None:
+        raise UserError(
+            f"--from {run}: its answers are conversations, whose waits for tools, users and worlds would be taken for "
+            "time of the engine's; give a run without the section `conversation`, or --iteration-ms, --train-s and "
+            "--response-tokens"
+        )
     records = {record["step"]: record for record in read_metrics(run / "metrics.jsonl") if "time/step_s" in record}
     files = files_by_step(run / "trajectories")
     steps = _steps_to_read(run, records, files)

@@ -102,6 +102,11 @@ def _simulate(config: TrainConfig, setup: Setup, steps: int) -> Outcome:
 
 def refuse_unsimulated(config: TrainConfig) -> None:
     """Raises UserError for what a simulation would leave out."""
+    if config.conversation is not None:
+        raise UserError(
+            "conversation: answers of several turns are not simulated, for their waits for tools, users and worlds are "
+            "no time of the engine's; leave the section out for how long the tokens alone would take"
+        )
     if config.model.reward_model_path is not None:
         raise UserError(
             "model.reward_model_path: a reward model is not simulated; leave it out, and give its time with --reward-s"

@@ -166,7 +166,7 @@ class VirtualRanks:
             return
         made, call, name, method, arguments = self._queues[rank].popleft()
         self._cluster.happening = now = max(free_since, made)
-        taken: Takes = getattr(self._workers[rank][name], method)(*arguments.take(), **arguments.kwargs)
+        taken: Takes = getattr(self._workers[rank][name], method)(*arguments.args, **arguments.kwargs)
         ends = now + taken.seconds
         running = self._running[rank] = _Running(call, taken, now, ends)
         self._cluster.at(ends, lambda: self._end(rank, running, ends))

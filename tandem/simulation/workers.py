@@ -86,8 +86,9 @@ class VirtualEngine(VirtualWorker):
         def finish() -> Advance:
             self._decoding.run(self.world.cluster.happening)
             done = [(one.number, *self._trajectories(one)) for one in decoding.done]
+            tokens = sum(int(one.tokens) for one in decoding.done)
             decoding.done.clear()
-            return Advance(done, self._room)
+            return Advance(done, self._room, tokens)
 
         return Takes(max(0.0, event - now), finish, patience_s)
 
@@ -164,6 +165,10 @@ class VirtualModel(VirtualWorker):
     @register(Dispatch.RANK_ZERO)
     def open_bridge(self, receivers: int, delta: bool) -> Takes:
         return Takes(0.0, lambda: "virtual")
+
+    @register(Dispatch.RANK_ZERO)
+    def join_bridge(self, address: str) -> Takes:
+        return Takes(0.0, lambda: None)
 
     @register(Dispatch.RANK_ZERO)
     def offload(self) -> Takes:

@@ -5,34 +5,20 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 
 from tandem.errors import TandemError, UserError
 from tandem.files import write_text
 from tandem.tracking.jsonl import read_metrics
-from tandem.tracking.trajectories import files_by_step, read_trajectories
+from tandem.tracking.samples import samples
+from tandem.tracking.trajectories import files_by_step
 
 Curve = list[tuple[int, float]]  # (step, finite value), ascending
-_SECTIONS = ("reward", "val", "length", "sft", "actor", "critic", "rollout", "speed")
+_SECTIONS = ("reward", "val", "conversation", "length", "sft", "actor", "critic", "rollout", "speed")
 """Sections in the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
 _MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
-_MAX_POINTS, _MAX_CHARACTERS, _MAX_CELLS, _SAMPLES_PER_STEP = 1_000, 6_000, 600, 4
+_MAX_POINTS = 1_000
 _LAST_VALUES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")
-_COLUMNS = (
-    "step",
-    "prompt_index",
-    "sample",
-    "prompt",
-    "response",
-    "reward",
-    "advantage",
-    "advantages",
-    "status",
-    "branch",
-)
 
 
 def write_report(run_dir: Path) -> Path:
@@ -56,7 +42,7 @@ def write_report(run_dir: Path) -> Path:
         "summary": json.loads(files.pop("summary.json", "{}")),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": _samples([*files_by_step(run_dir / "trajectories").values()]),
+        "samples": samples([*files_by_step(run_dir / "trajectories").values()]),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
@@ -104,30 +90,3 @@ def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Curve]]
         charts = sections.setdefault(_MERGED.get(first, first), {})
         charts.setdefault(chart, {})[label] = curve[: -1 : math.ceil(len(curve) / _MAX_POINTS)] + curve[-1:]
     return {heading: dict(sorted(charts.items())) for heading, charts in sections.items() if charts}
-
-
-def _samples(files: list[Path]) -> list[dict[str, Any]]:
-    """Trajectories of the first, the middle and the last step: the best, the worst and some between.
-
-    A file that a crash of the machine has emptied is left out, and named.
-    """
-    samples: list[dict[str, Any]] = []
-    for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
-        try:
-            table = read_trajectories(path, _COLUMNS).filter(pc.field("branch") == 0)
-        except (OSError, pa.ArrowException) as error:
-            print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
-            continue
-        scored = table.filter(pc.field("reward").is_valid())
-        rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
-        places = np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES_PER_STEP)).round().astype(int)
-        samples += map(_shortened, rows.take(places).to_pylist())
-    return samples
-
-
-def _shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Without the end of long texts, and without advantages that are all alike or too many to see."""
-    for name in ("prompt", "response"):
-        row[name] = row[name][:_MAX_CHARACTERS] + " …" * (len(row[name]) > _MAX_CHARACTERS)
-    advantages = row["advantages"] or []
-    return row | {"advantages": advantages if len(set(advantages)) > 1 and len(advantages) <= _MAX_CELLS else []}

@@ -20,7 +20,9 @@ from tandem.files import temporary_name
 from tandem.types import Batch, Branch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
-_TURNS = pa.list_(pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64())]))
+_TURNS = pa.list_(
+    pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64()), ("text", pa.string())])
+)
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 
 
@@ -35,7 +37,7 @@ def validation_path(run_dir: Path, step: int) -> Path:
 def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: int = 0) -> None:
     """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened.
 
-    Texts and messages are those of a whole trajectory, and stand in the row of its first branch.
+    Response and messages are those of a whole trajectory, and stand in the row of its first branch.
 
     `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
     which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.
@@ -102,6 +104,7 @@ def _branch(row: dict[str, Any], later: int) -> Branch:
         rollout_logprobs=np.array(row["rollout_logprobs"], np.float32),
         versions=np.array(row["policy_versions"], np.int32) + np.int32(later),
         turns=tuple(Turn(**turn) for turn in row["turns"]),
+        opening=row["prompt"],
     )
 
 
@@ -109,7 +112,7 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
     own, status = _branch(row, later), Status(row["status"])
     lost = row["reward"] is None and status is not Status.ENVIRONMENT_ERROR
     return Trajectory(
-        prompt=Prompt(row["prompt_index"], own.prompt_ids, row["prompt"], row["data_source"], row["ground_truth"]),
+        prompt=Prompt(row["prompt_index"], own.prompt_ids, own.opening, row["data_source"], row["ground_truth"]),
         sample=row["sample"],
         response_ids=own.response_ids,
         loss_mask=own.loss_mask,
@@ -150,6 +153,7 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         "trajectory": pa.array(batch.trajectories),
         "branch": pa.array(numbers, pa.int32()),
         **{name: of_trajectories[name] for name in of_trajectories.column_names},
+        "prompt": _text(row.opening for row in rows),
         **{name: _of_firsts(texts, numbers) for name, texts in _texts(trajectories).items()},
         "prompt_ids": _ragged(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
         "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
@@ -161,7 +165,7 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
         "advantage": pa.array(_mean_over_trained(batch), pa.float32(), from_pandas=True),
         "policy_versions": _ragged(offsets, batch.versions, pa.int32()),
-        "turns": pa.array([[(turn.author, turn.tokens, turn.reward) for turn in row.turns] for row in rows], _TURNS),
+        "turns": pa.array([[(t.author, t.tokens, t.reward, t.text) for t in row.turns] for row in rows], _TURNS),
     }
     return pa.table(columns)
 
@@ -191,7 +195,6 @@ def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]
 def _texts(trajectories: Sequence[Trajectory]) -> dict[str, list[str | None]]:
     """What may be long, by column: an entry a trajectory."""
     return {
-        "prompt": [t.prompt.text for t in trajectories],
         "response": [t.text for t in trajectories],
         "messages": [json.dumps(t.messages) if t.messages else None for t in trajectories],
     }

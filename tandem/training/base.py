@@ -1,17 +1,35 @@
 """The seam: micro-batches -> log-probs, values, gradients."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
+from tandem.models.storage import TensorFile
+from tandem.regions import Shard
 from tandem.types import MicroBatch, Outputs, TokenLoss
 
 
 @dataclass(frozen=True, slots=True)
 class LossResult:
+    """What one micro-batch leaves behind, detached and on the device: nothing has waited for it."""
+
+    parts: Sequence[tuple[Tensor, dict[str, Tensor]]]
+    """What the loss returned for each part of the micro-batch."""
+    outputs: Outputs[Tensor]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> Self:
+        """Of what the loss returned, graphs and all."""
+        return cls([(loss.detach(), {name: x.detach() for name, x in part.items()}) for loss, part in parts], outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
     """What a forward_backward pass leaves behind; tensors are detached."""
 
     loss: float
@@ -20,11 +38,17 @@ class LossResult:
     outputs: list[Outputs[Tensor]]
     """One for each of this rank's micro-batches."""
 
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Tensor, dict[str, Tensor]]], outputs: Outputs[Tensor]) -> Self:
-        """The sum of what the loss returned for each part of one micro-batch."""
-        loss, metrics = sum_parts([(value.item(), {k: x.item() for k, x in part.items()}) for value, part in parts])
-        return cls(loss, metrics, [outputs])
+
+def sum_results(results: Sequence[LossResult]) -> tuple[float, dict[str, float]]:
+    """Losses and metrics of a pass, summed; the device is waited for once."""
+    scalars = [x for result in results for loss, metrics in result.parts for x in (loss, *metrics.values())]
+    numbers: Iterator[float] = iter(torch.stack(scalars).tolist() if scalars else ())
+    return sum_parts(
+        [
+            sum_parts([(next(numbers), {name: next(numbers) for name in metrics}) for _, metrics in result.parts])
+            for result in results
+        ]
+    )
 
 
 def sum_parts(parts: Sequence[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:
@@ -40,14 +64,17 @@ class TrainEngine(Protocol):
     their number may differ between ranks and be 0, and changes neither losses, metrics nor gradients.
 
     Order of calls: any number of `forward`; `forward_backward` once or more, then `optimizer_step`, which consumes
-    the gradients. After `offload`, only `onload`, `save` and `named_weights` are legal.
+    the gradients. After `offload`, only `onload`, `save`, `named_weights` and `shards` are legal.
     """
 
-    def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[Tensor]]:
-        """Log-probs and entropy of a policy, or values of a critic, of each's scored tokens; no gradient."""
+    def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[Tensor]]:
+        """Log-probs and entropy of a policy, or values of a critic, of each's scored tokens; no gradient.
+
+        Unless `adapted`, of a model without the adapters that it has.
+        """
         ...
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor]) -> LossResult:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor]) -> PassResult:
         """Add the gradient of `loss`, summed over all micro-batches of all ranks, to the gradients."""
         ...
 
@@ -63,6 +90,11 @@ class TrainEngine(Protocol):
         """(Hugging Face name, full tensor), one at a time, to be read only; with adapters what they can change."""
         ...
 
+    def shards(self) -> AbstractContextManager[Sequence[Shard[Tensor]]]:
+        """The same weights as parts: those that this rank holds, of all ranks' each element at least once, and not in
+        two different regions. They are gathered from no other rank, but for adapters, and can be read within."""
+        ...
+
     def offload(self) -> None:
         """Move parameters and optimizer to host memory. Safe to repeat."""
         ...
@@ -71,8 +103,12 @@ class TrainEngine(Protocol):
         """Undo `offload`. Safe to repeat."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write `model/` (a Hugging Face directory) and `state/` (what `load` needs) into an existing directory."""
+    def save(self, directory: Path) -> list[TensorFile]:
+        """Begin `model/` (a Hugging Face directory) and `state/` (what `load` needs) in an existing directory.
+
+        Small files are written at once. The files that are returned, of this rank's share, are for the caller to write,
+        in any thread: what they hold is a copy in host memory, which stays as it is until the next `save`.
+        """
         ...
 
     def load(self, directory: Path, new_schedule: bool = False) -> None:

@@ -5,7 +5,7 @@
 Rank layout: `rank = data * context_parallel + context`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,10 @@ from tandem.errors import UserError
 from tandem.models.attention import PackedRows, ScatteredRows
 from tandem.training.base import LossResult
 from tandem.training.head import Columns, ValueHead, VocabularyHead, differentiate
+from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
+
+Head = VocabularyHead | TiledVocabularyHead | ValueHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,7 @@ class ContextParallel:
         return outputs.map(whole)
 
     def backward(
-        self,
-        head: VocabularyHead | ValueHead,
-        part: LocalMicroBatch,
-        hidden_S: Tensor,
-        targets_S: Tensor,
-        loss: TokenLoss[Tensor],
+        self, head: Head, part: LocalMicroBatch, hidden_S: Tensor, targets_S: Tensor, loss: TokenLoss[Tensor]
     ) -> LossResult:
         """The head's `backward`; each token's loss and metrics are counted by one rank of the group."""
         if self._group is None:
@@ -109,7 +107,7 @@ class ContextParallel:
         columns = part.columns.map(lambda column: column[part.mine])
         if loss.token_local or part.size == 0:  # no loss is asked about no tokens
             result = head.backward(hidden_S, targets_S, columns, loss)
-            return LossResult(result.loss, result.metrics, [self.gather(part, result.outputs[0])])
+            return replace(result, outputs=self.gather(part, result.outputs))
         with torch.no_grad():
             outputs = self.gather(part, head.forward(hidden_S, targets_S))
         outputs.squared_probs_S = None  # no loss reads it

@@ -1,8 +1,8 @@
 """The PyTorch engine: plain torch on one rank, FSDP2 on several; the model families of docs/models.md."""
 
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,32 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.errors import UserError
+from tandem.errors import EngineError
 from tandem.models.attention import PackedRows, ScatteredRows
-from tandem.models.loading import fill, load_empty, load_model, saved_buffers
-from tandem.models.lora import add_adapters, is_adapter, merged_weights, write_adapters
-from tandem.training.base import LossResult, TrainEngine, sum_parts
-from tandem.training.context import ContextParallel, LocalMicroBatch
+from tandem.models.attention.check import check_attention
+from tandem.models.attention.versions import choose_version
+from tandem.models.loading import fill, load_empty, load_model
+from tandem.models.logits import Bend
+from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
+from tandem.models.storage import TensorFile
+from tandem.regions import Shard
+from tandem.training.base import LossResult, PassResult, TrainEngine, sum_parts, sum_results
+from tandem.training.checkpointing import checkpointed_layers, checkpointing
+from tandem.training.context import ContextParallel, Head, LocalMicroBatch
+from tandem.training.copies import HostCopies, copy_adapters, copy_model
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
 from tandem.training.optimizer import MasterAdamW
+from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
 
+_LOG = logging.getLogger(__name__)
 _EMPTY_MICRO_BATCH = MicroBatch(
     token_ids=np.zeros(1, dtype=np.int32),
     offsets=np.array([0, 1]),
@@ -63,34 +72,31 @@ class FsdpEngine:
         if not optimizer:
             model.requires_grad_(False)
         self._layout = layout or Whole(model)
+        _choose_attention(model, config, self._layout)
         self._context = ContextParallel(config.context_parallel, model.config)
-        self._optimizer = MasterAdamW(model, optimizer, total_steps, config.cpu_offload) if optimizer else None
-        self._checkpointed = _checkpointed_layers(model) if config.activation_checkpointing else []
-        layer: Any = model.get_output_embeddings()
-        if layer is None:
-            self._head = ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
-        else:
-            # On a GPU a chunk has to be large enough for its products; it is some GiB in all.
-            chunk = 2**28 if self._layout.device.type == "cuda" else 2**25
-            self._head = VocabularyHead(layer, temperature, chunk)
+        where = config.cpu_offload, config.optimizer_offload
+        self._optimizer = MasterAdamW(model, optimizer, total_steps, *where) if optimizer else None
+        how = config.activation_checkpointing
+        self._checkpointed = checkpointed_layers(model, selective=how == "selective") if how else []
+        self._head = _head_of(model, temperature, self._layout.device)
+        self._copies = HostCopies()
 
     @torch.no_grad()
-    def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[torch.Tensor]]:
-        with self._layout.gathered():
-            passes = self._passes(micro_batches)
+    def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
+        with self._layout.gathered(), nullcontext() if adapted else adapters_off(self.model):
+            passes = self._local_parts(self._as_many_as_others(micro_batches))
             outputs = [self._context.gather(part, self._head.forward(*self._inputs(part))) for part in passes]
         return outputs[: len(micro_batches)]
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> LossResult:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> PassResult:
         results: list[LossResult] = []
-        with self._layout.gathered(), _checkpointing(self._checkpointed):
-            passes = self._passes(micro_batches)
-            for number, part in enumerate(passes, start=1):
+        with self._layout.gathered(), checkpointing(self._checkpointed):
+            passes = self._as_many_as_others(micro_batches)
+            for number, part in enumerate(self._local_parts(passes), start=1):
                 self._layout.starts(last=number == len(passes))
                 results.append(self._context.backward(self._head, part, *self._inputs(part), loss))
-        own = sum_parts([(result.loss, result.metrics) for result in results])
-        outputs = [output for result in results for output in result.outputs]
-        return LossResult(*sum_parts(self._layout.total(own)), outputs[: len(micro_batches)])
+        total = sum_parts(self._layout.of_all_ranks(sum_results(results)))
+        return PassResult(*total, [result.outputs for result in results[: len(micro_batches)]])
 
     def optimizer_step(self) -> dict[str, float]:
         return self._trained.step()
@@ -98,18 +104,33 @@ class FsdpEngine:
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return merged_weights(self.model, self._layout.full, changed=True)
 
+    @contextmanager
+    def shards(self) -> Iterator[list[Shard[torch.Tensor]]]:
+        yield [self._shard(name, parameter) for name, parameter in published(self.model, changed=True)]
+
+    def _shard(self, name: str, parameter: torch.Tensor) -> Shard[torch.Tensor]:
+        region, dtype = self._layout.region(parameter), self._layout.served_dtype(parameter)
+        adapter = Adapter.of(self.model, name, self._layout.full)
+
+        def read() -> torch.Tensor:
+            local = self._layout.local(parameter)
+            return local if adapter is None else adapter.merged(local.to(dtype), region)
+
+        short = str(dtype).removeprefix("torch.")
+        return Shard(name.replace(".base_layer.", "."), tuple(parameter.shape), short, region, read)
+
     def offload(self) -> None:
         self._move(torch.device("cpu"))
 
     def onload(self) -> None:
         self._move(self._layout.home)
 
-    def save(self, directory: Path) -> None:
-        weights = chain(merged_weights(self.model, self._layout.full), saved_buffers(self.model).items())
-        self._layout.save(weights, directory / "model")
-        if any(is_adapter(name) for name, _ in self.model.named_parameters()):
-            write_adapters(self.model, self._layout.full, directory / "adapter", self._layout.first)
-        self._trained.save(directory / "state")
+    def save(self, directory: Path) -> list[TensorFile]:
+        files = copy_model(self.model, self._layout, self._copies, directory / "model")
+        files += copy_adapters(self.model, self._layout, self._copies, directory / "adapter")
+        files.append(self._trained.save(directory / "state", self._copies))
+        self._copies.wait()
+        return files
 
     def load(self, directory: Path, new_schedule: bool = False) -> None:
         self._trained.load(directory / "state", new_schedule)
@@ -119,10 +140,13 @@ class FsdpEngine:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 
-    def _passes(self, micro_batches: Sequence[MicroBatch]) -> list[LocalMicroBatch]:
-        """This rank's part of each; as many as the rank with the most of them has."""
-        passes = [*micro_batches, *[_EMPTY_MICRO_BATCH] * self._layout.lacking(len(micro_batches))]
-        return [self._context.local_part(micro_batch, self._layout.device) for micro_batch in passes]
+    def _as_many_as_others(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """With empty ones where the rank with the most of them has more."""
+        return [*micro_batches, *[_EMPTY_MICRO_BATCH] * self._layout.lacking(len(micro_batches))]
+
+    def _local_parts(self, passes: Sequence[MicroBatch]) -> Iterator[LocalMicroBatch]:
+        """This rank's part of each, made when its turn has come: nothing of a part outlives its pass."""
+        return (self._context.local_part(micro_batch, self._layout.device) for micro_batch in passes)
 
     def _inputs(self, part: LocalMicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
@@ -156,28 +180,31 @@ def make_engine(
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
 
 
-def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The layers that recompute their activations. UserError for a family without them."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not (model.supports_gradient_checkpointing and layers):
-        raise UserError(
-            f"training.activation_checkpointing: transformers cannot checkpoint {type(model).__name__}; leave it out"
-        )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return layers
+def _choose_attention(model: PreTrainedModel, config: FsdpTrainingConfig, layout: Whole) -> None:
+    """EngineError where the kernel gives wrong numbers; of itself a later one is taken only where it does not."""
+    choose_version(config.attention, layout.device)
+    try:
+        check_attention(model.config, layout.device, layout.dtype)
+    except EngineError as error:
+        if config.attention != "auto" or current_flash_attention_impl() is None:
+            raise
+        _LOG.warning("%s: fa2 it is", error)
+        choose_version("fa2", layout.device)
+        check_attention(model.config, layout.device, layout.dtype)
 
 
-@contextmanager
-def _checkpointing(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """transformers checkpoints a layer in training mode.
-
-    The modules in it stay in eval mode: there routers (phimoe's) draw no noise, in no pass other than in the others.
-    """
-    for layer in layers:
-        layer.training = True
-    yield
-    for layer in layers:
-        layer.training = False
+def _head_of(model: PreTrainedModel, temperature: float, device: torch.device) -> Head:
+    layer: Any = model.get_output_embeddings()
+    if layer is None:
+        return ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
+    bend = Bend.of(model.config)
+    if device.type != "cuda":
+        return VocabularyHead(layer, temperature, bend=bend)
+    tiled = TiledVocabularyHead(layer, temperature, bend)
+    if layer.out_features > tiled.tile_vocabulary:
+        return tiled
+    # Rows are no wider than tiles: their logits are kept rather than made twice.
+    return VocabularyHead(layer, temperature, tiled.tile_tokens * tiled.tile_vocabulary, bend)
 
 
 def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> torch.Tensor:

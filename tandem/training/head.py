@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tandem.models.logits import NO_BEND, Bend
 from tandem.training.base import LossResult
 from tandem.types import Outputs, TokenColumns, TokenLoss
 
@@ -47,21 +48,24 @@ class VocabularyHead:
     temperature: float = 1.0
     logits_per_chunk: int = 2**25
     """Bounds the memory: two float32 numbers each. A chunk holds at least one token."""
+    bend: Bend = NO_BEND
+    """From the layer's numbers to logits."""
 
     @torch.no_grad()
     def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
         """`hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
-        outputs = _empty(hidden_S)
+        outputs = empty_outputs(hidden_S)
         outputs.squared_probs_S = squares_S = hidden_S.new_empty(len(hidden_S), dtype=torch.float32)
         for cut in self._chunks(hidden_S):
-            softmax_CV, _ = self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop))
-            squares_S[cut] = torch.linalg.vector_norm(softmax_CV, dim=-1).square()
+            softmaxes = self._evaluate(hidden_S[cut], targets_S[cut], outputs.slice(cut.start, cut.stop))
+            squares_S[cut] = torch.linalg.vector_norm(softmaxes[0], dim=-1).square()
+            del softmaxes  # before the next chunk's are made
         return outputs
 
     @torch.no_grad()
     def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
         """The loss; its gradient goes on through `hidden_S` and into the layer's parameters."""
-        outputs, gradients = _empty(hidden_S), None
+        outputs, gradients = empty_outputs(hidden_S), None
         chunks = self._chunks(hidden_S)
         parts: list[tuple[Tensor, dict[str, Tensor]]] = []
         if not loss.token_local and len(chunks) > 1:
@@ -88,49 +92,54 @@ class VocabularyHead:
         size = max(1, self.logits_per_chunk // self.linear.out_features)
         return [slice(start, start + size) for start in range(0, len(hidden_S), size)]
 
-    def _evaluate(self, hidden_C: Tensor, targets_C: Tensor, outputs_C: Outputs[Tensor]) -> tuple[Tensor, Tensor]:
-        """softmax and log-softmax, float32 `[C, V]`; log-probs and entropy are written into `outputs_C`."""
-        logits_CV = self.linear(hidden_C).float().div_(self.temperature)
+    def _evaluate(
+        self, hidden_C: Tensor, targets_C: Tensor, outputs_C: Outputs[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """softmax, log-softmax and the bend's slope, float32 `[C, V]`; writes log-probs and entropy to `outputs_C`."""
+        logits_CV, slope_CV = self.bend.logits_(self.linear(hidden_C).float(), self.temperature)
         log_softmax_CV = torch.log_softmax(logits_CV, -1)
         softmax_CV = torch.exp(log_softmax_CV, out=logits_CV)
         assert outputs_C.logprobs_S is not None and outputs_C.entropy_S is not None
         torch.gather(log_softmax_CV, 1, targets_C[:, None], out=outputs_C.logprobs_S[:, None])
         torch.neg(torch.bmm(softmax_CV[:, None, :], log_softmax_CV[:, :, None]).view(-1), out=outputs_C.entropy_S)
-        return softmax_CV, log_softmax_CV
+        return softmax_CV, log_softmax_CV, slope_CV
 
     def _grad_logits(
         self,
-        softmaxes: tuple[Tensor, Tensor],
+        softmaxes: tuple[Tensor, Tensor, Tensor | None],
         targets_C: Tensor,
         outputs_C: Outputs[Tensor],
         gradients_C: Outputs[Tensor],
     ) -> Tensor:
-        """`[C, V]`, in the memory of `softmaxes`."""
-        softmax_CV, log_softmax_CV = softmaxes
+        """Of the layer's numbers, `[C, V]`, in the memory of `softmaxes`."""
+        softmax_CV, log_softmax_CV, slope_CV = softmaxes
         assert gradients_C.logprobs_S is not None and outputs_C.entropy_S is not None
-        by_logprob_C = gradients_C.logprobs_S[:, None] / self.temperature
+        factor = self.bend.factor / self.temperature
+        by_logprob_C = gradients_C.logprobs_S[:, None] * factor
         if gradients_C.entropy_S is None:
             grad_CV = softmax_CV.mul_(-by_logprob_C)
         else:
-            by_entropy_C = gradients_C.entropy_S[:, None] / self.temperature
+            by_entropy_C = gradients_C.entropy_S[:, None] * factor
             factor_CV = log_softmax_CV.add_(outputs_C.entropy_S[:, None]).mul_(-by_entropy_C).sub_(by_logprob_C)
             grad_CV = softmax_CV.mul_(factor_CV)
-        return grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
+        grad_CV.scatter_add_(1, targets_C[:, None], by_logprob_C)
+        return grad_CV if slope_CV is None else grad_CV.mul_(slope_CV)
 
     def _add_gradient(self, grad_CV: Tensor, hidden_C: Tensor) -> Tensor:
         """Add the gradient of the parameters that learn, return that of the hidden states."""
         weight, rounded_CV = self.linear.weight, grad_CV.to(self.linear.weight.dtype)
         if weight.requires_grad and weight.is_cuda and weight.dtype != torch.float32:
             # A float32 product would cost as much as the rest of the step; this one is summed in float32, too.
-            _float32_gradient(weight).add_(torch.mm(rounded_CV.t(), hidden_C, out_dtype=torch.float32))
+            float32_gradient(weight).add_(torch.mm(rounded_CV.t(), hidden_C, out_dtype=torch.float32))
         elif weight.requires_grad:
-            _float32_gradient(weight).addmm_(grad_CV.t(), hidden_C.float())
+            float32_gradient(weight).addmm_(grad_CV.t(), hidden_C.float())
         if self.linear.bias is not None and self.linear.bias.requires_grad:
-            _float32_gradient(self.linear.bias).add_(grad_CV.sum(0))
+            float32_gradient(self.linear.bias).add_(grad_CV.sum(0))
         return rounded_CV @ weight
 
 
-def _empty(hidden_S: Tensor) -> Outputs[Tensor]:
+def empty_outputs(hidden_S: Tensor) -> Outputs[Tensor]:
+    """Room for log-probs and entropy, to be written."""
     return Outputs(*hidden_S.new_empty(2, len(hidden_S), dtype=torch.float32))
 
 
@@ -146,7 +155,7 @@ def differentiate(
     return value, metrics, Outputs(*(None if leaf is None else next(gradients) for leaf in leaves))
 
 
-def _float32_gradient(parameter: Tensor) -> Tensor:
+def float32_gradient(parameter: Tensor) -> Tensor:
     """What autograd gathers the parameter's gradient in; a parameter of another dtype needs a `grad_dtype` for it."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)

@@ -7,11 +7,10 @@
 Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277); a gradient is the sum over all ranks, never their mean.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,9 @@ from transformers import PreTrainedModel
 
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
+from tandem.regions import Region, chunk, whole
+
+T = TypeVar("T")
 
 
 class Whole:
@@ -32,8 +34,10 @@ class Whole:
         self.model = model
         self.device = self.home = model.device
         """Where the model computes, and where its parameters are when they are not offloaded."""
-        self.first = True
-        """Whether this rank writes what is one for all ranks."""
+        self.dtype = model.dtype
+        """Of forward passes."""
+        self.rank, self.ranks = 0, 1
+        """This rank, and how many there are."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """For the length of a pass: the output layer is usable. On leaving, its gradient goes to the parameters."""
@@ -46,17 +50,29 @@ class Whole:
     def starts(self, last: bool) -> None:
         """Called before each micro-batch's backward pass."""
 
-    def total(self, part: tuple[float, dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
-        """Loss and metrics of every rank."""
-        return [part]
+    def of_all_ranks(self, own: T) -> list[T]:
+        """What each rank calls this with; every rank calls it."""
+        return [own]
 
     def full(self, parameter: Tensor) -> Tensor:
-        """Whole, on `device`, in the dtype of forward passes; every rank calls it."""
+        """Whole, on `device`, in `dtype`; every rank calls it."""
         return parameter.detach()
 
-    def save(self, weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-        """Write a Hugging Face directory."""
-        self.model.save_pretrained(directory, state_dict={name: weight.cpu() for name, weight in weights})
+    def local(self, parameter: Tensor) -> Tensor:
+        """What this rank holds of it, where and as it is."""
+        return parameter.detach()
+
+    def region(self, parameter: Tensor) -> Region:
+        """Which part `local` is."""
+        return whole(tuple(parameter.shape))
+
+    def served_dtype(self, parameter: Tensor) -> torch.dtype:
+        """That of `full`."""
+        return parameter.dtype
+
+    def describe(self, directory: Path) -> None:
+        """Write all of a Hugging Face directory but its weights."""
+        self.model.save_pretrained(directory, state_dict={})
 
 
 class Sharded(Whole):
@@ -66,9 +82,10 @@ class Sharded(Whole):
         cuda = torch.cuda.is_available()
         self.model = model
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-        self.first = dist.get_rank() == 0
-        self._dtype = model.dtype
-        self._once = training.reduce_once
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.dtype = model.dtype
+        learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self._once = training.sums_gradients_once(learning)
         ranks, size = dist.get_world_size(), training.shard_size or dist.get_world_size()
         if ranks % size:
             raise UserError(f"training.shard_size: {ranks} ranks cannot be cut into groups of {size}; use a divisor")
@@ -95,7 +112,7 @@ class Sharded(Whole):
         offload = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if cpu_offload else OffloadPolicy()
         how: dict[str, Any] = {
             "mesh": self._mesh,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32),
             "offload_policy": offload,
         }
         layers = self.model._no_split_modules or ()
@@ -149,22 +166,29 @@ class Sharded(Whole):
         self._body.set_requires_gradient_sync(last or not self._once)
         self._body.set_requires_all_reduce(last)
 
-    def total(self, part: tuple[float, dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, part)
-        return parts
+    def of_all_ranks(self, own: T) -> list[T]:
+        everyone: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everyone, own)
+        return everyone
 
     def full(self, parameter: Tensor) -> Tensor:
-        here: Any = parameter.detach().to(self.device, self._dtype)
+        here: Any = parameter.detach().to(self.device, self.dtype)
         return here.full_tensor()
 
-    def save(self, weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-        if self.first:
-            super().save(weights, directory)
-            self.model.config.dtype = self._dtype  # not that of the shards
-            self.model.config.save_pretrained(directory)
-        deque(weights, maxlen=0)  # the other ranks only take part in gathering
-        dist.barrier()
+    def local(self, parameter: Tensor) -> Tensor:
+        sharded: Any = parameter.detach()
+        return sharded.to_local()
+
+    def region(self, parameter: Tensor) -> Region:
+        return chunk(whole(tuple(parameter.shape)), 0, self._mesh["shards"].size(), self._mesh.get_local_rank("shards"))
+
+    def served_dtype(self, parameter: Tensor) -> torch.dtype:
+        return self.dtype
+
+    def describe(self, directory: Path) -> None:
+        super().describe(directory)
+        self.model.config.dtype = self.dtype  # not that of the shards
+        self.model.config.save_pretrained(directory)
 
 
 Places = list[tuple[nn.Module, str]]

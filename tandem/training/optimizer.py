@@ -1,16 +1,21 @@
 """AdamW on float32 master weights: gradients in, parameters moved."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError, UserError
-from tandem.models.storage import read_shards, write_shards
+from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_file
+from tandem.training.copies import HostCopies
+
+_NUMBERS_AT_ONCE = 2**26
+"""Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -36,12 +41,22 @@ class MasterAdamW:
     counts as one with gradient zero, so a step means the same however its rows were cut or left out.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, cpu_offload: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        total_steps: int,
+        cpu_offload: bool = False,
+        state_offload: bool = False,
+    ) -> None:
+        """`cpu_offload`: masters and moments are in host memory, and so is the step. `state_offload`: moments, and
+        masters that are copies, are in host memory, and visit the parameters' device for the step, some at a time."""
         self._config = config
         self._total_steps = total_steps
         self._schedule_step = torch.zeros((), dtype=torch.int64)
         """Steps since the schedule began: those of AdamW, but for a run that took over another one's optimizer."""
-        self._stays_on_cpu = cpu_offload
+        self._visits = state_offload
+        self._stays_on_cpu = cpu_offload or state_offload
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
         matrices = [master for master in self.masters.values() if master.ndim >= 2]
@@ -49,43 +64,81 @@ class MasterAdamW:
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         # Of torch's three CPU implementations the fused one is three times faster than the next on a small model.
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        for master in self.masters.values():
-            moments = {name: torch.zeros_like(master.detach()) for name in ("exp_avg", "exp_avg_sq")}
+        for name, master in self.masters.items():
+            moments = {kind: torch.zeros_like(master.detach()) for kind in ("exp_avg", "exp_avg_sq")}
             self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
+            if state_offload:
+                self._put(name, {kind: tensor.to("cpu") for kind, tensor in self._state_of(name).items()})
+        self._together = list(_cut(self._parameters, _NUMBERS_AT_ONCE)) if state_offload else [list(self._parameters)]
 
     def step(self) -> dict[str, float]:
         """Clip by the global norm, step, forget the gradients; see TrainEngine.optimizer_step."""
         step = int(self._schedule_step)
-        gradients: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
-            master = self.masters[name]
-            gradient = torch.zeros_like(master) if parameter.grad is None else parameter.grad
-            master.grad = gradients[name] = gradient.to(master.device)
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=self.masters[name].dtype)
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
         norm = _whole(nn.utils.get_total_norm(gradients.values()))
         if not norm.isfinite():
             bad = next(
                 (name for name, gradient in gradients.items() if not _whole(gradient.isfinite().all())), "their sum"
             )
             raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {bad}")
-        nn.utils.clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, norm)
+        nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         lr = learning_rate(self._config, step, self._total_steps)
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        self._adamw.step()
+        for parameter in self._parameters.values():  # which may be a master
+            parameter.grad = None
+        for names in self._together:
+            with self._visit(names) if self._visits else nullcontext():
+                for name in names:
+                    self.masters[name].grad = gradients.pop(name).to(self.masters[name].device)
+                self._adamw.step()  # passes masters without gradient by
+                self._publish(names)
         self._schedule_step += 1
-        self._publish()
         return {"grad_norm": norm.item(), "lr": lr}
 
+    @contextmanager
+    def _visit(self, names: Sequence[str]) -> Iterator[None]:
+        """The state of these parameters is where they are; afterwards it is in its place in host memory again."""
+        homes = {name: self._state_of(name) for name in names}
+        for name, home in homes.items():
+            device = self._parameters[name].device
+            self._put(name, {kind: tensor.to(device, copy=True) for kind, tensor in home.items()})
+        yield
+        for name, home in homes.items():
+            for kind, tensor in self._state_of(name).items():
+                home[kind].copy_(tensor)
+            self._put(name, home)
+
+    def _state_of(self, name: str) -> dict[str, Tensor]:
+        """What a parameter has besides itself."""
+        master = self.masters[name]
+        copied = {} if master is self._parameters[name] else {"master": master.data}
+        return {**self._adamw.state[master], **copied}
+
+    def _put(self, name: str, state: dict[str, Tensor]) -> None:
+        """Let these tensors be the parameter's state; the master stays the same object."""
+        master = self.masters[name]
+        if "master" in state:
+            master.data = state["master"]
+        self._adamw.state[master].update({kind: tensor for kind, tensor in state.items() if kind != "master"})
+
     def move(self, device: torch.device) -> None:
-        """Masters and moments to `device`, unless their place is the CPU; the masters stay the same objects."""
+        """Masters and moments to `device`, unless their place is host memory; the masters stay the same objects."""
         if self._stays_on_cpu:
             return
         for master, state in self._adamw.state.items():
             master.data = master.data.to(device)
             state.update({name: tensor.to(device) for name, tensor in state.items()})
 
-    def save(self, directory: Path) -> None:
-        write_shards(self._state(), directory)
+    def save(self, directory: Path, copies: HostCopies) -> TensorFile:
+        """This rank's file of the state, from copies."""
+        directory.mkdir(exist_ok=True)
+        own = own_pieces(self._state()).items()
+        copied = {name: (copies.copy(f"state.{name}", tensor), piece) for name, (tensor, piece) in own}
+        return shard_file(copied, directory)
 
     def load(self, directory: Path, new_schedule: bool = False) -> None:
         """Restore what `save` wrote, into the same tensors; UserError, and nothing changed, when it does not fit.
@@ -94,16 +147,16 @@ class MasterAdamW:
         """
         try:
             read_shards(self._state(), directory)
-        except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"{directory} is not a training state of this model ({error}); "
                 "resume from another checkpoint, or with the model that the run was started with"
             ) from error
         if new_schedule:
             self._schedule_step.zero_()
-        self._publish()
+        self._publish(list(self._parameters))
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _state(self) -> dict[str, Tensor]:
         """Masters, moments and numbers of steps by parameter name, and the place in the schedule; not copies."""
         tensors = {"schedule_step": self._schedule_step}
         for name, master in self.masters.items():
@@ -112,9 +165,10 @@ class MasterAdamW:
         return tensors
 
     @torch.no_grad()
-    def _publish(self) -> None:
-        """Round the masters into the parameters that are copies of them, and forget the gradients."""
-        for name, parameter in self._parameters.items():
+    def _publish(self, names: Sequence[str]) -> None:
+        """Round the masters into the parameters that they are copies of, and forget their gradients."""
+        for name in names:
+            parameter = self._parameters[name]
             parameter.grad = self.masters[name].grad = None
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
@@ -127,5 +181,20 @@ def _master(parameter: nn.Parameter, on_cpu: bool) -> nn.Parameter:
     return nn.Parameter(parameter.detach().float().to("cpu" if on_cpu else parameter.device))
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _cut(parameters: Mapping[str, nn.Parameter], numbers: int) -> Iterator[list[str]]:
+    """Names side by side whose parameters have at most so many numbers on this rank; at least one name each."""
+    names: list[str] = []
+    total = 0
+    for name, parameter in parameters.items():
+        size = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+        if names and total + size > numbers:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    if names:
+        yield names
+
+
+def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,6 @@
-"""Weights as what changed since they were sent last: exact, at the price of a copy of all of them on either side."""
+"""Messages as what changed since the last ones: exact, at the price of a copy of all of them on either side."""
 
-from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,45 +8,48 @@ from torch import Tensor
 from tandem.errors import EngineError
 from tandem.weights.shared_memory import fingerprint
 
-_PLACES, _VALUES, _CHECKSUM = ":places", ":values", ":checksum"
 _PLACE_BYTES = 4
+_CHECKSUM_BYTES = 8
 
 
-def encode(weights: Iterable[tuple[str, Tensor]], sent: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor as three (places, values, checksum), or whole where that is shorter. `sent` holds what the other side
-    has, and is brought up to date."""
-    for name, tensor in weights:
-        now = tensor.detach().cpu().contiguous().view(-1)
-        before = sent.get(name)
-        places = None if before is None else (_bits(now) != _bits(before)).nonzero().squeeze(1)
-        if before is None or places is None or len(places) * (_PLACE_BYTES + now.itemsize) >= now.nbytes:
-            sent[name] = now.clone()
-            yield name, tensor
-            continue
+class Delta:
+    """One end's copies of the messages that went last, by a key that is the same at both ends. Bytes on the CPU."""
+
+    def __init__(self) -> None:
+        self._last: dict[Any, Tensor] = {}
+
+    def encode(self, key: Any, message: Tensor, itemsize: int) -> Tensor:
+        """Bytes to send in the place of `message`, uint8 `[bytes]`, of elements of `itemsize` bytes: checksum, places
+        and values, or all of it where that is no longer."""
+        last = self._last.get(key)
+        if last is None:
+            self._last[key] = message.clone()
+            return message
+        now, before = _words(message, itemsize), _words(last, itemsize)
+        places = (now != before).nonzero().squeeze(1)
+        if _CHECKSUM_BYTES + len(places) * (_PLACE_BYTES + now.itemsize) >= len(message):
+            last.copy_(message)
+            return message
         before[places] = now[places]
-        yield name + _PLACES, places.to(torch.int32)
-        yield name + _VALUES, now[places]
-        yield name + _CHECKSUM, torch.tensor([fingerprint(now) - 2**63])
+        checksum = torch.tensor([fingerprint(message) - 2**63])
+        return torch.cat([part.view(torch.uint8) for part in (checksum, places.to(torch.int32), now[places])])
+
+    def decode(self, key: Any, encoded: Tensor, message: Tensor, itemsize: int) -> None:
+        """Fill `message`. EngineError when it comes out as another than went into `encode`."""
+        if len(encoded) == len(message):
+            message.copy_(encoded)
+            self._last[key] = encoded
+            return
+        last = self._last[key]
+        words = _words(last, itemsize)
+        count = (len(encoded) - _CHECKSUM_BYTES) // (_PLACE_BYTES + words.itemsize)
+        checksum, places, values = encoded.split([_CHECKSUM_BYTES, count * _PLACE_BYTES, count * words.itemsize])
+        words[places.view(torch.int32).long()] = values.clone().view(words.dtype)
+        if fingerprint(last) - 2**63 != int(checksum.view(torch.int64)):
+            raise EngineError("weights, patched with what changed, are not what was sent")
+        message.copy_(last)
 
 
-def decode(stream: Iterable[tuple[str, Tensor]], held: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that went into `encode`; `held` keeps them. EngineError when one comes out as another."""
-    places = torch.zeros(0, dtype=torch.int32)
-    for key, tensor in stream:
-        name, _, part = key.partition(":")
-        if not part:
-            held[name] = tensor
-        elif key.endswith(_PLACES):
-            places = tensor
-            continue
-        elif key.endswith(_VALUES):
-            held[name].view(-1)[places.long()] = tensor
-            continue
-        elif fingerprint(held[name]) - 2**63 != int(tensor):
-            raise EngineError(f"weight {name}, patched with what changed, is not what was sent")
-        yield name, held[name]
-
-
-def _bits(tensor: Tensor) -> Tensor:
+def _words(message: Tensor, itemsize: int) -> Tensor:
     """NaN differs from itself, 0 is equal to -0: integers have neither."""
-    return tensor.view(torch.int16 if tensor.itemsize == 2 else torch.int32)
+    return message.view(torch.int16 if itemsize == 2 else torch.int32)

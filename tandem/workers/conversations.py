@@ -7,10 +7,9 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
-from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
 from tandem.rollout.conversation import Conversations
 from tandem.rollout.formats.make import make_format
-from tandem.rollout.make import make_environments
+from tandem.rollout.make import make_agent, make_environments
 from tandem.rollout.single_turn import DecodeAll, Generate
 from tandem.types import Prompt, SamplingParams, Trajectory
 
@@ -62,11 +61,3 @@ def make_conversations(config: ConversationConfig, speaker: Speaker) -> HoldsCon
     )
     policy = Policy(tokens, speaker.generate, speaker.positions, speaker.spell)
     return AgentConversations(make_agent(environment), limits, policy, speaker.decode)
-
-
-def make_agent(config: EndpointEnvironmentConfig) -> Agent:
-    """Raises UserError where a function is not there."""
-    if config.function is not None:
-        return FunctionAgent(config.function, "conversation.environment.function")
-    assert config.command is not None
-    return CommandAgent(config.command)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -12,7 +12,8 @@ import torch
 from tandem.files import find_user_files
 from tandem.types import StepMetrics
 from tandem.workers.memory import PeakMemory
-from tandem.workers.registration import Arguments, Dispatch, Mesh, register
+from tandem.workers.placed import PlacedBatches, PlacedPart
+from tandem.workers.registration import Arguments, Dispatch, Mesh, register, registration
 
 Spec = TypeVar("Spec")
 AnySpec = TypeVar("AnySpec")
@@ -33,6 +34,8 @@ class WorkerContext:
     neighbours: "Mapping[str, Worker[Any]]" = field(default_factory=dict[str, "Worker[Any]"])
     """The workers in this process, by name."""
     memory: PeakMemory = field(default_factory=PeakMemory)
+    placed: PlacedBatches = field(default_factory=PlacedBatches)
+    """Rows that stay in this process for a step."""
     calls: int | None = None
     """A file descriptor that is readable while another call waits for this process; None where that is not known."""
 
@@ -58,6 +61,11 @@ class Worker(Generic[Spec]):
         """`perf/peak_memory_gib` of its GPU so far, whole and by phase, or of its process where there is none."""
         return self.context.memory.metrics()
 
+    @register(Dispatch.ALL, mesh="ranks")
+    def forget_rows(self, key: str) -> None:
+        """The rows that a step has placed in this process are not needed any more. Safe to repeat."""
+        self.context.placed.forget(key)
+
     def close(self) -> None:
         """Free what the worker holds outside its own memory."""
 
@@ -73,6 +81,7 @@ class WorkerHost:
         self._calls = calls
         self.workers: dict[str, Worker[Any]] = {}
         self._memory = PeakMemory()
+        self._placed = PlacedBatches()
         find_user_files()
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
@@ -92,15 +101,22 @@ class WorkerHost:
 
     def create(self, name: str, kind: type[Worker[AnySpec]], spec: AnySpec) -> dict[str, Mesh]:
         """Make a worker; returns its meshes."""
-        context = WorkerContext(name, self._rank, self._size, self._address, self.workers, self._memory, self._calls)
+        place = name, self._rank, self._size, self._address
+        context = WorkerContext(*place, self.workers, self._memory, self._placed, self._calls)
         with self._memory.measured("create"):
             self.workers[name] = kind(context, spec)
         return self.workers[name].meshes
 
     def call(self, name: str, method: str, arguments: Arguments) -> Any:
         """What the worker's method returns."""
+        worker = self.workers[name]
+        bound: Callable[..., Any] = getattr(worker, method)
         with self._memory.measured(method):
-            return getattr(self.workers[name], method)(*arguments.take(), **arguments.kwargs)
+            if arguments.args and isinstance(part := arguments.args[0], PlacedPart):
+                returns = registration(type(worker), method).returns
+                others, named = arguments.args[1:], arguments.kwargs
+                return self._placed.call(part, returns, lambda batch: bound(batch, *others, **named))
+            return bound(*arguments.args, **arguments.kwargs)
 
     def close(self) -> None:
         """Close the workers, the last one made first, and leave torch.distributed."""

@@ -14,7 +14,7 @@ _PHASES = {
     "generate": "generation",
     "generate_for_eval": "generation",
     "logprobs": "training",
-    "squared_probs": "training",
+    "token_statistics": "training",
     "values": "training",
     "learn": "training",
     "publish": "publish",

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tandem.batching.packing import select_rows
-from tandem.types import Batch, IntArray
+from tandem.models.cost import TOKENS_ALONE, RowCost
+from tandem.types import IntArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,6 +31,8 @@ class Mesh:
     """
 
     shape: Mapping[str, int]
+    cost: RowCost = TOKENS_ALONE
+    """Of the worker's model: by what the rows of a batch are balanced over data-parallel groups."""
 
     @property
     def size(self) -> int:
@@ -72,20 +74,10 @@ def _move_outermost(ranks: IntArray, dimensions: list[str], name: str) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of one call on one rank. Ranks that share `args` and `kwargs` are sent them once."""
+    """The arguments of one call on one rank. Ranks that share one such object are sent it once."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    rows: IntArray | None = None
-    """Which rows of the first argument, a Batch or a list, this rank gets; None: all of them."""
-
-    def take(self) -> tuple[Any, ...]:
-        """`args` as the rank sees them."""
-        if self.rows is None:
-            return self.args
-        first, *rest = self.args
-        mine = select_rows(first, self.rows) if isinstance(first, Batch) else [first[row] for row in self.rows]
-        return (mine, *rest)
 
 
 Calls = dict[int, Arguments]

@@ -5,11 +5,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import NativeGenerationConfig
@@ -19,12 +20,12 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
-from tandem.models.loading import load_policy, stop_token_ids
+from tandem.models.loading import load_policy, named_part, stop_token_ids
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
-from tandem.weights.bridge import Bridge
+from tandem.weights.bridge import Address, Receiver
 from tandem.workers.conversations import HoldsConversations, Speaker, make_conversations
 from tandem.workers.event_loop import PausingEventLoop
 from tandem.workers.host import Worker, WorkerContext
@@ -70,6 +71,8 @@ class Advance(NamedTuple):
     """The asks that are complete: number, siblings in the order of the seeds, greedy answer where it was wanted."""
     room: int
     """Samples that the engine could start at once; negative where some wait already."""
+    tokens: int
+    """Tokens that the policy made for the asks that are complete."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class RolloutSpec:
     tokenizer: PreTrainedTokenizerBase
     conversation: ConversationConfig | None = None
     """None: an answer is one turn."""
+    memory_share: float = 0.9
+    """Of each GPU, for an engine in a process of its own, where `generation.memory_share` does not say it."""
 
 
 class RolloutWorker(Worker[RolloutSpec]):
@@ -96,6 +101,8 @@ class RolloutWorker(Worker[RolloutSpec]):
     def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
         super().__init__(context, spec)
         model, config, tokenizer = spec.model, spec.generation, spec.tokenizer
+        if config.type != "native" and config.memory_share is None and torch.cuda.is_available():
+            config = config.model_copy(update={"memory_share": spec.memory_share})
         neighbour = context.neighbours.get("actor")
         actor = neighbour if isinstance(neighbour, TrainWorker) else None
         self._weights: Callable[[], Weights | None] = actor.engine.named_weights if actor else lambda: None
@@ -104,6 +111,9 @@ class RolloutWorker(Worker[RolloutSpec]):
             1 if config.type == "native" else ranks_per_engine(config.tensor_parallel, context.size)
         )
         self._engine: GenerationEngine | None = None
+        self._policy: PreTrainedModel | None = None
+        """The native engine's model."""
+        self._has_mixed_weights = False
         if config.type == "native":
             self._engine = self._native(model, config, tokenizer, actor)
         elif context.rank % self._ranks_per_engine == 0:
@@ -136,6 +146,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             policy = actor.engine.model
         else:
             policy = load_policy(model)
+        self._policy = policy
         record = None if config.cuda_graphs else False
         return NativeEngine(
             policy,
@@ -181,12 +192,15 @@ class RolloutWorker(Worker[RolloutSpec]):
         """Start on `asks`, in their order, and generate until one of all that are under way is complete, or a few that
         end together; until another call waits for this process, where that is known; or until `patience_s` have
         passed. The rest goes on in the next call. Raises what an answer raised."""
+        self._refuse_mixed_weights()
         for number, ask in asks.items():
             self._answering[number] = self._events.create_task(self._answer_with_greedy(ask))
         if self._answering:
             self._generate_for(patience_s)
-        done = [number for number, task in self._answering.items() if task.done()]
-        return Advance([(number, *self._answering.pop(number).result()) for number in done], self._room())
+        ended = [number for number, task in self._answering.items() if task.done()]
+        done = [(number, *self._answering.pop(number).result()) for number in ended]
+        made = (one for _, siblings, greedy in done for one in (*siblings, greedy) if one is not None)
+        return Advance(done, self._room(), tokens=sum(int(one.loss_mask.sum()) for one in made))
 
     @register(ANSWERING, mesh="generation")
     def room(self) -> int:
@@ -194,27 +208,34 @@ class RolloutWorker(Worker[RolloutSpec]):
         return self._room()
 
     @register(Dispatch.ALL, mesh="generation")
-    def join_bridge(self, address: str) -> None:
-        """Take weights from the actor's pool over this bridge from now on."""
-        self._weights = Bridge.join(address, self.context.rank).receive
+    def join_bridge(self, address: Address) -> None:
+        """Take weights from the actor's pool over this bridge from now on: into the native engine's own parameters, or
+        whole for an engine that cuts them itself. A rank without an engine gets none."""
+        receiver = Receiver(address, self.context.rank, None if self._engine is not None else {})
+        policy = self._policy
+        self._weights = receiver.receive
+        if policy is not None:
+            self._weights = lambda: receiver.receive_into(partial(named_part, policy))
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def publish(self, version: int) -> None:
         """Serve the actor's present weights as `version`; without an actor, those that were loaded."""
         if version <= self._version:
             raise EngineError(f"weights of version {version} published after version {self._version}")
-        self._version = version
+        self._version, self._has_mixed_weights = version, True
         weights = self._weights()
         if self._engine is not None:
             self._engine.load_weights(version, weights)
         else:
             deque(weights or (), maxlen=0)  # every rank takes part in gathering them
+        self._has_mixed_weights = False
 
     @register(Dispatch.REPLICATED, mesh="generation")
     def sleep(self) -> None:
         """Give memory back until `wake`, as `generation.sleep` says. Answers under way keep what they have and go on
         after `wake`."""
-        if self._generation is not None:
+        stays = self.spec.generation.sleep == "idle" and self._generation is not None and self._generation.unfinished
+        if self._generation is not None and not stays:
             self._generation.pause()
 
     @register(Dispatch.REPLICATED, mesh="generation")
@@ -235,6 +256,7 @@ class RolloutWorker(Worker[RolloutSpec]):
     def _run(self, requests: Sequence[RolloutRequest], sampling: SamplingParams) -> list[list[Trajectory]]:
         if self._generation is None:
             return []  # the rank that hosts the engine answers
+        self._refuse_mixed_weights()
         if not self._generation.awake:
             raise EngineError("the generation engine is not ready: wake it after sleep")
 
@@ -242,6 +264,10 @@ class RolloutWorker(Worker[RolloutSpec]):
             return await asyncio.gather(*(self.answer(request, sampling) for request in requests))
 
         return self._events.run_until_complete(together())
+
+    def _refuse_mixed_weights(self) -> None:
+        if self._has_mixed_weights:
+            raise EngineError(f"only a part of the weights of version {self._version} has arrived: publish anew")
 
     def _generate_for(self, patience_s: float) -> None:
         calls, another_call = self.context.calls, self._events.create_future()

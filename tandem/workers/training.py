@@ -1,23 +1,25 @@
 """What trains or scores: the actor, the critic, the reference policy, a reward model. An engine, and its verbs for the
 controller."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import TrainingConfig
 from tandem.config.tree import ModelConfig
+from tandem.models.loading import model_cost
 from tandem.training.base import TrainEngine
 from tandem.types import Batch, FloatArray, MicroBatch, Outputs, StepMetrics, TokenLoss
-from tandem.weights.bridge import Bridge
+from tandem.weights.bridge import Address, Sender, open_bridge
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Dispatch, Mesh, Returns, register
+from tandem.workers.saving import BackgroundWrite
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,37 @@ class TrainWorker(Worker[TrainSpec]):
     def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
         super().__init__(context, spec)
         self.engine = make_engine(spec)
-        self._bridge: Bridge | None = None
+        self._meeting_place: TCPStore | None = None
+        """Of the bridge, on rank 0."""
+        self._sender: Sender | None = None
+        self._write: BackgroundWrite | None = None
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        return {"training": Mesh(self.spec.training.mesh(self.context.size))}
+        cost = model_cost(self.spec.model, self.spec.value_head)
+        return {"training": Mesh(self.spec.training.mesh(self.context.size), cost)}
 
     @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def logprobs(self, batch: Batch) -> FloatArray:
         """The policy's log-prob of each response token; float32 `[T]`, 0 outside `loss_mask`."""
-        return self._score(batch, lambda outputs: outputs.logprobs_S)
+        return self._score(batch, lambda outputs: (outputs.logprobs_S,))[0]
+
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.PER_TOKEN, Returns.PER_TOKEN))
+    def token_statistics(self, batch: Batch) -> tuple[FloatArray, FloatArray]:
+        """What `logprobs` returns, and of the same pass the sum of the policy's squared probabilities over the
+        vocabulary; float32 `[T]` each, 0 outside `loss_mask`."""
+        logprobs_T, squared_probs_T = self._score(batch, lambda outputs: (outputs.logprobs_S, outputs.squared_probs_S))
+        return logprobs_T, squared_probs_T
 
     @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
-    def squared_probs(self, batch: Batch) -> FloatArray:
-        """The sum of the policy's squared probabilities over the vocabulary; float32 `[T]`, 0 outside `loss_mask`."""
-        return self._score(batch, lambda outputs: outputs.squared_probs_S)
+    def base_logprobs(self, batch: Batch) -> FloatArray:
+        """As `logprobs`, of the policy without its adapters: what it was before it learned."""
+        return self._score(batch, lambda outputs: (outputs.logprobs_S,), adapted=False)[0]
 
     @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def values(self, batch: Batch) -> FloatArray:
         """The value head's number for each response token; float32 `[T]`, 0 outside `loss_mask`."""
-        return self._score(batch, lambda outputs: outputs.values_S)
+        return self._score(batch, lambda outputs: (outputs.values_S,))[0]
 
     @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
     def learn(self, batch: Batch, loss: TokenLoss[torch.Tensor]) -> tuple[StepMetrics, FloatArray]:
@@ -80,10 +93,20 @@ class TrainWorker(Worker[TrainSpec]):
         stepped = {f"{self.context.name}/{name}": value for name, value in self.engine.optimizer_step().items()}
         return {**result.metrics, **stepped}, logprobs_T
 
-    @register(Dispatch.REPLICATED)
-    def save(self, directory: Path) -> None:
-        """Write `model/` and `state/` into an existing directory that every rank sees."""
-        self.engine.save(directory)
+    @register(Dispatch.ALL)
+    def save(self, directory: Path) -> Path:
+        """Copy the state, and begin to write `model/` and `state/` into an existing directory that every rank sees.
+
+        Returns the file that will be there when all of this rank's are whole. Call it again only then.
+        """
+        self._write = BackgroundWrite(self.engine.save(directory), directory, self.context.rank)
+        return self._write.seals
+
+    @register(Dispatch.ALL)
+    def check_saved(self) -> None:
+        """Raises what went wrong with writing what `save` copied."""
+        if self._write is not None:
+            self._write.check()
 
     @register(Dispatch.REPLICATED)
     def load(self, directory: Path, new_schedule: bool = False) -> None:
@@ -94,6 +117,8 @@ class TrainWorker(Worker[TrainSpec]):
     def offload(self) -> None:
         """Leave the device until `onload`; meanwhile only `save` and publishing are legal."""
         self.engine.offload()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # other processes have to see the memory that is free now
 
     @register(Dispatch.REPLICATED)
     def onload(self) -> None:
@@ -101,33 +126,49 @@ class TrainWorker(Worker[TrainSpec]):
         self.engine.onload()
 
     @register(Dispatch.RANK_ZERO)
-    def open_bridge(self, receivers: int, delta: bool = False) -> str:
-        """Make a way for weights to the ranks of another pool; returns the address that they join it at."""
-        self._bridge = Bridge.open(receivers, self.context.address, delta)
-        return self._bridge.address
+    def open_bridge(self, receivers: int, delta: bool = False) -> Address:
+        """Make a way for weights to the ranks of another pool; returns where all ranks of both pools join it."""
+        address, self._meeting_place = open_bridge(self.context.size, receivers, self.context.address, delta)
+        return address
+
+    @register(Dispatch.REPLICATED)
+    def join_bridge(self, address: Address) -> None:
+        """Returns when the ranks of the other pool have joined, too."""
+        with self.engine.shards() as shards:
+            self._sender = Sender(address, self.context.rank, shards)
 
     @register(Dispatch.REPLICATED)
     def send_weights(self) -> None:
-        """Send the weights over the bridge, tensor by tensor. Every rank takes part in gathering them; one sends."""
-        weights = self.engine.named_weights()
-        if self._bridge is None:
-            deque(weights, maxlen=0)
-        else:
-            self._bridge.send(weights)
+        """Send over the bridge what this rank holds of the weights and no other rank sends."""
+        assert self._sender is not None, "the bridge is joined before weights are sent"
+        with self.engine.shards() as shards:
+            self._sender.send(shards)
 
     def _micro_batches(self, batch: Batch, *, whole_trajectories: bool = False) -> list[MicroBatch]:
-        tokens = self.spec.training.tokens_per_micro_batch
-        return micro_batches(batch, np.arange(len(batch)), tokens, whole_trajectories=whole_trajectories)
+        training = self.spec.training
+        return micro_batches(
+            batch,
+            np.arange(len(batch)),
+            training.tokens_per_micro_batch,
+            whole_trajectories=whole_trajectories,
+            prompts_once=training.computes_prompts_once,
+        )
 
-    def _score(self, batch: Batch, column: Callable[[Outputs[torch.Tensor]], torch.Tensor | None]) -> FloatArray:
-        """One of the outputs of a forward pass for each response token, 0 outside `loss_mask`."""
-        scores_T = np.zeros(len(batch.response_ids), dtype=np.float32)
+    def _score(
+        self,
+        batch: Batch,
+        wanted: Callable[[Outputs[torch.Tensor]], tuple[torch.Tensor | None, ...]],
+        adapted: bool = True,
+    ) -> FloatArray:
+        """Some outputs of a forward pass for each response token, 0 outside `loss_mask`: float32, `[T]` each."""
         packed = self._micro_batches(batch)
-        for micro_batch, outputs in zip(packed, self.engine.forward(packed), strict=True):
-            scores_S = column(outputs)
-            assert scores_S is not None
-            scores_T[micro_batch.source] = scores_S.float().cpu().numpy()
-        return scores_T
+        columns = [wanted(outputs) for outputs in self.engine.forward(packed, adapted)]
+        scores = np.zeros((len(wanted(Outputs())), len(batch.response_ids)), dtype=np.float32)
+        for micro_batch, of_outputs in zip(packed, columns, strict=True):
+            for scores_T, scores_S in zip(scores, of_outputs, strict=True):
+                assert scores_S is not None
+                scores_T[micro_batch.source] = scores_S.float().cpu().numpy()
+        return scores
 
 
 def make_engine(spec: TrainSpec) -> TrainEngine:

@@ -15,12 +15,13 @@ PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
     **dict.fromkeys(("types", "errors", "files", "http", "signals", "discovery", "config", "sandbox"), FOUNDATION),
+    "regions": FOUNDATION,
     **dict.fromkeys(("models", "search"), MODELS),
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
     ),
     **dict.fromkeys(("checkpoint", "tracking"), STAGE),
-    "serving": SERVING,
+    **dict.fromkeys(("serving", "planning"), SERVING),
     "workers": WORKERS,
     "controller": CONTROLLER,
     **dict.fromkeys(("cluster", "simulation"), CLUSTER),
@@ -47,6 +48,7 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "textarena": "rollout/environments/adapters/textarena.py",
     "reasoning_gym": "rollout/environments/adapters/reasoning_gym.py",
     "websockets": "rollout/environments/openenv.py",
+    "fsspec": "checkpoint/remote.py",
 }
 
 
@@ -86,6 +88,13 @@ def test_imports_go_one_way_and_stages_meet_only_in_types(path: Path) -> None:
             assert (part, other) in MAY_TOUCH, f"the stages {part} and {other} must meet in tandem.types"
 
 
+def test_planning_runs_nothing_but_in_its_trace() -> None:
+    for path in (PACKAGE / "planning").glob("*.py"):
+        if path.name != "trace.py":
+            parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("tandem.")}
+            assert all(part == "planning" or LAYERS[part] == FOUNDATION for part in parts), path
+
+
 def test_each_heavy_package_has_one_owner() -> None:
     for path in FILES:
         for name in imports_of(path):
@@ -97,7 +106,16 @@ def test_each_heavy_package_has_one_owner() -> None:
 
 FOUND = ["tandem.algorithms.builtin", "tandem.tracking.trackers"]
 """Their files are read with every configuration."""
-LIGHT = ["tandem", "tandem.types", "tandem.config", "tandem.cli", "tandem.reward.workers", "tandem.config.tree", *FOUND]
+LIGHT = [
+    "tandem",
+    "tandem.planning.memory",
+    "tandem.types",
+    "tandem.config",
+    "tandem.cli",
+    "tandem.reward.workers",
+    "tandem.config.tree",
+    *FOUND,
+]
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -30,10 +30,12 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import EngineError, UserError
+from tandem.regions import slices_in, whole
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tests.every_loss import every_loss, fill_columns
+from tests.saving import save
 
 VOCABULARY, ROWS = 23, 9
 COMMON: dict[str, Any] = {
@@ -64,10 +66,11 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {"activation_checkpointing": True},
     "critic": {},
     "cpu offload": {"cpu_offload": True},
+    "optimizer offload": {"optimizer_offload": True},
     "lora": {},
     "buffers": {},
 }
-"""By model; `cpu offload`, `lora` and those of HYBRID train the tied one."""
+"""By model; `cpu offload`, `optimizer offload`, `lora` and those of HYBRID train the tied one."""
 HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
 SAVED = ("tied", "critic", "lora", "buffers")
 STOPS = [1, 5]
@@ -176,6 +179,23 @@ def weights(model: TrainEngine) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.named_weights()}
 
 
+def from_shards(model: TrainEngine, ranks: int) -> dict[str, torch.Tensor]:
+    """The same weights, put together from what each rank says that it holds."""
+    with model.shards() as shards:
+        own = [
+            (one.name, one.shape, slices_in(whole(one.shape), one.region), one.read().to(getattr(torch, one.dtype)))
+            for one in shards
+        ]
+    everyone: list[Any] = [own]
+    if ranks > 1:
+        everyone = [None] * ranks
+        dist.all_gather_object(everyone, own)
+    found: dict[str, torch.Tensor] = {}
+    for name, shape, place, part in (held for held_by_rank in everyone for held in held_by_rank):
+        found.setdefault(name, torch.full(shape, torch.nan, dtype=part.dtype))[place] = part
+    return found
+
+
 def columns(outputs: list[Outputs[torch.Tensor]], micro: list[MicroBatch]) -> dict[int, list[float]]:
     """What was said of each response token, by its place in the batch."""
     found: dict[int, list[float]] = {}
@@ -198,7 +218,7 @@ def trained(directory: Path, case: str, rank: int, ranks: int) -> dict[str, Any]
         everyone: list[Any] = [None] * ranks
         dist.all_gather_object(everyone, said)
         said = {place: values for one in everyone for place, values in one.items()}
-    return {"steps": found, "weights": weights(model), "said": said}
+    return {"steps": found, "weights": weights(model), "said": said, "from shards": from_shards(model, ranks)}
 
 
 def contextual(directory: Path, case: str, token_local: bool, rank: int, ranks: int) -> dict[str, Any]:
@@ -239,7 +259,7 @@ def saved(directory: Path, rank: int, ranks: int) -> None:
         model, checkpoint = engine(directory, case), directory / f"saved at {ranks}" / case
         train(model, range(2), rank, ranks)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        model.save(checkpoint)
+        save(model, checkpoint)
 
 
 def resumed(directory: Path, at: int, rank: int, ranks: int) -> dict[str, Any]:
@@ -257,7 +277,7 @@ def bfloat16(directory: Path, rank: int, ranks: int) -> dict[str, Any]:
     model, checkpoint = engine(directory, "tied", "bfloat16"), directory / f"bfloat16 at {ranks}"
     found = {"steps": train(model, range(3), rank, ranks), "weights": weights(model)}
     checkpoint.mkdir(exist_ok=True)
-    model.save(checkpoint)
+    save(model, checkpoint)
     return found
 
 

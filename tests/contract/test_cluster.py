@@ -16,6 +16,7 @@ import pytest
 from tandem.cluster.inline import InlineCluster
 from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import Cluster, Ranks, WorkerGroup
+from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tests.cluster_workers import Probe, ProbeSpec, ragged_batch
@@ -92,6 +93,23 @@ def test_columns_longer_than_what_travels_in_band(probe: WorkerGroup) -> None:
     batch = ragged_batch(lengths)
     for _ in range(3):
         np.testing.assert_allclose(probe.score(batch).get(), expected, rtol=1e-5)
+
+
+def test_rows_stay_on_the_ranks(probe: WorkerGroup, ranks: Ranks) -> None:
+    """They come with the first call, large columns among them; the next one names some of them."""
+    batch = ragged_batch([1 + (997 * row) % 2048 for row in range(60)])
+    expected = batch.row_of_token + batch.response_ids / 1000
+    with Placed(batch) as placed:
+        np.testing.assert_allclose(probe.score(placed.rows(fills=("values",))).get(), expected, rtol=1e-5)
+        assert batch.tokens.values is not None
+        rows = np.arange(1, 60, 3)
+        weights = np.ones(np.diff(batch.response_offsets)[rows].sum(), np.float32)
+        metrics, tokens = probe.learn(placed.rows(rows, weights=weights), 2.0).get()
+        assert metrics == {"rows": len(rows)}
+        wanted = np.isin(batch.row_of_token, rows)
+        np.testing.assert_allclose(tokens, 2 * expected[wanted], rtol=1e-5)
+        assert probe.learn(placed.rows(rows, answers=False), 2.0).get()[1] is None
+    assert probe.total().get() == sum(range(1, ranks.size + 1)), "the ranks go on after the rows are forgotten"
 
 
 def test_a_grid_gets_its_rows_once_and_answers_once(cluster: Cluster, ranks: Ranks) -> None:

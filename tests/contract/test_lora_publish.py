@@ -14,6 +14,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.training.fsdp import FsdpEngine, make_engine
+from tests.saving import save
 
 
 @pytest.mark.parametrize("served", ["vllm_engine", "sglang_engine"])
@@ -32,7 +33,7 @@ def test_engines_serve_the_sum_of_what_they_have_and_what_comes(
             if "lora_B" in name:
                 parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     engine.load_weights(1, trainer.named_weights())
-    trainer.save(tmp_path)
+    save(trainer, tmp_path)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     for asked, completions in zip(MIXED, ask(engine, *MIXED), strict=True):
         for completion in completions:

@@ -268,6 +268,27 @@ def test_what_runs_when_the_engine_sleeps_goes_on_by_the_weights_that_it_wakes_w
     run(suffer())
 
 
+def test_what_a_replica_cannot_begin_waits_for_whichever_is_free(make: Make) -> None:
+    """One that stands still keeps what it has been given, which is hardly more than it runs."""
+    engine = make(replicas=2, health_timeout_s=60.0)
+    asked = [request(place, seeds=range(4), max_tokens=20) for place in range(15)]
+    stopped = engine._replicas[0]
+
+    async def hold_one_up() -> list[list[Completion]]:
+        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+        await asyncio.sleep(0)
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        while engine._waiting or engine._replicas[1].samples:
+            assert len(stopped.samples) <= MAX_RUNNING + 1
+            await asyncio.sleep(0.01)
+        assert 0 < len(stopped.samples) <= MAX_RUNNING + 1, "the other one has made the rest"
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        return await asyncio.gather(*answers)
+
+    for one, completions in zip(asked, run(hold_one_up()), strict=True):
+        check(one, completions)
+
+
 def test_replicas_have_room_for_what_all_of_them_generate_at_once(make: Make) -> None:
     assert make(replicas=3).limits.max_running == 3 * MAX_RUNNING
 

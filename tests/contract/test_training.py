@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from tandem.batching.packing import micro_batches
@@ -20,6 +23,7 @@ from tandem.training.base import TrainEngine
 from tandem.training.fake import FakeTrainEngine
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Outputs, TokenColumns
+from tests.saving import save
 
 VOCABULARY = 23
 ROWS = 9
@@ -67,8 +71,8 @@ def qwen2(kind: type, dtype: torch.dtype, hidden: int) -> torch.nn.Module:
 OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)
 
 
-def policy(dtype: torch.dtype, hidden: int = 16, checkpointing: bool = False) -> FsdpEngine:
-    training = FsdpTrainingConfig(activation_checkpointing=checkpointing)
+def policy(dtype: torch.dtype, hidden: int = 16, **options: Any) -> FsdpEngine:
+    training = FsdpTrainingConfig(**options)
     return FsdpEngine(qwen2(Qwen2ForCausalLM, dtype, hidden), training, OPTIMIZER, total_steps=20)
 
 
@@ -82,7 +86,8 @@ Make = Callable[[], TrainEngine]
 ENGINES: dict[str, Make] = {
     "fsdp-policy-float32": lambda: policy(torch.float32),
     "fsdp-policy-bfloat16": lambda: policy(torch.bfloat16),
-    "fsdp-policy-checkpointing": lambda: policy(torch.float32, checkpointing=True),
+    "fsdp-policy-checkpointing": lambda: policy(torch.float32, activation_checkpointing=True),
+    "fsdp-policy-offload": lambda: policy(torch.bfloat16, optimizer_offload=True),
     "fsdp-critic": critic,
     "fake-policy": lambda: FakeTrainEngine(VOCABULARY),
     "fake-critic": lambda: FakeTrainEngine(VOCABULARY, values=True),
@@ -222,7 +227,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, batch: Batch)
 def test_load_continues_bit_for_bit_in_the_same_tensors(make: Make, batch: Batch, tmp_path: Path) -> None:
     engine, resumed = make(), make()
     train(engine, batch, steps=3)
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     losses = train(engine, batch, steps=2)
     train(resumed, batch, steps=1)
     shared = isinstance(resumed, FsdpEngine)  # with generation; others make what they hand out
@@ -233,9 +238,27 @@ def test_load_continues_bit_for_bit_in_the_same_tensors(make: Make, batch: Batch
     assert not shared or [tensor.data_ptr() for _, tensor in resumed.named_weights()] == storage
 
 
+def test_what_is_written_is_the_copy_although_training_goes_on(make: Make, batch: Batch, tmp_path: Path) -> None:
+    """Written from live tensors, state and model directory would be those of two steps later."""
+    engine, resumed = make(), make()
+    train(engine, batch, steps=1)
+    files, copied = engine.save(tmp_path), {name: weight.clone() for name, weight in weights_of(engine).items()}
+    losses = train(engine, batch, steps=2)
+    for file in files:
+        file.write()
+    if dist.is_initialized():
+        dist.barrier()
+    for path in sorted((tmp_path / "model").glob("*.safetensors")):
+        for name, weight in load_file(path).items():
+            assert name not in copied or torch.equal(weight, copied[name].cpu()), name
+    resumed.load(tmp_path)
+    assert_same_weights(weights_of(resumed), copied)
+    assert train(resumed, batch, steps=2) == losses
+
+
 def test_a_state_from_before_the_first_step_loads(make: Make, batch: Batch, tmp_path: Path) -> None:
     engine, resumed = make(), make()
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     losses = train(engine, batch, steps=2)
     train(resumed, batch, steps=2)
     resumed.load(tmp_path)
@@ -253,13 +276,13 @@ def test_a_new_schedule_begins_with_the_moments_that_there_are(make: Make, batch
     lrs = [lr_of_a_step(engine) for _ in range(2)]
     for saved in (first := tmp_path / "first", second := tmp_path / "second"):
         saved.mkdir(exist_ok=True)  # on several ranks each of them makes it
-    engine.save(first)
+    save(engine, first)
     resumed.load(first)
     anew.load(first, new_schedule=True)
     assert_same_weights(weights_of(resumed), weights_of(anew))
     assert lr_of_a_step(resumed) == lr_of_a_step(engine)
     assert lr_of_a_step(anew) == lrs[0]
-    anew.save(second)
+    save(anew, second)
     again.load(second)
     assert lr_of_a_step(anew) == lr_of_a_step(again) == lrs[1]
     assert_same_weights(weights_of(anew), weights_of(again))
@@ -267,7 +290,7 @@ def test_a_new_schedule_begins_with_the_moments_that_there_are(make: Make, batch
 
 @pytest.mark.parametrize("name", OTHER_MODEL)
 def test_the_state_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
-    ENGINES[name]().save(tmp_path)
+    save(ENGINES[name](), tmp_path)
     engine = OTHER_MODEL[name]()
     before = weights_of(engine)
     with pytest.raises(UserError, match="is not a training state of this model"):
@@ -281,7 +304,7 @@ def test_offload_and_onload_may_be_repeated_and_change_nothing(make: Make, batch
     train(plain, batch, steps=1)
     engine.offload()
     engine.offload()
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     assert_same_weights(weights_of(engine), weights_of(plain))
     engine.onload()
     engine.onload()

@@ -126,7 +126,7 @@ def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_
             assert (np.diff(versions) >= 0).all() and versions[0] >= oldest
             expected = [reference_logprobs(model, one, completion) for model in models]
             own = np.array([expected[version % 6][place] for place, version in enumerate(versions)])
-            np.testing.assert_allclose(completion.logprobs, own, atol=BOUND, rtol=0)
+            np.testing.assert_allclose(completion.logprobs, own, atol=2 * BOUND, rtol=0)  # batches of any size
             most = max(most, len({*versions.tolist()}))
     assert most > 4, "several publishes met the same answer"
 

@@ -10,19 +10,18 @@ from letters import letters
 from test_generation import ask, request
 
 from tandem.algorithms.supervised import NextTokenLoss
-from tandem.batching.packing import to_batch
+from tandem.batching.packing import to_batch, token_shares
 from tandem.cluster.local import LocalCluster
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.controller.learning import token_shares
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
 from tandem.types import Batch, Completion, Group, Prompt, Request, Score, Trajectory
-from tandem.weights.bridge import Bridge
+from tandem.weights.bridge import Receiver
 from tandem.workers.training import TrainSpec, TrainWorker
 
 BOUND = 2e-5
@@ -65,11 +64,14 @@ def test_after_each_step_and_publish_vllm_has_the_trainers_logprobs(
             ModelConfig(path=served_directory), FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=10
         )
         actor = Actor(pool, "actor", TrainWorker, spec)
-        bridge = Bridge.join(actor.open_bridge(1, delta=False).get(), 0)
+        address = actor.open_bridge(1, delta=False).get()
+        joining = actor.join_bridge(address)
+        receiver = Receiver(address, 0)
+        joining.get()
         seen = []
         for version in (1, 2, 3):
             sending = actor.send_weights()
-            engine.load_weights(version, bridge.receive())
+            engine.load_weights(version, receiver.receive())
             sending.get()
             batch = answered(engine)
             assert set(batch.versions.tolist()) == {version}

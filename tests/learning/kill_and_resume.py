@@ -101,7 +101,7 @@ def outcome(run: Path, steps: int) -> dict[str, Any]:
     weights = {
         str(path.relative_to(checkpoint)): sha256(path.read_bytes()).hexdigest()
         for path in sorted(checkpoint.rglob("*"))
-        if path.suffix in (".safetensors", ".distcp")
+        if path.suffix == ".safetensors"
     }
     tables = [read_trajectories(run / f"trajectories/step_{step:06d}.parquet") for step in range(1, steps + 1)]
     answers = [sha256(repr(table.drop(OF_THE_CLOCK).to_pydict()).encode()).hexdigest() for table in tables]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from tandem.checkpoint.draft import Draft
 from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
@@ -87,9 +88,9 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
     job = RlJob(config, inputs, Placement(cluster, pools_of(config)), reward)
     try:
         job.step(1)
-        for part in ("model", "state"):
-            (tmp_path / part).mkdir()
-        job.save(tmp_path)
+        draft = Draft(tmp_path)
+        job.save(draft)
+        draft.complete()
         assert inputs.train is not None
         prompt = inputs.train[0].token_ids
         trained = dict(cluster.host.workers["actor"].engine.named_weights())

@@ -10,11 +10,11 @@ import pytest
 
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_file
 
 ROWS = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
 RUNS = {
-    "grpo": ["train", "trainer.eval_every=1"],
+    "grpo": ["train", "trainer.eval_every=1", "trainer.save_every=1"],
     "grpo, answers that lose their reward": [
         "train",
         "reward.functions=[rewards.py:odd_alone]",
@@ -29,6 +29,12 @@ RUNS = {
     "greedy baseline": ["train", "algorithm={type: remax}"],
     "several rewards": ["train", "algorithm={type: gdpo, rewards: {acc: 1}}"],
     "token baseline": ["train", "algorithm={type: otb}"],
+    "a conversation": [
+        "train",
+        "model.path=calculator",
+        "conversation={max_turns: 2, environment: {type: own, environment: 'world.py:World'}}",
+        "reward.functions=[]",
+    ],
     "LoRA": ["train", "model.lora={rank: 2}"],
     "supervised": ["sft", "data.val_files=[sft.jsonl]", "trainer.eval_every=1"],
     "preferences": ["dpo", "data.val_files=[pairs.jsonl]", "trainer.eval_every=1"],
@@ -39,12 +45,27 @@ NOT_HERE = {
     "actor/expert_load/min": "a mixture of experts on Megatron",
     "critic/expert_load/max": "a mixture of experts on Megatron",
     "critic/expert_load/min": "a mixture of experts on Megatron",
-    "conversation/turns": "a conversation",
-    "conversation/environment_errors": "a conversation",
-    "conversation/<number>": "a conversation",
     "perf/peak_memory_gib/<phase>": "a GPU",
 }
 """Rows that these runs cannot write, and what would."""
+WORLD = """
+import random
+
+from tandem import Reply
+
+class World:
+    tools = ()
+    numbers = {"asked": 1.0}
+
+    async def start(self, prompt):
+        return [{"role": "user", "content": prompt.row["prompt"]}]
+
+    async def step(self, answer):
+        return Reply([{"role": "user", "content": "1+1="}])
+
+    async def close(self):
+        return random.random()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +88,9 @@ def prepare(sort4: Path, folder: Path) -> None:
         "def odd_alone(completion, ground_truth):\n    return 1 / (len(completion) % 2)\n\n"
         "def length(completion, ground_truth):\n    return len(completion)\n"
     )
+    (folder / "world.py").write_text(WORLD)
+    calculator = load_file(ROOT / "examples/calculator/task.py")
+    calculator.write_model(folder / "calculator", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
     model = f"model: {{path: {sort4}/model}}\n"
     (folder / "train.yaml").write_text(
         f"{model}data:\n"
@@ -88,7 +112,9 @@ def metrics_of(name: str, command: str, *overrides: str) -> set[str]:
 
 
 def matching(metric: str) -> list[str]:
-    """The rows that a metric belongs to; `<x>` in a row stands for anything."""
+    """The row of this name, or the rows that a metric belongs to; `<x>` in a row stands for anything."""
+    if metric in ROWS:
+        return [metric]
     return [row for row in ROWS if re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(row)), metric)]
 
 

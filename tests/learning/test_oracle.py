@@ -18,7 +18,7 @@ from tandem.cluster.inline import InlineCluster
 from tandem.config.tree import ModelConfig, TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
-from tandem.controller.learning import update
+from tandem.controller.learning import placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
@@ -154,10 +154,11 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
             value_head=True,
         )
         critic = Critic(ranks, "critic", TrainWorker, valued)
-    batch.tokens.old_logprobs = actor.logprobs(batch).get()
-    prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, config, batch)
-    compute_advantages(algorithm, (), batch, (0, 1))
-    update(actor, critic, algorithm, batch, config, step=1)
+    with placed_step(batch, algorithm, config, step=1) as placed:
+        actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
+        prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, config, placed)
+        compute_advantages(algorithm, (), batch, (0, 1))
+        update(actor, critic, algorithm, placed, config)
     trained = ranks.host.workers
     return trained["actor"].engine.model, trained["critic"].engine.model if critic else None
 

@@ -32,6 +32,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "calculator_sft": [{"messages": ASK + GOOD}],
     "calculator": [{"data_source": "calculator", "prompt": ASK, "ground_truth": "5"}],
     "dapo": [asked("math_dapo", "5")],
+    "facts_sft": [{"messages": ASK + GOOD}],
+    "facts": [{"data_source": "facts", "prompt": ASK, "ground_truth": "5"}],
     "gsm8k": [asked("openai/gsm8k", "5")],
     "hh_sft": [{"prompt": ASK, "completion": GOOD}],
     "hh_ppo": [asked("hh", "5")],
@@ -51,7 +53,14 @@ SMALL = {
 SMALL |= dict.fromkeys(("dpo", "reward-model"), SMALL["sft"])
 FEWER = {
     "mbpp_cure": ["algorithm.group_size=2"],
-    "dapo": ["algorithm.minibatches=2", "algorithm.group_size=2", "algorithm.resample_rounds=2"],
+    "dapo": [
+        "algorithm.minibatches=2",
+        "algorithm.group_size=2",
+        "algorithm.resample_rounds=2",
+        "generation={type: native, max_response_tokens: 8}",
+        "cluster.type=local",
+        "placement.pools={main: [1]}",
+    ],
     "search_grpo": ["data.max_prompt_tokens=800", "generation.max_response_tokens=32"],
     "gsm8k_grpo_one_step_off": [
         "generation={type: native, max_response_tokens: 8}",
@@ -69,10 +78,10 @@ SHOWS_TOOLS = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`; `calculator/` and `search/`, whose templates show tools."""
+    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools."""
     directory = tmp_path_factory.mktemp("models")
     calculator = load_file(ROOT / "examples/calculator/task.py")
-    calculator.write_model(directory / "calculator", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
+    calculator.write_model(directory / "letters", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
     tiny = load_file(ROOT / "examples/hh/tiny.py")
     tiny.write_model(directory / "policy", ["2+3? 5"], tokens=300, width=64)
     tiny.POSITIONS = 1024
@@ -96,7 +105,7 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     kind = recipe.partition("_")[2]
     command = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}.get(kind, "train")
-    model = next((name for name in ("calculator", "search") if recipe.startswith(name)), "policy")
+    model = {"calculator": "letters", "facts": "letters", "search": "search"}.get(recipe.partition("_")[0], "policy")
     rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
     arguments = [
@@ -104,7 +113,7 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
         "trainer.steps=2", f"data.train_files=[{tmp_path}/rows.jsonl]", f"data.val_files=[{tmp_path}/rows.jsonl]",
         *SMALL[command], *FEWER.get(recipe, []),
     ]  # fmt: skip
-    if recipe == "search_grpo":
+    if recipe in ("facts_grpo", "search_grpo"):
         build_index([Passage("1", "Sums", "2+3 is 5.")], tmp_path / "index")
         arguments += [f"conversation.environment.tools=[{{type: search, index: {tmp_path}/index}}]"]
     arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []

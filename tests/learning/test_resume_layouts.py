@@ -19,6 +19,8 @@ SEGMENT = 2
 STEPS = 3 * SEGMENT
 RANKS_1: dict[str, Any] = {"cluster": {"ranks": 1}}
 RANKS_2: dict[str, Any] = {"cluster": {"ranks": 2}}
+BALANCED: dict[str, Any] = {"cluster": {"ranks": 2}, "generation": {"balance": True, "max_running": 6}}
+"""Which rank answers which prompt depends on time."""
 CONTEXT_2: dict[str, Any] = {**RANKS_2, "training": {"context_parallel": 2}}
 REPLICAS: dict[str, Any] = {**RANKS_2, "training": {"shard_size": 1, "tokens_per_micro_batch": 32}}
 RAY: dict[str, Any] = {"cluster": {"type": "ray", "ranks": 2}}
@@ -31,6 +33,7 @@ SPLIT: dict[str, Any] = {
 }
 MOVES: dict[str, list[dict[str, Any]]] = {
     "1 rank -> 2 ranks -> 1 rank": [RANKS_1, RANKS_2, RANKS_1],
+    "2 ranks, balanced -> in fixed shares -> balanced": [BALANCED, RANKS_2, BALANCED],
     "FSDP 2 -> context parallel 2 -> 2 replicas": [RANKS_2, CONTEXT_2, REPLICAS],
     "one pool -> three pools -> Ray": [RANKS_2, SPLIT, RAY],
 }
@@ -44,7 +47,8 @@ if find_spec("megatron"):
 
 def write_config(recipe: dict[str, Any], run: Path, layout: dict[str, Any], **trainer: Any) -> Path:
     tree = {**recipe, **layout, "trainer": {"run_dir": str(run), "keep_last": 9, **trainer}}
-    tree["training"] = {**recipe["training"], **layout.get("training", {})}
+    for section in ("training", "generation"):
+        tree[section] = {**recipe[section], **layout.get(section, {})}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(tree))
     return path

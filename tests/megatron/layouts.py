@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,10 @@ from tandem.errors import UserError
 from tandem.training.base import TrainEngine
 from tandem.training.megatron.degrees import check_degrees
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+from tandem.weights import bridge
+from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
 from tandem.workers.registration import Mesh
+from tests import saving
 from tests.every_loss import every_loss, fill_columns
 
 VOCABULARY, GROUPS, GROUP_SIZE = 23, 4, 3
@@ -247,12 +251,32 @@ def trained(engine: TrainEngine, place: int, places: int) -> dict[str, Any]:
     return {"said": before, "steps": train(engine, range(3), place, places), "weights": weights(engine)}
 
 
+def bridged(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """What a receiver in another pool has after a publish of this one's ranks: a thread of rank 0 stands for it."""
+    bridge.BUCKET_BYTES = 2048
+    opened: Any = open_bridge(dist.get_world_size(), 1) if dist.get_rank() == 0 else (None,)
+    address = [opened[0]]
+    dist.broadcast_object_list(address)
+    with ThreadPoolExecutor(1) as pool, engine.shards() as shards:
+        received = pool.submit(receive, address[0]) if dist.get_rank() == 0 else None
+        Sender(address[0], dist.get_rank(), shards).send(shards)
+        return received.result() if received else {}
+
+
+def receive(address: Address) -> dict[str, torch.Tensor]:
+    receiver = Receiver(address, 0)
+    found = {name: tensor.clone() for name, tensor in receiver.receive()}
+    assert receiver.publish_bytes == sum(tensor.nbytes for tensor in found.values())
+    assert receiver.bucket_bytes <= 2048 + 8 * address.senders
+    return found
+
+
 def save(directory: Path, name: str) -> dict[str, torch.Tensor]:
     """Two steps, and what the model is then."""
     engine = megatron(directory, name, SAVED[name])
     train(engine, range(2), *place_of(SAVED[name]))
     (directory / "saved" / name).mkdir(parents=True, exist_ok=True)
-    engine.save(directory / "saved" / name)
+    saving.save(engine, directory / "saved" / name)
     return weights(engine)
 
 
@@ -286,7 +310,7 @@ def without_padding(directory: Path) -> list[bool]:
         target = directory / f"padding {mended}"
         target.mkdir(exist_ok=True)
         train(engine, range(2), 0, 1)
-        engine.save(target)
+        saving.save(engine, target)
         resumed.load(target)
         for one in (engine, resumed):
             train(one, range(2, 3), 0, 1)
@@ -358,7 +382,10 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
         leave()
     for layout, models in RUNS[ranks]:
         for name in models:
-            findings[name_of(layout), name] = trained(megatron(directory, name, layout), *place_of(layout))
+            engine = megatron(directory, name, layout)
+            findings[name_of(layout), name] = trained(engine, *place_of(layout))
+            if name != CRITIC:
+                findings["bridged", name_of(layout), name] = bridged(engine)
         findings |= carried(directory, layout)
         if "qwen3_moe" in models and place_of(layout)[1] == 1:  # the losses are of micro-batches, which data ranks cut
             findings["balanced", name_of(layout)] = balanced(directory, layout)

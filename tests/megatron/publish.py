@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tandem.config.tree import ModelConfig
 from tandem.generation import start
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion, Request, SamplingParams
+from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
 from tests.contract.test_training import Imitation
 from tests.megatron.layouts import batch, micro_batches
 
@@ -79,20 +80,26 @@ def world(rank: int, name: str, directory: Path) -> None:
     )
     trainer.forward_backward(micro_batches(batch(), range(3), 1000), Imitation())
     trainer.optimizer_step()
-    if rank == 0:
-        torch.save(published(trainer, model), directory / f"{name}.pt")
-    else:
-        deque(trainer.named_weights(), maxlen=0)
+    exported = {key: tensor.clone() for key, tensor in trainer.named_weights()}
+    opened: Any = open_bridge(RANKS[name], 1) if rank == 0 else (None,)
+    address = [opened[0]]
+    dist.broadcast_object_list(address)
+    with ThreadPoolExecutor(1) as pool, trainer.shards() as shards:
+        done = pool.submit(published, address[0], model) if rank == 0 else None
+        Sender(address[0], rank, shards).send(shards)
+        if done:
+            torch.save({"exported": exported, **done.result()}, directory / f"{name}.pt")
     dist.barrier()
 
 
-def published(trainer: Any, model: ModelConfig) -> dict[str, Any]:
-    """Rank 0's part: it sends what all ranks gather to vLLM, and asks it."""
-    sent: dict[str, torch.Tensor] = {}
+def published(address: Address, model: ModelConfig) -> dict[str, Any]:
+    """The receiver's part, a thread of rank 0: it gives vLLM what all ranks send, and asks it."""
+    receiver = Receiver(address, 0)
+    received: dict[str, torch.Tensor] = {}
 
     def weights() -> Any:
-        for name, tensor in trainer.named_weights():
-            sent[name] = tensor.clone()
+        for name, tensor in receiver.receive():
+            received[name] = tensor.clone()
             yield name, tensor
 
     sys.executable, start.installed = str(VLLM), lambda *_: "0.32.0"
@@ -103,7 +110,7 @@ def published(trainer: Any, model: ModelConfig) -> dict[str, Any]:
     answered = asyncio.run(collect(engine, asked))
     engine.close()
     said = [(completion.token_ids, completion.logprobs, completion.versions) for completion in answered]
-    return {"weights": sent, "prompt": asked.token_ids, "completions": said}
+    return {"weights": received, "prompt": asked.token_ids, "completions": said}
 
 
 def main(directory: Path) -> None:

@@ -18,6 +18,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from tandem.training.megatron import fixes
 from tests.megatron import engines
+from tests.saving import save
 
 
 def steps_of(engine: Any) -> set[float]:
@@ -34,7 +35,7 @@ def saved(tmp_path: Path) -> Path:
     engine = engines.engine()
     for _ in range(3):
         engine.optimizer_step()
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     return tmp_path
 
 

@@ -72,6 +72,16 @@ def test_three_steps_equal_those_of_fsdp_at_one_rank(
         )
 
 
+@pytest.mark.parametrize(("ranks", "layout", "model"), [case for case in CASES if case[2] != CRITIC])
+def test_what_crosses_a_bridge_in_parts_is_what_is_exported(
+    findings: dict[int, Any], ranks: int, layout: str, model: str
+) -> None:
+    found, wanted = findings[ranks]["bridged", layout, model], findings[ranks][layout, model]["weights"]
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
 def test_every_loss_with_unequal_numbers_of_micro_batches(findings: dict[int, Any]) -> None:
     """Two context-parallel groups, one of which packs its rows in more micro-batches than the other."""
     wanted, found = findings[1]["losses"], findings[4]["losses"]

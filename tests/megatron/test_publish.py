@@ -34,6 +34,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_logprobs_are_those_of_what_was_published(directory: Path, name: str) -> None:
     found = torch.load(directory / f"{name}.pt", weights_only=False)
+    assert found["weights"].keys() == found["exported"].keys()
+    assert all(torch.equal(tensor, found["exported"][key]) for key, tensor in found["weights"].items())
     before = load_file(directory / name / "model.safetensors")
     assert any(not torch.equal(tensor, before[key]) for key, tensor in found["weights"].items()), "a step was made"
     save_file(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tandem.algorithms.group_relative import Siblings
 from tandem.algorithms.returns import gae, masked_whiten
@@ -91,6 +95,27 @@ def test_gae_of_ragged_rows_against_a_plain_loop(gamma, gae_lambda):
     advantages, returns = gae(rewards, values, mask, rows, gamma=gamma, gae_lambda=gae_lambda)
     torch.testing.assert_close(advantages, torch.tensor(expected))
     torch.testing.assert_close(returns, (advantages + values) * mask)
+
+
+class LargestResult(TorchDispatchMode):
+    """How many elements the largest tensor has that is made meanwhile."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(made) if isinstance(x, torch.Tensor))])
+        return made
+
+
+def test_the_memory_of_gae_is_that_of_the_tokens():
+    """However long the longest row is; padded, these rows were 8 million elements."""
+    lengths = torch.tensor([4000, *[1] * 2000])
+    rows = torch.repeat_interleave(torch.arange(2001), lengths)
+    rewards, values = torch.randn(2, 6000)
+    with LargestResult() as largest:
+        gae(rewards, values, torch.ones(6000, dtype=torch.bool), rows, gamma=0.99, gae_lambda=0.95)
+    assert largest.elements == 2 * 6000, "advantages and returns"
 
 
 def test_gae_without_tokens():

@@ -298,6 +298,17 @@ def test_overlong_punishment_by_hand():
     assert by_row(found, given) == pytest.approx([1 - mean, 0.75 - mean, -mean, 1 - mean])
 
 
+def test_overlong_punishment_is_for_the_longest_branch():
+    """At most 10 tokens, a buffer of 4. The first row has branches of 6 and 7 tokens, the others one of 10 and of 2."""
+    branches = torch.arange(4).repeat_interleave(torch.tensor([6, 7, 10, 2]))
+    rows = torch.tensor([0, 0, 1, 2])[branches]
+    mask, zeros = torch.ones(25).bool(), torch.zeros(25)
+    given = Rollouts(torch.ones(3), torch.ones(3).bool(), torch.zeros(3).long(), rows, mask, zeros, branches_T=branches)
+    found = advantages("dapo", given, max_response_tokens=10, overlong_buffer=0.4, normalize_by_std=False)
+    mean = (0.75 + 0 + 1) / 3
+    assert by_row(found, given) == pytest.approx([0.75 - mean, -mean, 1 - mean])
+
+
 def test_maxrl_refuses_rewards_below_zero():
     with pytest.raises(UserError, match="a reward is -1; it needs rewards of 0 or more"):
         advantages("maxrl", rollouts(rewards_B=torch.tensor([-1.0, *REWARDS[1:]])))

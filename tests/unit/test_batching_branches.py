@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from tandem.algorithms.supervised import NextTokenLoss
+from tandem.batching.balance import balance_rows
 from tandem.batching.packing import (
-    balance_rows,
     demonstrations_to_batch,
     micro_batches,
     pairs_to_batch,
     select_rows,
     split_groups,
     to_batch,
+    token_shares,
 )
-from tandem.controller.learning import token_shares
 from tandem.types import Batch, Branch, Demonstration, Group, MicroBatch, Preference, Prompt, Score, Status, Trajectory
 from tests.unit.test_training_fsdp import engine_of, model_of
 
@@ -107,8 +107,8 @@ def test_every_token_is_trained_on_its_own_context(conversations: Batch, tokens:
 
 def test_a_prompt_is_computed_once_for_all_rows_of_a_group_that_have_it(conversations: Batch) -> None:
     (part,) = micro_batches(conversations, range(7), 1000)
-    assert part.token_ids.tolist() == [1, 2, 3, 10, 7, 8, 9, 9, 12, 14, 12, 7, 8, 8, 9]
-    assert part.prefixes.tolist() == [-1, 0, -1, 2, 2, -1, -1, 6]
+    assert part.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 9, 7, 8, 8, 10, 12, 14, 12, 9]
+    assert part.prefixes.tolist() == [-1, -1, -1, -1, 0, 1, 1, 3]
 
 
 def test_a_whole_trajectory_is_in_one_micro_batch_where_the_loss_asks_for_that(conversations: Batch) -> None:

@@ -61,6 +61,9 @@ def test_recorded_choices_stay_with_their_tokens() -> None:
     (part,) = micro_batches(batch, range(2), 1000)
     assert part.experts is not None and part.experts.shape == (len(part.token_ids), 1, 2)
     assert part.experts[:, 0].tolist() == [[token, token + 100] for token in part.token_ids]
+    without_turns = trajectory([1, 2, 3], [], [])
+    batch = to_batch([Group([*rows, without_turns], [Score(1.0), Score(0.5), Score(0.0)])])
+    assert batch.experts is not None and len(batch.experts) == len(batch.prompt_ids) + len(batch.response_ids)
     rows[0].experts = None
     assert to_batch([Group(rows, [Score(1.0), Score(0.5)])]).experts is None
 
@@ -84,10 +87,10 @@ def test_demonstrations_become_rows_of_their_own_groups() -> None:
 
 def test_siblings_share_their_prompt_and_last_tokens_are_left_out(batch: Batch) -> None:
     (packed,) = micro_batches(batch, [0, 1, 2, 3], 100)
-    assert packed.token_ids.tolist() == [1, 2, 12, 13, 10, 3, 4, 5]
-    assert packed.offsets.tolist() == [0, 2, 4, 5, 8]
-    assert packed.prefixes.tolist() == [-1, 0, 0, -1]
-    assert packed.scored.tolist() == [1, 3, 1, 4, 7]
+    assert packed.token_ids.tolist() == [1, 2, 3, 4, 5, 12, 13, 10]
+    assert packed.offsets.tolist() == [0, 2, 5, 7, 8]
+    assert packed.prefixes.tolist() == [-1, -1, 0, 0]
+    assert packed.scored.tolist() == [1, 6, 1, 7, 4]
     assert packed.targets.tolist() == [12, 14, 10, 11, 16]
     assert packed.source.tolist() == [2, 4, 0, 1, 6]
     assert packed.columns.rollout_logprobs is not None
@@ -101,10 +104,10 @@ def test_siblings_that_said_the_same_are_computed_once() -> None:
     other = trajectory([1, 2], [10, 11, 12], [True] * 3)
     batch = to_batch([Group(siblings, [Score(1.0)] * 3), Group([other], [Score(0.0)])])
     (packed,) = micro_batches(batch, range(4), 100)
-    assert packed.token_ids.tolist() == [1, 2, 10, 11, 10, 1, 2, 10, 11]
-    assert packed.offsets.tolist() == [0, 2, 4, 5, 7, 9] and packed.prefixes.tolist() == [-1, 0, 0, -1, 3]
+    assert packed.token_ids.tolist() == [1, 2, 1, 2, 10, 11, 10, 10, 11]
+    assert packed.offsets.tolist() == [0, 2, 4, 6, 7, 9] and packed.prefixes.tolist() == [-1, -1, 0, 0, 1]
     assert packed.source.tolist() == [0, 1, 2, 5, 6, 7, 3, 4, 8, 9, 10]
-    assert packed.scored.tolist() == [1, 2, 3, 1, 2, 3, 1, 4, 6, 7, 8]
+    assert packed.scored.tolist() == [1, 4, 5, 1, 4, 5, 1, 6, 3, 7, 8]
     assert packed.targets.tolist() == [10, 11, 12, 10, 11, 13, 10, 12, 10, 11, 12]
 
 

@@ -62,10 +62,10 @@ FINISHED = {
 
 def branch(prompt: int, length: int, experts: bool = False) -> Branch:
     made = answer(prompt, 0, length, experts)
-    turns = (Turn("policy", length, 0.1), Turn("tool", 0))
+    turns = (Turn("policy", length, 0.1, "said"), Turn("tool", 0))
     ids = RANDOM.integers(0, 99, prompt).astype(np.int32)
     return Branch(
-        ids, made.response_ids, made.loss_mask, made.rollout_logprobs, made.versions, turns, experts=made.experts
+        ids, made.response_ids, made.loss_mask, made.rollout_logprobs, made.versions, turns, made.experts, "opened"
     )
 
 
@@ -91,7 +91,7 @@ CONVERSATIONS = {
         Group(
             [
                 conversation(4, 0, branch(5, 2), branch(0, 4, experts=True)),
-                conversation(4, 1),
+                conversation(4, 1, ends_in=0),
                 conversation(4, 2, messages=(), turns=(), reward=None, status=Status.TRUNCATED),
                 answer(4, 3, 0, status=Status.ENVIRONMENT_ERROR, turns=(), error="the server is gone"),
             ],
@@ -211,8 +211,9 @@ def test_what_has_no_checksum_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", [True, False])
 def test_damage_is_told_as_that_of_other_files(name: str, gone: bool, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
-    with store.write(3) as directory:
-        written(directory, FINISHED)
+    with store.write(3) as draft:
+        written(draft.directory, FINISHED)
+    store.finish()
     file = tmp_path / "checkpoints/step_000003/state" / name
     content = file.read_bytes()
     file.unlink() if gone else file.write_bytes(content[:-1] + b"x")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import tandem.checkpoint.store
+import tandem.checkpoint.draft
+from tandem.checkpoint.draft import seals_of_rank, write_seals
 from tandem.checkpoint.store import CheckpointStore, damage
 from tandem.errors import TandemError, UserError, WorkerError
 
@@ -21,8 +22,9 @@ def fill(directory: Path, content: str) -> None:
 
 
 def save(store: CheckpointStore, step: int, content: str = "first", best: bool = False) -> None:
-    with store.write(step, best) as directory:
-        fill(directory, content)
+    with store.write(step, best) as draft:
+        fill(draft.directory, content)
+    store.finish()
 
 
 def names(run_dir: Path) -> list[str]:
@@ -63,8 +65,8 @@ def test_keep_last_and_best(tmp_path):
 def test_an_exception_leaves_everything_as_it_was(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 1)
-    with pytest.raises(RuntimeError, match="disk full"), store.write(2) as directory:
-        fill(directory, "half")
+    with pytest.raises(RuntimeError, match="disk full"), store.write(2) as draft:
+        fill(draft.directory, "half")
         raise RuntimeError("disk full")
     assert names(tmp_path) == ["latest", "step_000001"]
 
@@ -73,8 +75,8 @@ def test_a_full_disk_is_told_in_a_line(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 1)
     told = rf"step_000002: no space left .* with --resume {tmp_path}$"
-    with pytest.raises(TandemError, match=told), store.write(2) as directory:
-        fill(directory, "half")
+    with pytest.raises(TandemError, match=told), store.write(2) as draft:
+        fill(draft.directory, "half")
         raise WorkerError("actor, rank 1 of 2: …\nOSError: [Errno 28] No space left on device")
     assert names(tmp_path) == ["latest", "step_000001"]
 
@@ -112,9 +114,9 @@ def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
 
 
 def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
-    """And what it raises meanwhile leaves everything as it was."""
+    """And after what it raises meanwhile the write can be given up, which leaves everything as it was."""
     turns: list[int] = []
-    original = tandem.checkpoint.store.sync
+    original = tandem.checkpoint.draft.sync
 
     def slow_sync(path: Path) -> None:
         limit = time.monotonic() + 10
@@ -122,7 +124,7 @@ def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
             time.sleep(0.001)
         original(path)
 
-    monkeypatch.setattr(tandem.checkpoint.store, "sync", slow_sync)
+    monkeypatch.setattr(tandem.checkpoint.draft, "sync", slow_sync)
     save(CheckpointStore(tmp_path, 2, lambda: turns.append(1)), 1)
     assert len(turns) >= 3 and damage(tmp_path / "checkpoints/step_000001") is None
 
@@ -131,8 +133,12 @@ def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
         raise WorkerError("a worker is lost meanwhile")
 
     turns.clear()
+    store = CheckpointStore(tmp_path, 2, fail)
+    with store.write(2) as draft:
+        draft.seals.append(draft.directory / "of a rank that never writes it")
     with pytest.raises(WorkerError, match="meanwhile"):
-        save(CheckpointStore(tmp_path, 2, fail), 2)
+        store.finish()
+    store.abandon()
     assert names(tmp_path) == ["latest", "step_000001"]
 
 
@@ -154,6 +160,78 @@ def test_while_directories_are_flushed_and_deleted_the_caller_goes_on(tmp_path, 
     monkeypatch.setattr(f"{place}.{name}", wait_for_turns)
     save(store, 2)
     assert len(turns) >= 3 and names(tmp_path) == ["latest", "step_000002"]
+
+
+def begin(store: CheckpointStore, step: int, ranks: int) -> list[Path]:
+    """A checkpoint that waits for so many ranks; the files by which they say that theirs are written."""
+    with store.write(step) as draft:
+        fill(draft.directory, "small")
+        draft.seals += [seals_of_rank(draft.directory, rank) for rank in range(ranks)]
+        return draft.seals
+
+
+def test_the_latest_is_the_one_before_until_all_ranks_have_written(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1)
+    first, second = begin(store, 2, ranks=2)
+    large = first.parent / "state" / "large.bin"
+    large.write_bytes(b"of rank 0")
+    write_seals(first, [large])
+    store.check()
+    assert store.latest() == tmp_path / "checkpoints/step_000001"
+    write_seals(second, [])
+    store.finish()
+    latest = store.latest()
+    assert latest == tmp_path / "checkpoints/step_000002"
+    files = json.loads((latest / "manifest.json").read_text())["files"]
+    assert sorted(files) == ["model/data.bin", "state/data.bin", "state/large.bin"]
+    (latest / "state/large.bin").write_bytes(b"of rank 1")
+    assert damage(latest) == "not what was written: state/large.bin"
+
+
+def test_what_goes_wrong_on_a_rank_is_raised_at_the_next_look(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1)
+
+    def fail() -> None:
+        raise WorkerError("actor, rank 1 of 2: …\nOSError: [Errno 28] No space left on device")
+
+    with store.write(2) as draft:
+        fill(draft.directory, "small")
+        draft.seals.append(draft.directory / "never written")
+        draft.checks.append(fail)
+    with pytest.raises(TandemError, match=rf"step_000002: no space left .* with --resume {tmp_path}$"):
+        store.check()
+    assert names(tmp_path) == ["latest", "step_000001"]
+    save(store, 3)
+    assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
+
+
+@pytest.mark.parametrize("ending", ["check", "finish", "next"])
+def test_what_goes_wrong_in_the_thread_is_raised_once(tmp_path, ending):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1)
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    with store.write(2) as draft:
+        draft.writes.append(fail)
+    while any(name.startswith(".") for name in names(tmp_path)):
+        time.sleep(0.001)
+    looks = {"check": store.check, "finish": store.finish, "next": lambda: save(store, 3)}
+    time.sleep(0.05)  # the thread has removed what it had, and ends
+    with pytest.raises(TandemError, match=r"step_000002: cannot be written .*Input/output error.*--resume"):
+        looks[ending]()
+    store.check()
+    assert names(tmp_path) == ["latest", "step_000001"]
+
+
+def test_the_next_checkpoint_waits_for_the_last(tmp_path):
+    store = CheckpointStore(tmp_path, 2, lambda: late and write_seals(late.pop(), []))
+    late = begin(store, 1, ranks=1)[:]
+    save(store, 2)
+    assert not late and names(tmp_path) == ["latest", "step_000001", "step_000002"]
 
 
 KILL_EVERYWHERE = """
@@ -178,10 +256,11 @@ sys.addaudithook(lambda event, arguments: operation() if event in EVENTS else No
 os.fsync = lambda descriptor: operation()  # the kernel outlives the process: nothing need reach the disk
 
 def save(store, step, content, best=False):
-    with store.write(step, best) as directory:
+    with store.write(step, best) as draft:
         for part in ("model", "state"):
-            (directory / part).mkdir()
-            (directory / part / "data.bin").write_text(f"{part} {content}")
+            (draft.directory / part).mkdir()
+            (draft.directory / part / "data.bin").write_text(f"{part} {content}")
+    store.finish()
 
 def check(run):
     latest = CheckpointStore(run, 1).latest()

@@ -13,6 +13,7 @@ from tandem.algorithms.builtin.ppo import PPOConfig
 from tandem.config import yaml12
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.load import _keys, dump_config, load_config, read_config
+from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import EvalConfig, SftConfig, TrainConfig
 from tandem.config.verl_keys import COUNTERPARTS
 from tandem.errors import UserError
@@ -166,6 +167,8 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
 
 
 TOOLS, A_USER = "conversation.environment.tools", "conversation.environment.user"
+COMMAND = "conversation.environment.command"
+A_COMMAND = "conversation={environment: {type: endpoint, command:"
 VERL_FILE = "write a file of verl's tools as {type: verl, path: a.yml}"
 NO_STRING = "input should be a valid string"
 
@@ -191,6 +194,8 @@ NO_STRING = "input should be a valid string"
         ("trainer.save_every=true", "trainer.save_every: input should be a number, not True"),
         ("training.optimizer.lr=true", "training.optimizer.lr: input should be a number, not True"),
         ("conversation={environment: {tools: [{type: verl}]}}", f"{TOOLS}.0.path: field required"),
+        (f"{A_COMMAND} it's}}}}", f"{COMMAND}: \"it's\" is no command: no closing quotation, not \"it's\""),
+        (f"{A_COMMAND} ' '}}}}", f"{COMMAND}: ' ' is no command: it names no program, not ' '"),
         ("conversation={environment: {tools: [7]}}", f"{TOOLS}.0: is a section of keys and values, not 7"),
         ("conversation={environment: {tools: [a.yml]}}", f"{TOOLS}.0: {VERL_FILE}, not 'a.yml'"),
         ("conversation={environment: {user: {type: scripted, column: 7}}}", f"{A_USER}.column: {NO_STRING}, not 7"),
@@ -431,3 +436,10 @@ def test_an_engine_that_drops_its_weights_shares_no_devices_with_a_reward_model(
     apart = "placement={pools: {a: [1], b: [1]}, roles: {reward_model: b}}"
     load_config(TrainConfig, sound, [*given, apart])
     load_config(TrainConfig, sound, [*given[:2], "generation.sleep=cache"])
+
+
+def test_whole_gradients_are_held_only_where_they_are_small() -> None:
+    assert FsdpTrainingConfig().sums_gradients_once(2**28)
+    assert not FsdpTrainingConfig().sums_gradients_once(2**28 + 1)
+    assert FsdpTrainingConfig(reduce_once=True).sums_gradients_once(10**10)
+    assert not FsdpTrainingConfig(reduce_once=False).sums_gradients_once(10)

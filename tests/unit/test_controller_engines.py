@@ -44,15 +44,15 @@ class Slices:
 
         return Under()
 
-    def end(self, engine: int, room: int, *done: int) -> None:
-        """A slice ends with so much room and these groups."""
-        self._ends.pop(engine)({engine: Advance([(number, [], None) for number in done], room)})
+    def end(self, engine: int, room: int, *done: int, tokens: int = 0) -> None:
+        """A slice ends with so much room and these groups, of so many tokens."""
+        self._ends.pop(engine)({engine: Advance([(number, [], None) for number in done], room, tokens)})
 
 
 def give(
-    slices: Slices, count: int, at_once: bool = False, now: Callable[[], float] = lambda: 0.0, timeout_s: float = 9.0
+    slices: Slices, count: int, fixed: bool = False, now: Callable[[], float] = lambda: 0.0, timeout_s: float = 9.0
 ) -> Engines:
-    engines = Engines(slices, SAMPLES, count, at_once, lambda *_: None, now, lambda: False, timeout_s)  # type: ignore[arg-type]
+    engines = Engines(slices, SAMPLES, count, fixed, lambda *_: None, now, lambda: False, timeout_s)  # type: ignore[arg-type]
     prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
     engines.add(dict.fromkeys(range(count), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
     engines.give()
@@ -73,22 +73,49 @@ def test_a_slot_that_is_free_is_given_the_next_group_though_not_all_of_it_fits()
     assert slices.given == [[0, 1, 2, 3]]
 
 
-def test_an_engine_with_room_takes_what_waits_for_a_full_one() -> None:
+def test_an_engine_with_room_takes_the_oldest_that_waits() -> None:
     slices = Slices(4, 4)
     give(slices, count=6)
-    assert slices.given == [[0], [3]]
+    assert slices.given == [[0], [1]]
+    slices.end(1, 4, 1)
+    assert slices.given == [[0], [1, 2]]
+    slices.end(1, 4, 2)
     slices.end(1, 4, 3)
-    assert slices.given == [[0], [3, 4]]
-    slices.end(1, 4, 4)
-    slices.end(1, 4, 5)
-    assert slices.given == [[0], [3, 4, 5, 1]], "its own share first"
     slices.end(0, 4, 0)
-    assert slices.given == [[0, 2], [3, 4, 5, 1]]
+    assert slices.given == [[0, 5], [1, 2, 3, 4]]
+
+
+def test_what_fits_is_spread_evenly_and_once_speeds_are_known_by_them() -> None:
+    slices, clock = Slices(400, 400), [0.0]
+    engines = give(slices, count=40, now=lambda: clock[0])
+    assert [len(given) for given in slices.given] == [20, 20], "no engine is known to be faster"
+    clock[0] = 1.0
+    slices.end(0, 400, *slices.given[0], tokens=3000)
+    clock[0] = 3.0
+    slices.end(1, 400, *slices.given[1], tokens=3000)
+    prompt = Prompt(0, np.zeros(1, np.int32), "", "", None)
+    engines.add(dict.fromkeys(range(40, 80), Ask(RolloutRequest(prompt, (1,) * SAMPLES), False)))
+    engines.give()
+    fast, slow = (len(given) - 20 for given in slices.given)
+    assert fast + slow == 40 and fast in range(26, 31), "three times as fast, as far as these samples tell"
+
+
+def test_an_idle_engine_leaves_the_last_one_to_a_faster_one_that_is_full() -> None:
+    slices, clock = Slices(4, 4), [0.0]
+    give(slices, count=30, now=lambda: clock[0])
+    for _ in range(4):  # engine 0 makes six answers while engine 1 makes one
+        for _ in range(6):
+            clock[0] += 1.0
+            slices.end(0, 4, slices.given[0][-1], tokens=100)
+        slices.end(1, 4, slices.given[1][-1], tokens=100)
+    assert [len(given) for given in slices.given] == [25, 4]
+    slices.end(0, 4, slices.given[0][-1], tokens=100)
+    assert [len(given) for given in slices.given] == [26, 4], "the last one"
 
 
 def test_where_nothing_may_depend_on_time_each_engine_gets_its_share_at_once() -> None:
     slices = Slices(4, 4)
-    give(slices, count=6, at_once=True)
+    give(slices, count=6, fixed=True)
     assert slices.given == [[0, 1, 2], [3, 4, 5]]
 
 

@@ -11,7 +11,8 @@ import pytest
 from tandem.algorithms import make_algorithm
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
-from tandem.controller.learning import needs_old_logprobs, update
+from tandem.controller.learning import needs_old_logprobs, placed_step, update
+from tandem.controller.placed import PlacedRows
 from tandem.types import Batch, FloatArray, StepMetrics
 from tests.cluster_workers import ragged_batch
 
@@ -34,7 +35,8 @@ class MovingActor:
         self.steps = 0
         self.batches: list[Batch] = []
 
-    def learn(self, batch: Batch, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
+    def learn(self, rows: PlacedRows, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
+        batch = rows.whole()
         logprobs_T = np.full(len(batch.response_ids), -1.0 - self.steps, np.float32)
         self.steps += 1
         self.batches.append(batch)
@@ -51,7 +53,9 @@ def scored_batch() -> Batch:
 
 def run(config: TrainConfig, batch: Batch) -> tuple[MovingActor, StepMetrics]:
     actor: Any = MovingActor()
-    return actor, update(actor, None, make_algorithm(config.algorithm, 8), batch, config, step=1)
+    algorithm = make_algorithm(config.algorithm, 8)
+    with placed_step(batch, algorithm, config, step=1) as placed:
+        return actor, update(actor, None, algorithm, placed, config)
 
 
 def test_mismatch_is_that_of_the_weights_that_generated() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
-from tandem.controller.timesharing import UnsharedDevices
+from tandem.controller.timesharing import TimeSharing
 from tandem.errors import RewardShareExceeded
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt, Status, Trajectory
@@ -37,7 +37,7 @@ class Rollout:
 
     def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
         done = [(number, *self.answers(ask)) for number, ask in asks[0].items()]
-        return Future(lambda: {0: Advance(done, 100)}, self.due.append)
+        return Future(lambda: {0: Advance(done, 100, tokens=1)}, self.due.append)
 
     def answers(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
         prompt, samples = ask.request.prompt, range(len(ask.request.seeds))
@@ -93,7 +93,7 @@ def make_producer(
         prompt = Prompt(draw, np.zeros(1, np.int32), prompts[draw], "test", "", {})
         return Ask(seeded_request(prompt, 2, draw), with_greedy)
 
-    return RolloutProducer(rules, rollout, reward, UnsharedDevices(lambda version: None), watch, ask)
+    return RolloutProducer(rules, rollout, reward, TimeSharing(rollout, lambda version: None), watch, ask)
 
 
 def texts(groups: list) -> list[str]:

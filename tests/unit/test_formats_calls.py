@@ -44,6 +44,7 @@ def deepseek(*calls: str) -> str:
 
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n%s\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
+HERMES = '<tool_call>{"name": "f", "arguments": {"a": %d}}</tool_call>'
 LLAMA = '{"name": "f", "parameters": %s}'
 MISTRAL = '{"name": "f", "arguments": %s}'
 OSS = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s<|call|>"
@@ -60,6 +61,10 @@ GOOD: list[tuple[str, str, list[dict[str, Any]], str, str | None]] = [
     ("qwen3_coder", f"<think>\n{qwen3(a='9')}\n</think>\n\n{qwen3(a='1')}", [ONE], "", qwen3(a="9")),
     ("qwen3_coder", f"<think>\n{qwen3(a='9')}", [], "", qwen3(a="9")),
     ("qwen3_coder", f"Hm.</think>{qwen3()}", [{}], "", "Hm."),
+    ("qwen3_coder", f"{qwen3(a='1')}<think>{qwen3()}</think>{qwen3(a='2')}", [ONE, TWO], "", qwen3()),
+    ("hermes", f"{HERMES % 1}<think>{HERMES % 9}</think>So.{HERMES % 2}", [ONE, TWO], "So.", HERMES % 9),
+    ("hermes", f"{HERMES % 1}\n<think>\n{HERMES % 9}", [ONE], "", HERMES % 9),
+    ("glm", glm(a="1") + f"<think>{glm(a='9')}", [ONE], "", glm(a="9")),
     ("glm", "\n<think>Hm.</think>\nSo:" + glm(a="1", s="1"), [{"a": 1, "s": "1"}], "So:", "Hm."),
     ("glm", glm(a="1") + "\n" + glm(a="2"), [ONE, TWO], "", None),
     ("glm", "<tool_call>f</tool_call>", [{}], "", None),
@@ -108,30 +113,54 @@ def thrice(text: str, call: str, between: str = "") -> str:
 
 
 UNCLOSED = "<tool_call>\n<function=f>\n<parameter=a>\n3\n</tool_call>"
+HALF_GLM = "<tool_call>f\n<arg_key>a</arg_key>\n3\n</tool_call>"
+LFM_END = "<|tool_call_end|>"
+ABORTS = "f(a=__import__('os').abort())"
 BROKEN = [
-    ("qwen3_coder", qwen3(a="1") + UNCLOSED + qwen3(a="2"), "</function>"),
-    ("qwen3_coder", qwen3(a="1") + '<tool_call>{"name": "f"}</tool_call>' + qwen3(a="2"), "<function=NAME>"),
-    ("glm", glm(a="1") + "<tool_call>f\n<arg_key>a</arg_key>\n3\n</tool_call>" + glm(a="2"), "is missing"),
-    ("glm", glm(a="1") + "<tool_call></tool_call>" + glm(a="2"), "no name"),
-    ("llama3", thrice(LLAMA, "{'a': 3}", "; "), "Expecting"),
-    ("llama3", thrice(LLAMA, "[3]", "; "), "no JSON object"),
-    ("mistral", "[TOOL_CALLS][" + thrice(MISTRAL, "{'a': 3}", ", ") + "]", "Expecting"),
-    ("mistral", f"[TOOL_CALLS][{thrice(MISTRAL, '3', ', ')}]", "no JSON object"),
-    ("mistral", thrice("[TOOL_CALLS]f[ARGS]%s", "{a}"), "Expecting"),
-    ("deepseek", deepseek(thrice(V3, "{", "\n")), "Expecting"),
-    ("deepseek", deepseek(thrice(V31, '{"a": 3} x')), "followed by"),
-    ("gpt_oss", thrice(OSS, '{"a": 3', "<|start|>assistant"), "Expecting"),
-    ("gemma4", thrice("<|tool_call>call:f%s<tool_call|>", "{a:"), "cannot be read"),
-    ("lfm2", "<|tool_call_start|>[f(a=1), f(a=__import__('os').abort()), f(a=2)]<|tool_call_end|>", "no literal"),
-    ("lfm2", "".join(f"{LFM}[f({a})]<|tool_call_end|>" for a in ("a=1", "a=", "a=2")), "cannot be read"),
-]
+    ("qwen3_coder", qwen3(a="1") + UNCLOSED + qwen3(a="2"), "</function>", UNCLOSED),
+    (
+        "qwen3_coder",
+        qwen3(a="1") + '<tool_call>{"name": "f"}</tool_call>' + qwen3(a="2"),
+        "<function=NAME>",
+        '<tool_call>{"name": "f"}</tool_call>',
+    ),
+    ("glm", glm(a="1") + HALF_GLM + glm(a="2"), "is missing", HALF_GLM),
+    ("glm", glm(a="1") + "<tool_call></tool_call>" + glm(a="2"), "no name", "<tool_call></tool_call>"),
+    ("llama3", thrice(LLAMA, "{'a': 3}", "; "), "Expecting", LLAMA % "{'a': 3}"),
+    ("llama3", thrice(LLAMA, "[3]", "; "), "no JSON object", LLAMA % "[3]"),
+    ("mistral", "[TOOL_CALLS][" + thrice(MISTRAL, "{'a': 3}", ", ") + "]", "Expecting", MISTRAL % "{'a': 3}"),
+    ("mistral", f"[TOOL_CALLS][{thrice(MISTRAL, '3', ', ')}]", "no JSON object", MISTRAL % "3"),
+    ("mistral", thrice("[TOOL_CALLS]f[ARGS]%s", "{a}"), "Expecting", "[TOOL_CALLS]f[ARGS]{a}"),
+    ("deepseek", deepseek(thrice(V3, "{", "\n")), "Expecting", V3 % "{"),
+    ("deepseek", deepseek(thrice(V31, '{"a": 3} x')), "followed by", V31 % '{"a": 3} x'),
+    ("gpt_oss", thrice(OSS, '{"a": 3', "<|start|>assistant"), "Expecting", (OSS % '{"a": 3').removesuffix("<|call|>")),
+    ("gemma4", thrice("<|tool_call>call:f%s<tool_call|>", "{a:"), "cannot be read", "<|tool_call>call:f{a:"),
+    ("lfm2", f"{LFM}[f(a=1), f(a=__import__('os').abort()), f(a=2)]{LFM_END}", "no literal", ABORTS),
+    ("lfm2", "".join(f"{LFM}[f({a})]{LFM_END}" for a in ("a=1", "a=", "a=2")), "cannot be", f"{LFM}[f(a=)]{LFM_END}"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, text, why", BROKEN)
-def test_a_broken_call_is_told_and_hides_no_good_one(name: str, text: str, why: str) -> None:
+@pytest.mark.parametrize("name, text, why, kept", BROKEN)
+def test_a_broken_call_is_told_and_hides_no_good_one(name: str, text: str, why: str, kept: str) -> None:
+    """And stays text, so that what renders the turn again shows the policy what it wrote."""
     answer = READERS[name](text, TOOLS)
     assert [call.arguments for call in answer.tool_calls] == [ONE, TWO]
     assert len(answer.broken) == 1 and why in answer.broken[0] and len(answer.broken[0]) < 500
+    assert answer.content == kept
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("llama3", "So <|python_tag|>print(1)"),
+        ("mistral", f"So [TOOL_CALLS][{MISTRAL % 3}, {MISTRAL % 4}]"),
+        ("deepseek", "So " + deepseek("f(3)")),
+        ("lfm2", f"So {LFM}[f(3), f(4)]{LFM_END} it is"),
+    ],
+)
+def test_a_block_of_which_nothing_can_be_read_stays_text_as_a_whole(name: str, text: str) -> None:
+    answer = READERS[name](text, TOOLS)
+    assert (answer.content, answer.tool_calls) == (text, ()) and answer.broken
 
 
 @pytest.mark.parametrize("name", READERS)

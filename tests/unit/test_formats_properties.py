@@ -66,8 +66,8 @@ content = said.map(lambda text: f"x{text}x")
 
 
 @functools.cache
-def format_named(name: str) -> TemplateFormat:
-    return format_of(with_template(name))
+def format_named(name: str, thinking: str = "all") -> TemplateFormat:
+    return format_of(with_template(name), thinking=thinking)
 
 
 def test_what_published_templates_can() -> None:
@@ -208,7 +208,7 @@ turns = st.lists(st.tuples(st.lists(st.integers(0, 255), max_size=20), st.boolea
 def test_what_was_sampled_stays_as_it_is_and_is_trained_once(name: str, thinking: Any, turns: list[Any]) -> None:
     """Random letters, among them such as no text encodes to, answered by tools and users in turn."""
     tokenizer = with_template(name)
-    format = format_named(name) if thinking == "all" else format_of(tokenizer, thinking="template")
+    format = format_named(name, thinking)
     stop = int(tokenizer.convert_tokens_to_ids(stops_of(name)[0]))
     transcript = Transcript(format, [{"role": "user", "content": "Go."}], TOOLS)
     asked: list[list[int]] = []

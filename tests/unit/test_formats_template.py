@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from data_tokenizer import CHAT_TEMPLATE, char_tokenizer
 from tokenizers import decoders
@@ -13,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from tandem.errors import UserError
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.formats.template import TemplateFormat
+from tandem.rollout.transcript import Transcript
+from tandem.types import Completion, Status
 
 CHATML = """\
 {%- if tools %}<|im_start|>system
@@ -107,6 +110,22 @@ def test_thinking_that_the_template_drops_begins_a_branch_where_a_user_speaks() 
     assert a_format().extend([STOP], [{"role": "assistant", "content": "I"}, USER], []) is None
 
 
+def test_a_branch_that_renders_the_history_again_shows_the_policy_the_broken_call_that_it_wrote() -> None:
+    transcript = Transcript(a_format(thinking="template"), [USER], [ADD])
+    broken_call = '<tool_call>{"name": "add", "arguments": {a}}</tool_call>'
+    answer = transcript.take(sampled(f"<think>Hm.</think>So: {broken_call}"))
+    assert len(answer.broken) == 1 and not answer.tool_calls
+    transcript.tell([{"role": "tool", "name": "error", "content": f"error: {answer.broken[0]}"}])
+    transcript.take(sampled("Three."))
+    transcript.tell([USER])
+    assert f"<|im_start|>assistant\nSo: {broken_call}<|im_end|>" in text(transcript.ids.tolist())
+
+
+def sampled(said: str) -> Completion:
+    zeros = np.zeros(len(ids(said)) + 1, np.int32)
+    return Completion(0, np.array([*ids(said), STOP], np.int32), zeros.astype(np.float32), zeros, Status.COMPLETED)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -132,6 +151,37 @@ def _with(message: dict[str, Any], harmless: str) -> list[dict[str, Any]]:
         calls = [{"function": {"name": harmless, "arguments": {harmless: [harmless]}}}]
         return [message | {"tool_calls": calls}]
     return [message | {"content": harmless}]
+
+
+def test_half_a_surrogate_pair_of_the_world_is_a_question_mark() -> None:
+    format, half = a_format(), RESULT | {"content": "a\ud83d", "name": "\ude00"}
+    assert format.extend([STOP], [half], [ADD]) == format.extend([STOP], [RESULT | {"content": "a?"}], [ADD])
+    assert format.open([USER, half], [ADD]) == format.open([USER, RESULT | {"content": "a?"}], [ADD])
+
+
+@pytest.mark.parametrize("argument", ['"\\ud83d"', '{"\\ude00": 1}', "1e999", "[-1e999]"])
+def test_a_call_that_nothing_could_be_given_is_told_to_the_policy(argument: str) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": %s}}</tool_call>'
+    said = ids(call % argument + call % "1")
+    answer = a_format().parse([], [*said, STOP], [ADD])
+    assert [call.arguments for call in answer.tool_calls] == [{"a": 1}]
+    (why,) = answer.broken
+    assert "was not run, it has" in why and why.encode().decode() == why
+
+
+def test_a_template_that_insists_on_ids_gets_them_whatever_the_policy_writes() -> None:
+    insists = (
+        "{%- if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
+    )
+    loop = "{%- for m in messages %}\n"
+    format = make_format(chatml(CHATML.replace(loop, loop + insists)), [STOP])
+    asked, said = format.open([USER], [ADD]), ids('<tool_call>{"name": "add", "id": "1"}</tool_call>')
+    answer = format.parse(asked, [*said, STOP], [ADD])
+    unread = {"role": "tool", "name": "error", "content": "error: no JSON"}
+    told = [RESULT | {"tool_call_id": answer.tool_calls[0].id}, unread]
+    added = format.extend([*asked, *said, STOP], told, [ADD])
+    assert added == a_format().extend([STOP], [RESULT, unread], [ADD])
+    assert format.open([USER, answer.message(), *told], [ADD])[-1] == asked[-1]
 
 
 def test_text_of_a_tool_and_of_what_is_appended_opens_no_turn() -> None:

@@ -21,6 +21,7 @@ from tandem.training.fsdp import FsdpEngine, make_engine
 from tandem.types import MicroBatch, Outputs, TokenColumns
 from tandem.weights.base import Bucket, Part
 from tandem.weights.shared_memory import SharedMemorySync, attach
+from tests.saving import save
 
 VOCABULARY = 23
 SHAPES = {
@@ -103,7 +104,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_learns(tmp_path: Path
 def test_merged_weights_and_saved_adapters_are_peft_s(family: str, tmp_path: Path) -> None:
     path = directory_of(family, tmp_path)
     engine = trained(engine_of(path))
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     found = engine.forward([micro_batch()])[0].logprobs_S
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
     assert found is not None
@@ -126,7 +127,7 @@ def test_a_mixture_is_adapted_outside_its_experts(family: str, tmp_path: Path) -
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
     engine = trained(engine_of(path))
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     adapted = [name for name, _ in engine.model.named_parameters() if ".lora_B." in name]
     assert adapted and not any(".experts." in name for name in adapted)
     assert not any(".base_layer" in name for name, _ in engine.named_weights())
@@ -168,7 +169,7 @@ def test_a_publish_moves_the_bytes_of_layers_with_adapters_alone(
 def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     path = directory_of("qwen2", tmp_path)
     engine, resumed = trained(engine_of(path)), engine_of(path)
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     resumed.load(tmp_path)
     first, second = (dict(trained(x).named_weights()) for x in (engine, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -189,3 +190,17 @@ def test_critics_and_references_have_none(tmp_path: Path) -> None:
         make_engine(model, FsdpTrainingConfig(), None),
     ):
         assert not [name for name, _ in engine.named_weights() if "lora" in name or "base_layer" in name]
+
+
+def test_a_policy_without_its_adapters_is_the_model_that_it_was(tmp_path: Path) -> None:
+    path = directory_of("qwen2", tmp_path)
+    reference = make_engine(ModelConfig(path=path), FsdpTrainingConfig(), None)
+    engine = trained(engine_of(path))
+    learning = {name for name, parameter in engine.model.named_parameters() if parameter.requires_grad}
+    (wanted,), (adapted,) = reference.forward([micro_batch()]), engine.forward([micro_batch()])
+    (found,) = engine.forward([micro_batch()], adapted=False)
+    torch.testing.assert_close(found.logprobs_S, wanted.logprobs_S, rtol=0, atol=0)
+    assert adapted.logprobs_S is not None and not torch.equal(adapted.logprobs_S, wanted.logprobs_S)
+    (again,) = engine.forward([micro_batch()])
+    torch.testing.assert_close(again.logprobs_S, adapted.logprobs_S, rtol=0, atol=0)
+    assert {name for name, parameter in engine.model.named_parameters() if parameter.requires_grad} == learning

@@ -76,6 +76,20 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo' or 'simpo', not 'dpx'"]),
     ("dpo", "preference={{loss: ipo, label_smoothing: 0.1}}", ["preference: label_smoothing", "not of ipo"]),
     ("dpo", "data.prompts_per_step=8", ["data.prompts_per_step: unknown key; did you mean data.rows_per_step?"]),
+    # conversations
+    ("train", "conversation={{environment: {{type: own, environment: {0}/no.py:W}}}}", ["conversation.", "{0}/no.py"]),
+    (
+        "train",
+        "conversation={{environment: {{tools: [{0}/no.py:f]}}}}",
+        ["conversation.environment.tools", "{0}/no.py"],
+    ),
+    (
+        "train",
+        "conversation={{environment: {{user: {{type: scripted}}}}}}",
+        ["conversation.environment.user.column: data.train_files, row 0: column `user_turns` is missing", "must list"],
+    ),
+    ("train", "conversation={{environment: {{type: endpoint, command: no-program}}}}", ["no program 'no-program'"]),
+    ("train", "trainer.checkpoint_url=s4://bucket", ["trainer.checkpoint_url: s4://bucket: ", "for s4://"]),
     # model
     ("train", "model.path={0}/nowhere", ["model.path: {0}/nowhere is not a local Hugging Face model directory"]),
     ("train", "model.path={0}/weightless", ["model.path: {0}/weightless lacks its weights (model.safetensors)"]),
@@ -86,7 +100,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.path={0}/run/checkpoints/step_000001/model", ["step_000001/model is gone: a run that goes on"]),
     ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
     ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),
-    ("train", "model.path={0}/sinks", ["model.path: {0}/sinks: model type gpt_oss does not run here", "sinks"]),
+    ("train", "model.path={0}/states", ["model.path: {0}/states: model type mamba does not run here", "a state goes"]),
     ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
@@ -111,6 +125,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "cluster.ranks=3|training.context_parallel=2", ["training.context_parallel: 3 ranks", "groups of 2"]),
     ("train", f"cluster.ranks=2|{SERVED}|generation.tensor_parallel=4", ["generation.tensor_parallel: 4", "2 ranks"]),
     ("train", f"{SERVED}|generation.sleep=weights|model.lora={{{{}}}}", ["generation.sleep: weights", "use cache"]),
+    (
+        "train",
+        f"{SERVED}|generation.quantization=mxfp8|generation.engine_args={{{{dtype: float16}}}}",
+        ["generation.engine_args.dtype: generation.quantization: mxfp8 says it"],
+    ),
     ("train", "training={{type: megatron, router_replay: true}}", ["training.router_replay: no generation.type"]),
     ("train", "training={{type: megatron}}|model.lora={{}}", ["model.lora: adapters are of training.type: fsdp"]),
     (
@@ -221,7 +240,7 @@ def _write_models(place: Path, model: Path) -> None:
     (place / "unstarted/checkpoints").mkdir(parents=True)
     described = json.loads((model / "config.json").read_text())
     others: dict[str, dict[str, Any]] = {
-        "sinks": {"model_type": "gpt_oss"},
+        "states": {"model_type": "mamba"},
         "headless": {"model_type": "olmo2"},
         "dynamic": {"rope_scaling": {"rope_type": "dynamic"}},
     }
@@ -327,10 +346,10 @@ def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
         return find_mistakes(load_config(kind, place / "train.yaml", [f"model.path={place}/{model}", *overrides]))
 
     assert told(TrainConfig, "headless") == [], "a policy needs no value head"
-    assert [reason for reason in told(EvalConfig, "sinks") if "sinks" in reason]
+    assert [reason for reason in told(EvalConfig, "states") if "a state goes" in reason]
     served = "generation={type: vllm, max_response_tokens: 8}"
-    assert not [reason for reason in told(EvalConfig, "sinks", served) if "model.path" in reason]
-    assert [reason for reason in told(TrainConfig, "sinks", served) if "model.path" in reason]
+    assert not [reason for reason in told(EvalConfig, "states", served) if "model.path" in reason]
+    assert [reason for reason in told(TrainConfig, "states", served) if "model.path" in reason]
     rewards = load_config(RewardModelConfig, place / "dpo.yaml", [f"model.path={place}/headless"])
     assert [reason for reason in find_mistakes(rewards) if "value head" in reason]
 

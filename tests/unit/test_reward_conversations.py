@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tandem.config.tree import RewardConfig
-from tandem.controller.reward_model import _without_functions
+from tandem.controller.reward_model import _ends_of_answers, _without_functions
 from tandem.errors import RewardShareExceeded
 from tandem.reward.functions import load
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics
-from tandem.types import Group, Message, Prompt, Score, Status, Trajectory
+from tandem.types import Branch, Group, Message, Prompt, Score, Status, Trajectory, Turn
 
 ASKED: list[Message] = [{"role": "system", "content": "be short"}, {"role": "user", "content": "2 + 2?"}]
 CALL: Message = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
@@ -111,7 +111,7 @@ def test_the_environment_gives_the_reward_where_there_is_no_function(start: Star
     assert [score.value for score in group.scores] == [0.25, None]
     assert group.scores[0].parts == {"environment": 0.25} and group.scores[1].failure is Status.NOT_SCORED
     assert reward_metrics([group])["reward/environment"] == 0.25
-    answered = conversation(*SAID, source="gsm8k", text="#### 4")
+    answered = conversation(*SAID[:2], {"role": "assistant", "content": "#### 4"}, source="gsm8k", text="…")
     assert values(start(), answered) == [1.0], "an environment without rewards"
     assert values(start(), conversation(*SAID)) == [None], "nor a function"
 
@@ -144,6 +144,25 @@ def test_a_failed_environment_is_a_failure_of_its_own(start: Start) -> None:
     assert start().score([[failed()]])[0].scores[0].failure is Status.ENVIRONMENT_ERROR
 
 
+def test_what_was_called_off_has_no_reward_whatever_its_environment_gave(start: Start) -> None:
+    called_off = conversation(*SAID, reward=1.0, status=Status.ABORTED)
+    for manager in (start(), start("turns")):
+        (group,) = manager.score([[called_off, conversation(*SAID, reward=0.5)]])
+        assert group.scores[0].value is None and group.scores[0].failure is Status.NOT_SCORED
+
+
+def line(token: int, *turns: Turn, mask: list[bool]) -> Branch:
+    ids = np.full(len(mask), token, np.int32)
+    return Branch(ids[:1], ids, np.array(mask), np.zeros(len(mask), np.float32), ids, turns)
+
+
+def test_a_reward_model_reads_the_branch_that_the_trajectory_ended_in() -> None:
+    of_a_transcript = conversation(*SAID, branches=(line(7, mask=[True]), line(8, mask=[True])))
+    of_a_session = conversation(*SAID, branches=(line(9, mask=[True]),), ends_in=0)
+    batch = _ends_of_answers([[of_a_transcript], [of_a_session]])
+    assert batch.prompt_ids.tolist() == [8] and np.diff(batch.response_offsets).tolist() == [2, 1]
+
+
 def test_a_step_without_any_reward_is_a_mistake_and_one_with_some_is_none(start: Start) -> None:
     manager = start()
     silent, one = conversation(*SAID), conversation(*SAID, reward=0.0)
@@ -159,7 +178,14 @@ def test_a_reward_model_alone_adds_to_the_environment() -> None:
 
 
 def test_numbers_are_means_over_trajectories() -> None:
-    spoken = [conversation(*SAID, numbers={"calls": 3.0}), conversation(*SAID[2:]), failed(numbers={"retries": 1.0})]
+    policy, told = Turn("policy", 1), Turn("tool", 2)
+    two = line(7, policy, told, policy, mask=[True, False, False, True])
+    again_and_another = line(8, policy, told, policy, mask=[False, False, False, True])
+    spoken = [
+        conversation(*SAID, numbers={"calls": 3.0}, branches=(two, again_and_another)),
+        conversation(*SAID[2:], branches=(two,)),
+        failed(numbers={"retries": 1.0}),
+    ]
     group = Group([*spoken, conversation(*SAID, numbers={"calls": 1.0})], [Score(0.0)] * 4)
     assert metrics([group]) == {
         "conversation/calls": 1.0,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tandem.reward.rules.choice import letter
+from tandem.reward.rules.gsm8k import flexible, strict
+from tandem.reward.rules.math import boxed, dapo
 from tandem.reward.rules.qa import exact_match, f1
 from tandem.reward.rules.text import format, length
 
@@ -37,6 +39,16 @@ SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad_search" / "questi
 def test_the_letter_of_an_answer(text: str, choice: str | None) -> None:
     assert letter("aqua_rat", text, "B")["pred"] == choice
     assert letter("aqua_rat", text, "(B)")["score"] == float(choice == "B")
+
+
+def test_what_tools_and_users_say_is_no_answer() -> None:
+    told = [("#### 4", strict, "4"), ("It is 4", flexible, "4"), (r"\boxed{4}", boxed, "4"), ("Answer: 4", dapo, "4")]
+    told += [("The answer is (B).", letter, "B")]
+    for answer, rule, truth in told:
+        others = [{"content": ""}, {"content": "I do not know."}]
+        assert rule("", f"Look.\n{answer}\nI do not know.", truth)["acc"] == 1
+        assert rule("", f"Look.\n{answer}\nI do not know.", truth, turns=others)["acc"] == 0
+        assert rule("", "…", truth, turns=[{"content": answer}, {"content": "You are welcome."}])["acc"] == 1
 
 
 def test_a_truth_that_is_no_letter_is_an_error() -> None:

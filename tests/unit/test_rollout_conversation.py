@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ class Letters:
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int] | None:
         return None if self.rewrites else ([] if ids[-1] == STOP else [STOP]) + self.open(new, tools)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids)).replace("\0", "|")
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[Any]) -> Answer:
         return Answer("".join(map(chr, (token for token in sampled_ids if token != STOP))))
@@ -130,12 +134,15 @@ def test_what_is_sampled_is_trained_on_and_what_is_said_is_not() -> None:
     assert trajectory.loss_mask.tolist() == [*expected, *[False] * 3, *expected, *[False] * 3, *expected]
     assert trajectory.rollout_logprobs.tolist() == [-1, -2, -3, -4, 0, 0, 0] * 2 + [-1, -2, -3, -4]
     assert trajectory.versions.tolist() == [1] * 4 + [-1] * 3 + [2] * 4 + [-1] * 3 + [3] * 4
-    assert [(turn.author, turn.tokens) for turn in trajectory.turns] == [("policy", 4), ("user", 3)] * 2 + [
-        ("policy", 4)
-    ]
+    assert [(turn.author, turn.tokens, turn.text) for turn in trajectory.turns] == [
+        ("policy", 4, "yes|"), ("user", 3, "a?|"), ("policy", 4, "yes|"), ("user", 3, "b?|"), ("policy", 4, "yes|"),
+    ]  # fmt: skip
     assert [message["content"] for message in trajectory.messages] == ["yes", "a?", "yes", "b?", "yes"]
     assert trajectory.status is Status.COMPLETED and environment.log == ["start", "yes", "yes", "yes", "close"]
-    assert trajectory.numbers == {"calls": 2.0, "environment_retries": 0.0} and trajectory.branches == ()
+    assert (
+        trajectory.numbers == {"calls": 2.0, "out_of_turns": 0.0, "environment_retries": 0.0}
+        and trajectory.branches == ()
+    )
     for before, after in zip(engine.requests, engine.requests[1:], strict=False):
         np.testing.assert_array_equal(after.token_ids[: len(before.token_ids)], before.token_ids)
 
@@ -175,6 +182,7 @@ def test_a_turn_s_seed_does_not_depend_on_who_else_is_there() -> None:
 def test_a_conversation_that_reaches_a_limit_is_truncated(limits: dict[str, Any], text: str) -> None:
     (trajectory,), _ = hold([environment := Asking(["a?", "b?", "c?"])], **limits)
     assert trajectory.status is Status.TRUNCATED and trajectory.text == text
+    assert trajectory.numbers["out_of_turns"] == ("max_turns" in limits)
     assert len(trajectory.loss_mask) == len(trajectory.response_ids) == len(text)
     assert environment.log[-1] == "close"
 
@@ -191,7 +199,9 @@ def test_history_that_cannot_be_continued_begins_a_branch_and_each_token_is_trai
     (branch,) = trajectory.branches
     assert trajectory.response_ids.tolist() == branch.response_ids.tolist() == [*map(ord, "yes"), STOP]
     np.testing.assert_array_equal(branch.prompt_ids, engine.requests[1].token_ids)
+    assert (trajectory.prompt.text, branch.opening) == ("hello|", "hello|yes|a?|")
     assert trajectory.loss_mask.all() and branch.loss_mask.all()
+    assert trajectory.text == "yes|\nyes|", "reward functions read all that the policy said"
 
 
 def test_an_environment_that_fails_is_replaced_and_the_policy_s_draws_stay_the_same() -> None:
@@ -208,6 +218,8 @@ def test_one_that_keeps_failing_is_an_environment_error_beside_siblings_that_go_
     bad = [Asking([error]) for _ in range(2)]
     (failed, sound), _ = hold([bad[0], Asking([]), bad[1]], samples=2, environment_retries=1)
     assert failed.status is Status.ENVIRONMENT_ERROR and "the server is gone" in (failed.error or "")
+    has_frames = "Traceback" in (failed.error or "") and Path(__file__).name in (failed.error or "")
+    assert has_frames == isinstance(error, RuntimeError), "where it was raised, of what nobody meant as a message"
     assert not failed.loss_mask.any() and failed.numbers["environment_retries"] == 1
     assert sound.status is Status.COMPLETED and sound.error is None
 
@@ -250,3 +262,66 @@ def test_a_turn_that_was_aborted_ends_the_trajectory() -> None:
     )
     (trajectory,) = asyncio.run(conversations.answer(PROMPT, [1], SAMPLING))
     assert trajectory.status is Status.ABORTED and len(trajectory.response_ids) == 0
+
+
+@pytest.mark.parametrize(
+    "worthless", [float("nan"), float("inf"), "much", 10**400, np.zeros(2), pytest.param(10**5000, id="digits")]
+)
+def test_a_reward_that_is_no_finite_number_is_a_failure_of_the_environment(worthless: Any) -> None:
+    of_a_turn, of_all, counted = Asking([], rewards=[worthless]), Asking([], closing=worthless), Asking([])
+    counted.numbers = {"calls": worthless}
+    for environment in (of_a_turn, of_all, counted):
+        (trajectory,), _ = hold([environment], environment_retries=0)
+        assert trajectory.status is Status.ENVIRONMENT_ERROR and trajectory.reward is None
+        assert "no finite number" in (trajectory.error or "") and environment.log[-1] == "close"
+
+
+def test_siblings_that_wait_for_each_other_s_end_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.rollout.conversation._LATE_S", 0.01)
+    places = asyncio.Semaphore(2)
+
+    class Crowded(Asking):
+        async def start(self, prompt: Prompt) -> Sequence[Message]:
+            await places.acquire()
+            return await super().start(prompt)
+
+        async def close(self) -> float | None:
+            places.release()
+            return await super().close()
+
+    trajectories, engine = hold([Crowded(["a?"]) for _ in range(5)], samples=5)
+    assert [trajectory.text for trajectory in trajectories] == ["yes|a?|yes|"] * 5
+    assert engine.requests[0].seeds == (10, 11) and {(12,), (13,), (14,)} < {one.seeds for one in engine.requests}
+
+
+def test_an_environment_that_has_begun_is_closed_also_where_its_conversation_never_begins() -> None:
+    class Starting(Asking):
+        async def start(self, prompt: Prompt) -> Sequence[Message]:
+            await super().start(prompt)
+            if not self.questions:
+                await asyncio.sleep(60)
+            return [{"role": "user", "content": "hello"}]
+
+    async def cancelled(environments: Sequence[Any]) -> None:
+        section = ConversationConfig.model_validate({"environment": {"type": "own", "environment": "a:b"}})
+        engine = Engine(lambda text: "yes")
+        conversations = Conversations(
+            section, Given(list(environments)), Letters(), engine.generate, lambda rows: [""] * len(rows), lambda: 100
+        )
+        answering = asyncio.create_task(conversations.answer(PROMPT, range(len(environments)), SAMPLING))
+        await asyncio.sleep(0.01)
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert answering.cancelled()
+
+    environments = [Starting(["a?"]), Starting([])]
+    asyncio.run(cancelled(environments))
+    assert [environment.log for environment in environments] == [["start", "close"]] * 2
+
+
+def test_numbers_of_numpy_are_plain_ones() -> None:
+    environment = Asking([], rewards=[np.float32(0.5)], closing=np.float64(1.0), numbers={"calls": np.int64(2)})
+    (trajectory,), _ = hold([environment])
+    (turn,) = trajectory.turns
+    found = (trajectory.reward, turn.reward, trajectory.numbers["calls"])
+    assert found == (1.5, 0.5, 2.0) and {type(number) for number in found} == {float}

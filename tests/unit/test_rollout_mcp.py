@@ -250,11 +250,14 @@ def test_a_connection_a_trajectory_keeps_its_state_apart(server: Callable[..., M
     run(scene())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LIES if kind != "wrong types"])
-def test_a_tool_that_cannot_be_described_is_told_at_start(kind: str) -> None:
+def test_a_tool_that_cannot_be_described_is_told_at_start() -> None:
+    async def told(kind: str) -> str:
+        return await fails(McpTools(stdio("--lie", kind), CallLimits(1, 5.0)).open(), UserError)
+
     async def scene() -> None:
-        said = await fails(McpTools(stdio("--lie", kind), CallLimits(1, 5.0)).open(), UserError)
-        assert "tools.0.inputSchema" in said or ("'echo'" in said and "`exclude` the tool" in said)
+        kinds = [kind for kind in LIES if kind != "wrong types"]
+        for kind, said in zip(kinds, await asyncio.gather(*map(told, kinds)), strict=True):
+            assert "tools.0.inputSchema" in said or ("'echo'" in said and "`exclude` the tool" in said), (kind, said)
 
     run(scene())
 
@@ -271,17 +274,23 @@ def test_other_lies_reach_the_policy_which_is_told_what_comes_back() -> None:
     run(scene())
 
 
-def test_mistakes_at_start(tmp_path: Path) -> None:
-    async def scene(server: McpServer) -> str:
-        return await fails(McpTools(server, CallLimits(1, 5.0)).open(), UserError)
-
-    assert "no-such-program" in run(scene(McpServer("a", command=("no-such-program",))))
-    assert "Connection closed" in run(scene(McpServer("a", command=(sys.executable, "-c", "pass"))))
+def test_mistakes_at_start(ports: dict[str, int]) -> None:
     silent = McpServer("a", command=(sys.executable, "-c", "input(); input(); input()"), connect_timeout_s=1.0)
-    assert "within 1 s" in run(scene(silent))
-    assert "ConnectError" in run(scene(http(free_port())))
-    assert "no tool 'ecko', only" in run(scene(stdio(include=frozenset({"ecko"}))))
-    assert "none of its tools is left" in run(scene(stdio(include=frozenset({"echo"}), exclude=frozenset({"echo"}))))
+    mistakes = {
+        "no-such-program": McpServer("a", command=("no-such-program",)),
+        "Connection closed": McpServer("a", command=(sys.executable, "-c", "pass")),
+        "within 1 s": silent,
+        "ConnectError": http(free_port()),
+        "no tool 'ecko', only": http(ports["http"], include=frozenset({"ecko"})),
+        "none of its tools is left": http(ports["http"], include=frozenset({"echo"}), exclude=frozenset({"echo"})),
+    }
+
+    async def scene() -> list[str]:
+        opening = (McpTools(server, CallLimits(1, 5.0)).open() for server in mistakes.values())
+        return await asyncio.gather(*(fails(one, UserError) for one in opening))
+
+    for mistake, said in zip(mistakes, run(scene()), strict=True):
+        assert mistake in said
 
 
 def test_tokens_and_variables_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,10 +338,10 @@ def test_what_no_configuration_can_say(given: dict[str, Any]) -> None:
         McpToolsConfig.model_validate({"type": "mcp", **given})
 
 
-def test_the_tools_of_a_configuration_from_every_place_at_once(tmp_path: Path) -> None:
+def test_the_tools_of_a_configuration_from_every_place_at_once(tmp_path: Path, ports: dict[str, int]) -> None:
     """A server by its command, one of a JSON file, and verl's YAML, behind one environment; results are cut."""
-    started = {"command": sys.executable, "args": [SERVER]}
-    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"two": started}}))
+    running = {"url": f"http://127.0.0.1:{ports['http']}/mcp"}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"two": running}}))
     verl = {"class_name": "x", "config": {"type": "mcp", "timeout": 0.5}}
     verl["mcp"] = {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["hang"]}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [verl]}))

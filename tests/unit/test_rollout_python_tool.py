@@ -220,7 +220,7 @@ class TestLimits:
             nonlocal most
             environment, say = await begin()
             said = await say(f"x = {number}")
-            most = max(most, len({line for line in containers() if line.startswith("bwrap")}))
+            most = max(most, len({line for line in containers() if line.startswith("bwrap --unshare-")}))
             said += await say("import time; time.sleep(0.05); x")
             await environment.close()
             return said

@@ -227,7 +227,8 @@ def test_text_of_a_tool_opens_no_turn() -> None:
     asyncio.run(talk())
 
 
-BROKEN = '<think>\nhm\n</think>\n\nSo: <tool_call>{"name": "add", "arguments": {"a": 1</tool_call>'
+BROKEN = 'So: <tool_call>{"name": "add", "arguments": {"a": 1</tool_call>'
+THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
 @pytest.mark.parametrize(
@@ -236,8 +237,9 @@ BROKEN = '<think>\nhm\n</think>\n\nSo: <tool_call>{"name": "add", "arguments": {
         (CALL, {}, "", 1),
         (CALL, {"may_call": False}, CALL, 0),
         (CALL, {"tools": []}, CALL, 0),
-        (BROKEN, {}, BROKEN, 0),
-        (BROKEN + CALL.partition("\n\n")[2], {}, BROKEN + CALL.partition("\n\n")[2], 1),
+        (THOUGHT + BROKEN, {}, BROKEN, 0),
+        (THOUGHT + BROKEN, {"tools": []}, THOUGHT + BROKEN, 0),
+        (THOUGHT + BROKEN + CALL.partition("\n\n")[2], {}, BROKEN, 1),
         (ANSWER, {}, "Three, I think.", 0),
         ("a\nObservation: b", {"stop": ("Observation:",)}, "a\n", 0),
     ],

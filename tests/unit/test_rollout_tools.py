@@ -20,6 +20,7 @@ from tandem.types import Prompt
 
 TOOLS = '''
 import asyncio, time, threading
+import numpy as np
 from tandem import EnvironmentFailed
 
 running = most = 0
@@ -69,7 +70,32 @@ def raising(kind: str) -> str:
     Args:
         kind: How.
     """
-    raise {"value": ValueError, "world": EnvironmentFailed}[kind](f"no {kind}")
+    kinds = {"value": ValueError, "world": EnvironmentFailed, "exit": SystemExit, "interrupt": KeyboardInterrupt}
+    raise kinds[kind](f"no {kind}")
+
+async def leaving(status: int) -> str:
+    """End the process.
+
+    Args:
+        status: With this.
+    """
+    raise SystemExit(status)
+
+class Slow:
+    log = []
+
+    def reset(self, **row):
+        time.sleep(row["answer"])
+
+    def wait(self) -> str:
+        """Wait."""
+        return "waited"
+
+    def get_reward(self):
+        raise ValueError("nothing to reward")
+
+    def close(self):
+        self.log.append("closed")
 
 def long(letters: int) -> str:
     """Say much.
@@ -79,13 +105,23 @@ def long(letters: int) -> str:
     """
     return "x" * letters
 
+def plot(function: str, self: str, name: str) -> str:
+    """Have arguments of names that we use, too.
+
+    Args:
+        function: One.
+        self: Another one.
+        name: And another one.
+    """
+    return function + self + name
+
 def scored(x: int) -> tuple:
     """Give a reward.
 
     Args:
         x: A number.
     """
-    return {"x": x}, 0.5, {"bonus": 2}
+    return {"x": x}, np.float32(0.5), {"bonus": 2}
 
 class Counter:
     def __init__(self, step: int = 1):
@@ -110,9 +146,15 @@ class Counter:
 
 def undocumented(a: int): ...
 class Empty: ...
+from os import getcwd
 '''
 PROMPT = Prompt(
-    0, np.zeros(1, np.int32), "Go.", "default", None, {"prompt": [{"role": "user", "content": "Go."}], "answer": 3}
+    0,
+    np.zeros(1, np.int32),
+    "Go.",
+    "default",
+    None,
+    {"prompt": [{"role": "user", "content": "Go."}], "answer": 3, "name": "row", "function": "f", "arguments": "x"},
 )
 
 
@@ -123,7 +165,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def call(name: str, **arguments: Any) -> ToolCall:
+def call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall(f"call_{name}", name, arguments)
 
 
@@ -162,6 +204,11 @@ def test_a_call_s_result_is_said_back_with_its_name_and_id(tools: Path) -> None:
     assert environment.numbers["calls"] == 2
 
 
+def test_arguments_and_columns_may_have_any_name(tools: Path) -> None:
+    _, (reply,), _, _ = step(tools, ["plot", "Counter"], (call("plot", function="x", self="y", name="z"),))
+    assert said(reply) == ["xyz"]
+
+
 def test_a_turn_without_calls_ends_the_conversation(tools: Path) -> None:
     assert step(tools, ["add"], ())[1] == [Reply()]
 
@@ -178,6 +225,39 @@ def test_what_the_policy_does_wrong_is_said_back(tools: Path) -> None:
         environment.numbers | {"calls": 5, "unknown_tools": 1, "failed_calls": 4, "broken_calls": 1}
         == environment.numbers
     )
+
+
+@pytest.mark.parametrize("reference", ["tools.py", "tools.py:", ":add"])
+def test_a_reference_names_a_file_and_what_is_in_it(reference: str) -> None:
+    with pytest.raises(UserError, match=r"write path/to/file.py:name or package.module:name"):
+        load_named(reference, "tools:")
+
+
+def test_what_ends_a_program_ends_no_run(tools: Path) -> None:
+    calls = (call("raising", kind="exit"), call("raising", kind="interrupt"), call("leaving", status=0))
+    _, (reply,), _, environment = step(tools, ["raising", "leaving"], calls)
+    kinds = ("SystemExit('no exit')", "KeyboardInterrupt('no interrupt')", "SystemExit(0)")
+    assert said(reply) == [f"error: RuntimeError: it raised {kind}" for kind in kinds]
+    assert environment.numbers["failed_calls"] == 3
+
+
+def test_an_instance_is_closed_whatever_its_other_methods_raise(tools: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="get_reward: ValueError: nothing to reward"):
+        step(tools, ["Slow"], timeout_s=60)
+    assert load_named(f"{tools}:Slow", "test").log == ["closed"]
+
+
+def test_what_a_trajectory_begins_with_has_a_limit_too(tools: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"reset: TimeoutError: no end within 0.05 s"):
+        step(tools, ["Slow"], timeout_s=0.05)
+
+
+def test_threads_that_hang_are_not_left_behind_without_number(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.rollout.threads._left_behind", set())  # without those of other tests
+    monkeypatch.setattr("tandem.rollout.threads._MOST_LEFT_BEHIND", 3)
+    hanging = tuple(call("stuck", seconds=30.0) for _ in range(3))
+    with pytest.raises(EnvironmentFailed, match=r"calls of functions hang in threads, .* stuck"):
+        step(tools, ["stuck"], hanging, hanging, timeout_s=0.05)
 
 
 def test_a_world_that_fails_is_no_message(tools: Path) -> None:
@@ -267,6 +347,7 @@ def test_a_class_has_an_instance_a_trajectory_that_sees_the_row(tools: Path) -> 
         (["nothing"], "there is no such function or class"),
         (["undocumented"], "docstring"),
         (["Empty"], "no public methods"),
+        (["getcwd"], "Input built-in function"),
         ([{"function": "add", "arguments": {"a": 1}}], "is a function, which takes no `arguments`"),
         (["add", "add"], "two tools are named 'add'"),
     ],

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.config.conversation import ToolsEnvironmentConfig
+from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
 from tandem.errors import UserError
+from tandem.rollout.conversation import Conversations
 from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
+from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
-from tandem.types import Prompt
+from tandem.types import Prompt, SamplingParams, Trajectory
+from tests.agents import ScriptedEngine, stop_id, tokenizer
 
 INTERACTIONS = """
 class Guessing:
@@ -74,7 +77,7 @@ def test_a_scripted_user_says_what_the_row_lists() -> None:
 
 
 def test_a_row_without_the_words_is_told() -> None:
-    with pytest.raises(EnvironmentFailed, match="data row 5: column `words` is no list of strings"):
+    with pytest.raises(EnvironmentFailed, match=r"data row 5: column `words` .* is no list of strings"):
         converse({"type": "scripted", "column": "words"}, {"prompt": "Hi"}, "a")
 
 
@@ -187,6 +190,39 @@ def test_a_model_that_fails_once_is_asked_again_and_twice_is_the_world_s_failure
     Customer.words[:] = [500, 500]
     with pytest.raises(Exception, match="500"):
         converse(model, {"prompt": "Shop.", "thing": "a car"}, "Which?")
+
+
+def trajectory_with(user: dict[str, Any], row: dict[str, Any]) -> Trajectory:
+    """Of a policy that says `6`, then `7`."""
+    section = ConversationConfig.model_validate({"environment": {"user": user}, "calls": "hermes"})
+    engine = ScriptedEngine(lambda text: "7" if "6<|im_end|>" in text else "6")
+    prompt = Prompt(5, np.zeros(1, np.int32), "?", "default", None, row)
+
+    async def run() -> list[Trajectory]:
+        environments = make_environments(section.environment)
+        tokens = make_format(tokenizer(), [stop_id()], "hermes")
+        decode = tokenizer().batch_decode
+        conversations = Conversations(section, environments, tokens, engine.generate, decode, lambda: 1000)
+        await environments.open()
+        answers = await conversations.answer(prompt, [1], SamplingParams(max_tokens=500, stop_token_ids=(stop_id(),)))
+        await environments.close()
+        return answers
+
+    (trajectory,) = asyncio.run(run())
+    return trajectory
+
+
+@pytest.mark.parametrize("kind", ["scripted", "verl", "model"])
+def test_a_user_s_words_are_never_trained_on(kind: str, interactions: Path, model: dict[str, Any]) -> None:
+    Customer.words[:] = ["Not yet.", "Thanks! [DONE]"]
+    users = {"scripted": {"type": "scripted"}, "verl": {"type": "verl", "path": interactions}, "model": model}
+    guess = {"interaction_kwargs": {"name": "guess", "ground_truth": "7"}}
+    row = {"prompt": "Guess.", "user_turns": ["Not yet."], "thing": "a car", "extra_info": guess}
+    trajectory = trajectory_with(users[kind], row)
+    assert "Not yet." in trajectory.text
+    trained = tokenizer().decode(trajectory.response_ids[trajectory.loss_mask])
+    assert trained == "6<|im_end|>7<|im_end|>"
+    assert not trajectory.rollout_logprobs[~trajectory.loss_mask].any()
 
 
 def test_what_a_model_needs_is_told_at_the_start(model: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

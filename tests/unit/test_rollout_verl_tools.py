@@ -13,6 +13,7 @@ import pytest
 
 from tandem.config.conversation import ToolsEnvironmentConfig
 from tandem.errors import UserError
+from tandem.files import load_named
 from tandem.rollout.environment import Answer, EnvironmentFailed, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.types import Prompt
@@ -131,6 +132,28 @@ def test_what_a_tool_raises_is_said_back_and_an_instance_is_released(folder: Pat
     assert reply.messages[0]["content"] == "error: ValueError: cannot guess that" and closing == 1.0
 
 
+def test_the_first_calls_of_a_turn_share_an_instance(folder: Path) -> None:
+    counted = "        Guess.made += 1; await asyncio.sleep(0.01)\n        self._state[instance_id] = {"
+    slow = MODULE.replace("        self._state[instance_id] = {", counted).replace(
+        "class Guess:", "class Guess:\n    made = 0"
+    )
+    (folder / "slow_tools.py").write_text(f"import asyncio\n{slow}")
+    (folder / "slow.yaml").write_text(FILE.replace("published_tools", "slow_tools"))
+    _, closing, _ = hold(folder / "slow.yaml", [("guess", {"answer": "6"}), ("guess", {"answer": "7"})])
+    assert closing == 1.0 and load_named("slow_tools:Guess", "test").made == 1
+
+
+def test_one_that_fails_in_the_end_keeps_no_other_from_being_released(folder: Path) -> None:
+    failing = MODULE.replace("        return 0.0\n    def release", "        raise OSError('no')\n    def release")
+    (folder / "failing_tools.py").write_text(
+        f"log = []\n{failing}".replace("        del self._state", "        log.append(1); del self._state")
+    )
+    (folder / "failing.yaml").write_text(FILE.replace("published_tools", "failing_tools"))
+    with pytest.raises(EnvironmentFailed, match="old: OSError: no"):
+        hold(folder / "failing.yaml", [("old", {}), ("guess", {"answer": "7"})])
+    assert load_named("failing_tools:log", "test") == [1]
+
+
 def test_a_tool_that_cannot_be_created_is_a_failure_of_the_world(folder: Path) -> None:
     (folder / "broken_tools.py").write_text(
         MODULE.replace("self._state[instance_id] = {", 'raise OSError("no"); x = {')
@@ -147,6 +170,8 @@ def test_a_tool_that_cannot_be_created_is_a_failure_of_the_world(folder: Path) -
         ("tools: [{class_name: published_tools.Guess}]", "has no `tool_schema`"),
         (FILE.replace("published_tools.Guess", "published_tools.Gone"), "there is no class 'published_tools.Gone'"),
         (FILE.replace("published_tools.Guess", "no_such_package.Guess"), "importing no_such_package failed"),
+        (FILE.replace("{type: native}", "[1]"), r"Guess: config: \[1\] is no section"),
+        (FILE.replace("name: guess", "title: guess"), "has no `tool_schema`"),
         ("tools: [", "while parsing"),
     ],
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -42,9 +42,9 @@ class ChainRollout(RolloutWorker):
         return FakeEngine(logits, tokenizer=tokenizer)
 
 
-def make_worker(sort4: Path, calls: int | None = None) -> ChainRollout:
+def make_worker(sort4: Path, calls: int | None = None, sleep: Literal["idle", "always"] = "idle") -> ChainRollout:
     tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
-    config = NativeGenerationConfig(max_response_tokens=MAX_TOKENS)
+    config = NativeGenerationConfig(max_response_tokens=MAX_TOKENS, sleep=sleep)
     spec = RolloutSpec(ModelConfig(path=sort4 / "model"), config, tokenizer)
     made = ChainRollout(WorkerContext("rollout", calls=calls), spec)
     made.publish(0)
@@ -127,8 +127,8 @@ def test_a_slice_ends_when_another_call_waits_and_nothing_is_lost(sort4: Path) -
 
 
 def test_without_patience_or_anything_to_do_it_returns_at_once(worker: ChainRollout) -> None:
-    assert worker.advance({}, 10.0) == Advance([], MAX_RUNNING)
-    assert worker.advance({0: ask(DRAWN[0])}, 0.0) == Advance([], MAX_RUNNING - 2)
+    assert worker.advance({}, 10.0) == Advance([], MAX_RUNNING, 0)
+    assert worker.advance({0: ask(DRAWN[0])}, 0.0) == Advance([], MAX_RUNNING - 2, 0)
 
 
 def test_room_is_negative_where_samples_wait(worker: ChainRollout) -> None:
@@ -151,7 +151,23 @@ def test_validation_between_two_slices_loses_nothing(worker: ChainRollout) -> No
     assert sorted(numbers([worker.advance({}, 0.0), worker.advance({}, 10.0)])) == [0, 1]
 
 
-def test_asks_stand_still_while_the_engine_sleeps_and_go_on_after_it(worker: ChainRollout) -> None:
+def test_asks_stand_still_while_the_engine_sleeps_and_go_on_after_it(sort4: Path) -> None:
+    with closing(make_worker(sort4, sleep="always")) as worker:
+        _check_asks_across_sleeps(worker)
+
+
+def test_answers_under_way_keep_an_engine_awake_that_sleeps_when_it_is_idle(worker: ChainRollout) -> None:
+    worker.advance({0: ask(COUNTED[0])}, 0.0)
+    worker.sleep()
+    assert worker.generate([]) == [], "it is awake"
+    worker.wake()
+    assert numbers([worker.advance({}, 10.0)]) == [0]
+    worker.sleep()
+    with pytest.raises(EngineError, match="wake it after sleep"):
+        worker.generate([])
+
+
+def _check_asks_across_sleeps(worker: ChainRollout) -> None:
     asks = {0: ask(DRAWN[0]), 1: ask(COUNTED[0], with_greedy=True), 2: ask(COUNTED[1])}
     whole = worker.generate([one.request for one in asks.values()])
     for version in (1, 2, 3):
@@ -179,3 +195,19 @@ def test_what_an_answer_raises_is_raised(worker: ChainRollout) -> None:
 
 def test_a_worker_closes_with_answers_under_way(worker: ChainRollout) -> None:
     worker.advance({0: ask(DRAWN[0])}, 0.0)
+
+
+def test_weights_that_came_in_part_answer_nothing(worker: ChainRollout) -> None:
+    def breaks_off() -> None:
+        raise EngineError("a process at the other end is gone")
+
+    whole, worker._weights = worker._weights, breaks_off
+    with pytest.raises(EngineError, match="the other end is gone"):
+        worker.publish(1)
+    with pytest.raises(EngineError, match="only a part of the weights of version 1 has arrived"):
+        worker.advance({0: ask(39)}, 1.0)
+    with pytest.raises(EngineError, match="only a part of the weights of version 1 has arrived"):
+        worker.generate([ask(39).request])
+    worker._weights = whole
+    worker.publish(2)
+    assert [len(done) for _, done, _ in worker.advance({0: ask(39)}, 5.0).done] == [2]

@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
 from tandem.cli import main
-from tandem.config.conversation import ToolsEnvironmentConfig
+from tandem.config.conversation import SearchToolsConfig, ToolsEnvironmentConfig
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, ToolCall
 from tandem.rollout.make import make_environments
+from tandem.rollout.tools.base import CallLimits
+from tandem.rollout.tools.search import SearchTools
 from tandem.search.index import Index, Passage, build_index, open_index, shown
 from tandem.search.vectors import Embedding
 from tandem.search.words import WordRanker, words_of
@@ -109,6 +111,14 @@ def test_a_damaged_index_is_told(damage: str, tmp_path: Path) -> None:
     else:
         path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(UserError, match=r"is damaged|is no index"):
+        open_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("about", ["[1]", '{"format": 1}', '{"format": 1, "ranker": "words", "passages": "3"}'])
+def test_an_index_of_another_shape_is_told(about: str, tmp_path: Path) -> None:
+    index_of(PASSAGES, tmp_path)
+    (tmp_path / "index/index.json").write_text(about)
+    with pytest.raises(UserError, match=r"is damaged|of another version"):
         open_index(tmp_path / "index")
 
 
@@ -243,6 +253,15 @@ def test_search_as_a_tool(tmp_path: Path) -> None:
     assert two.count("[") == 2
     assert wrong[0] == "error: query: field required" and wrong[1].startswith("error: k: input should be greater")
     assert none == "Nothing found."
+
+
+@pytest.mark.parametrize(("most", "arguments"), [(1, ["query"]), (2, ["query", "k"])])
+def test_a_tool_that_brings_one_passage_is_not_asked_how_many(tmp_path: Path, most: int, arguments: list[str]) -> None:
+    index_of(PASSAGES, tmp_path)
+    tools = SearchTools(
+        SearchToolsConfig(type="search", index=tmp_path / "index", most_passages=most), CallLimits(1, 1.0)
+    )
+    assert list(tools.schemas[0]["function"]["parameters"]["properties"]) == arguments
 
 
 def test_a_tool_without_an_index_is_told_before_the_run(tmp_path: Path) -> None:

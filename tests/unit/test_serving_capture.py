@@ -115,6 +115,14 @@ def test_an_agent_with_a_tool_is_recorded_and_a_summary_is_a_branch(stream: bool
         assert again != talk["prompt_ids"] + talk["response_ids"]
 
 
+@pytest.mark.parametrize("given", [{}, {"tools": [ADD]}])
+def test_a_policy_that_says_nothing_says_an_empty_text(given: dict[str, Any]) -> None:
+    """Agents read `content` as a string wherever there are no calls."""
+    with serving(lambda _: "") as served, served.client(served.begin()) as client:
+        said = client.chat.completions.create(model="any", messages=ASKED, **given).choices[0].message
+        assert said.content == "" and not said.tool_calls
+
+
 def test_an_answer_has_what_the_published_interface_says() -> None:
     with serving() as served, served.client(served.begin()) as client:
         how: dict[str, Any] = {"model": "any", "messages": ASKED, "tools": [ADD]}
@@ -251,11 +259,43 @@ def test_a_retry_of_the_client_gets_the_answer_that_it_has_lost() -> None:
         assert session is not None
         with served.client(key, max_retries=2, timeout=0.5) as client:
             asked = pool.submit(client.chat.completions.create, model="m", messages=ASKED)
-            wait_until(lambda: session.retried == 1)
-            served._loop.call_soon_threadsafe(go.set)
+            try:
+                wait_until(lambda: session.retried == 1)
+            finally:
+                served._loop.call_soon_threadsafe(go.set)
             assert asked.result().choices[0].message.content == CALL
         assert len(served.engine.seen) == 1
         served.check(key, branches=1)
+
+
+class LosesTheFirst(httpx2.HTTPTransport):
+    """A connection that breaks when the whole answer is there, once."""
+
+    lost = False
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = super().handle_request(request)
+        if not self.lost:
+            self.lost = True
+            response.read()
+            response.close()
+            raise httpx2.ReadError("the connection broke", request=request)
+        return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_broke_on_its_way_is_sent_again_and_not_made_again(stream: bool) -> None:
+    with serving() as served:
+        key = served.begin()
+        with (
+            httpx2.Client(transport=LosesTheFirst()) as losing,
+            served.client(key, max_retries=1, http_client=losing) as client,
+        ):
+            solve(client, stream)
+        session = served.sessions.find(key)
+        assert session is not None and (session.retried, session.asked) == (1, 4)
+        assert len(served.engine.seen) == 4
+        served.check(key, branches=2)
 
 
 def test_an_answer_that_was_not_delivered_is_not_trained_on() -> None:
@@ -315,6 +355,21 @@ def test_a_program_may_name_its_sessions_beside_the_admin_key() -> None:
             assert len(served.check(name, branches=2)["messages"]) == 1
 
 
+def test_a_name_lets_nobody_in_who_has_guessed_it() -> None:
+    with serving() as served:
+        with served.client(TOKEN, default_headers={"X-Session-ID": "trace-1"}) as client:
+            client.models.list()
+        as_key = {"Authorization": "Bearer trace-1"}
+        asked = [
+            served.http.get("/v1/models", headers=as_key),
+            served.http.get("/s/trace-1/v1/models", headers={"Authorization": ""}),
+            served.http.post("/sessions/trace-1/reward", json=1, headers=as_key),
+        ]
+        assert [answer.status_code for answer in asked] == [401] * 3
+        assert served.http.get("/s/trace-1/v1/models").status_code == 200
+        assert served.http.post("/sessions/trace-1/reward", json=1).json() == {"reward": 1.0}
+
+
 def test_the_reward_is_the_agents_own_word() -> None:
     with serving() as served:
         key = served.begin()
@@ -324,6 +379,8 @@ def test_the_reward_is_the_agents_own_word() -> None:
         assert served.http.post(f"/sessions/{key}/reward", json=2).json() == {"reward": 2.0}
         for wrong in ("x", True, {"reward": None}, {"value": 1}):
             assert served.http.post(f"/sessions/{key}/reward", json=wrong).status_code == 400
+        for wrong in (b"1" * 400, b"-1" + b"0" * 400, b"1e999", b"NaN", b"[" * 100_000):
+            assert served.http.post(f"/sessions/{key}/reward", content=wrong).status_code == 400
         assert served.told(key)["reward"] == 2
 
 

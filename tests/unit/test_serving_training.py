@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -102,7 +104,7 @@ def test_a_command_is_an_agent(tmp_path: Path, last: str, reward: float | None, 
     engine = ScriptedEngine(calculating)
     (made,) = trajectories(command(written(tmp_path, MAIN + last)), engine)
     assert (made.status, made.reward, made.error) == (Status.COMPLETED, reward, None)
-    counted = {"calls": 2, "retried_calls": 0, "branches": 1, "environment_retries": 0}
+    counted = {"calls": 2, "out_of_turns": 0, "retried_calls": 0, "branches": 1, "environment_retries": 0}
     assert made.numbers == {**counted, **numbers}
     (first_prompt, first, _), (last_prompt, second, logprobs) = engine.seen
     assert made.prompt.token_ids.tolist() == first_prompt and made.prompt.ground_truth == "3"
@@ -162,6 +164,16 @@ def lying(row, base_url, api_key):
     return "good"
 
 
+def leaving(row, base_url, api_key):
+    plain(row, base_url, api_key)
+    sys.exit(0)
+
+
+def counting(row, base_url, api_key):
+    plain(row, base_url, api_key)
+    return 10**400
+
+
 async def hanging(row, base_url, api_key):
     await asyncio.sleep(100)
 
@@ -196,7 +208,7 @@ def test_a_summary_is_a_branch(function: Callable[[str], FunctionAgent]) -> None
     engine = ScriptedEngine(calculating)
     (made,) = trajectories(function("summing_up"), engine)
     assert len(made.branches) == 1 and made.numbers["branches"] == 2 and made.reward is None
-    assert "A summary." in made.prompt.text
+    assert "A summary." in made.prompt.text and made.ends_in == 0
     trained = made.loss_mask.sum() + made.branches[0].loss_mask.sum()
     assert trained == sum(len(sampled) for _, sampled, _ in engine.seen)
 
@@ -211,6 +223,8 @@ def test_an_agent_that_asks_for_ever_is_truncated(function: Callable[[str], Func
     [
         ("crashing", "KeyError: 'lost'"),
         ("lying", "reward is 'good', which is no finite number"),
+        ("leaving", "sys.exit(0)"),
+        ("counting", "which is no finite number"),
         ("hanging", "did not end within 2 s"),
         ("never_asking", "without an answer of the policy"),
     ],
@@ -232,8 +246,54 @@ def test_a_command_that_fails_shows_why(tmp_path: Path) -> None:
     failing = command(written(tmp_path, 'print("x" * 100_000)\nsys.exit("the database is gone")'))
     (made,) = trajectories(failing)
     assert made.error is not None and "status 1: the database is gone" in made.error
-    (made,) = trajectories(CommandAgent("no-such-program"))
-    assert made.error is not None and "cannot be started" in made.error
+    with pytest.raises(UserError, match="there is no program 'no-such-program'"):
+        CommandAgent("no-such-program")
+
+
+@pytest.mark.parametrize("last", ["print(10**400)", "print('[' * 100_000)"])
+def test_a_command_may_end_with_any_line(tmp_path: Path, last: str) -> None:
+    (made,) = trajectories(command(written(tmp_path, MAIN + last)))
+    assert made.reward is None and made.status in (Status.COMPLETED, Status.ENVIRONMENT_ERROR)
+
+
+def test_nobody_waits_for_what_a_command_has_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.rollout.agents._LAST_WORDS_S", 0.1)
+    last = f"""
+import subprocess
+left = subprocess.Popen(["sleep", "60"], start_new_session=True)
+open({str(tmp_path / "left")!r}, "w").write(str(left.pid))
+print(0.5)
+"""
+    (made,) = trajectories(command(written(tmp_path, MAIN + last)), timeout_s=30)
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert made.reward == 0.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_command_dies_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless.sh").write_text(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    code = f"""
+import asyncio
+from tandem.rollout.agents import Access, CommandAgent
+asyncio.run(CommandAgent("sh {tmp_path}/endless.sh").run({{}}, "", Access("", "")))
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as running:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        running.kill()
+    while has_not_ended(int((tmp_path / "pid").read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def has_not_ended(pid: int) -> bool:
+    """A process of nobody's may stay as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_command_is_killed_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:

@@ -354,6 +354,7 @@ def test_the_command_predicts_a_run_from_itself(tmp_path: Path, capsys: pytest.C
     assert "2 x native on 2 ranks, training on 1 others" in printed and "best: k = 1" in printed
 
 
+CONVERSATION = "{environment: {tools: [tools.py:weather]}}"
 NEEDED = ["--iteration-ms", "10", "--train-s", "5", "--response-tokens", "100"]
 
 
@@ -377,6 +378,7 @@ NEEDED = ["--iteration-ms", "10", "--train-s", "5", "--response-tokens", "100"]
         ([*NEEDED, "algorithm={type: remax}", "--staleness", "0"], "algorithm.type: remax has a greedy answer"),
         ([*NEEDED, "model.reward_model_path=/nowhere"], "model.reward_model_path: a reward model is not simulated"),
         ([*NEEDED, "generation={type: vllm, replicas: 2}"], "generation.replicas: several engines on a rank"),
+        ([*NEEDED, f"conversation={CONVERSATION}"], "conversation: answers of several turns are not simulated"),
         ([*NEEDED, "generation.typ=vllm"], "generation.typ: unknown key"),
         (["--from", "nowhere"], "--from nowhere: there is no run"),
     ],
@@ -407,6 +409,18 @@ def test_a_run_that_does_not_show_its_speeds(tmp_path: Path) -> None:
         setup_of(Options(run=recorded(tmp_path / "stale", k=2)), tree)
     with pytest.raises(UserError, match="2 steps after the first have metrics"):
         setup_of(Options(run=recorded(tmp_path / "short", steps=3)), tree)
+
+
+def test_a_run_of_conversations_shows_no_speed_of_its_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the configuration that is simulated has none."""
+    run = recorded(tmp_path / "run")
+    without = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(without.replace("conversation: null", f"conversation: {CONVERSATION}"))
+    for more in ([], ["conversation=null"]):
+        assert main(["simulate", "--from", str(run), *more]) == 2
+        assert f"--from {run}: its answers are conversations, whose waits for tools" in capsys.readouterr().err
 
 
 def test_a_run_that_hangs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

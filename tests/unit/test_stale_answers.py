@@ -16,7 +16,8 @@ from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
-from tandem.controller.learning import mismatch_warning, needs_old_logprobs, update
+from tandem.controller.learning import mismatch_warning, needs_old_logprobs, placed_step, update
+from tandem.controller.placed import PlacedRows
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
 from tests.cluster_workers import ragged_batch
@@ -93,8 +94,8 @@ class FixedActor:
         self.logprobs_T = logprobs_T
         self.batches: list[Batch] = []
 
-    def learn(self, batch: Batch, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
-        self.batches.append(batch)
+    def learn(self, rows: PlacedRows, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
+        self.batches.append(rows.whole())
         return Future(lambda: ({}, self.logprobs_T), notify=[].append)
 
 
@@ -110,7 +111,9 @@ def learn(config: TrainConfig, batch: Batch, difference_T: FloatArray, step: int
     tokens.advantages = np.ones(len(batch.response_ids), np.float32)
     actor: Any = FixedActor(tokens.rollout_logprobs + difference_T)
     step = 1 if not batch.versions.any() else step
-    return actor, update(actor, None, make_algorithm(config.algorithm, 8), batch, config, step)
+    algorithm = make_algorithm(config.algorithm, 8)
+    with placed_step(batch, algorithm, config, step) as placed:
+        return actor, update(actor, None, algorithm, placed, config)
 
 
 def test_fresh_tokens_tell_the_mismatch_and_older_ones_the_drift() -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
 from tandem.cluster.inline import InlineCluster
+from tandem.config.generation import (
+    GenerationConfig,
+    NativeGenerationConfig,
+    VllmGenerationConfig,
+    default_memory_share,
+)
+from tandem.controller.assembly import turns_of
 from tandem.controller.groups import WorkerGroup
-from tandem.controller.pools import ResourcePool
-from tandem.controller.timesharing import TimeSharing
+from tandem.controller.pools import ResourcePool, Role
+from tandem.controller.timesharing import TimeSharing, Turns
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 
@@ -33,51 +45,138 @@ class Diary(Worker[list[str]]):
         self._note("returns")
 
 
-def shared_devices(written: list[str], *models: str, reward_model: str | None = None) -> TimeSharing:
+def shared_devices(written: list[str], *models: str, engine: bool = True) -> TimeSharing:
+    """`models`: those that take turns."""
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
     rollout = WorkerGroup(ranks, "rollout", Diary, written)
-    groups = [WorkerGroup(ranks, name, Diary, written) for name in models]
-    scorer = WorkerGroup(ranks, reward_model, Diary, written) if reward_model else None
-    return TimeSharing(rollout, groups, scorer, lambda version: written.append(f"weights {version}"))
+    turns = Turns(engine, **{name: WorkerGroup(ranks, name, Diary, written) for name in models})
+    turns.make_room()
+    assert written == [f"{name} leaves" for name in ORDER if name in models]
+    devices = TimeSharing(rollout, lambda version: written.append(f"weights {version}"), turns)
+    written.clear()
+    devices.publish(0)
+    assert written == ["weights 0"], "the engine was made beside models that had left"
+    written.clear()
+    return devices
 
 
-def test_room_is_made_before_it_is_taken_and_weights_move_while_both_hold_them() -> None:
+ORDER = ("critic", "actor", "reference", "reward_model")
+
+
+def phases(written: list[str], devices: TimeSharing, *names: str) -> list[list[str]]:
+    """What moves in each phase, which is announced twice."""
+    moved: list[list[str]] = []
+    for name in names:
+        for _ in range(1 if name == "publish" else 2):
+            devices.publish(3) if name == "publish" else getattr(devices, f"to_{name}")()
+        moved.append(list(written))
+        written.clear()
+    return moved
+
+
+STEP = ("generation", "scoring", "training", "update", "publish", "generation")
+TABLE = {
+    "all share": (
+        ORDER,
+        [
+            [],
+            ["rollout sleeps", "reward_model returns"],
+            ["reward_model leaves", "actor returns", "critic returns", "reference returns"],
+            ["reference leaves"],
+            ["critic leaves", "weights 3", "actor leaves", "rollout wakes"],
+            [],
+        ],
+    ),
+    "actor and critic": (
+        ("actor", "critic"),
+        [[], [], ["rollout sleeps", "actor returns", "critic returns"], [],
+         ["critic leaves", "weights 3", "actor leaves", "rollout wakes"], []],
+    ),
+    "the engine has the actor's parameters": (
+        ("reference",),
+        [[], [], ["rollout sleeps", "reference returns"], ["reference leaves"], ["weights 3", "rollout wakes"], []],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_room_is_made_before_it_is_taken_and_each_is_there_when_it_computes(case: str) -> None:
+    models, moved = TABLE[case]
     written: list[str] = []
-    devices = shared_devices(written, "actor", "critic")
-    devices.to_training()
-    devices.to_training()
-    devices.publish(3)
-    devices.to_generation()
-    assert written == [
-        *("rollout sleeps", "actor returns", "critic returns"),
-        "weights 3",
-        *("actor leaves", "critic leaves", "rollout wakes"),
+    assert phases(written, shared_devices(written, *models), *STEP) == moved
+
+
+def test_engines_with_devices_of_their_own_stay_awake_while_models_share_the_others() -> None:
+    written: list[str] = []
+    devices = shared_devices(written, "reference", "reward_model", engine=False)
+    assert phases(written, devices, *STEP) == [
+        [],
+        ["reward_model returns"],
+        ["reward_model leaves", "reference returns"],
+        ["reference leaves"],
+        ["weights 3"],
+        [],
     ]
 
 
-def test_a_reward_model_is_on_the_devices_while_it_scores_alone() -> None:
+def test_a_further_round_of_prompts_follows_a_scoring() -> None:
     written: list[str] = []
-    devices = shared_devices(written, "actor", reward_model="reward_model")
-    devices.publish(0)
-    assert written == ["weights 0", "actor leaves", "reward_model leaves", "rollout wakes"]
-    written.clear()
-    devices.to_generation()
-    devices.to_scoring()
-    assert written == ["rollout sleeps", "reward_model returns"]
-    written.clear()
-    devices.to_generation()  # a further round of prompts
-    assert written == ["reward_model leaves", "rollout wakes"]
-    devices.to_scoring()
-    written.clear()
-    devices.to_training()
-    assert written == ["rollout sleeps", "reward_model leaves", "actor returns"]
+    devices = shared_devices(written, "actor", "reward_model")
+    assert phases(written, devices, "scoring", "generation", "scoring", "training") == [
+        ["rollout sleeps", "reward_model returns"],
+        ["reward_model leaves", "rollout wakes"],
+        ["rollout sleeps", "reward_model returns"],
+        ["reward_model leaves", "actor returns"],
+    ]
+    with pytest.raises(AssertionError, match="publish first"):
+        devices.to_generation()
 
 
-def test_without_a_reward_model_scoring_moves_nothing() -> None:
-    written: list[str] = []
-    devices = shared_devices(written, "actor")
-    devices.publish(0)
-    written.clear()
-    devices.to_scoring()
-    devices.to_generation()
-    assert written == []
+class Placed:
+    """Roles by the pool that each is in."""
+
+    def __init__(self, **pools: str) -> None:
+        self._pools = {role: pool for pool, roles in pools.items() for role in roles.split()}
+
+    def together(self, *roles: Role) -> bool:
+        return len({self._pools[role] for role in roles}) == 1
+
+
+EVERYONE = (Role.Actor, Role.Critic, Role.RefPolicy, Role.RewardModel)
+SPLIT = {"training": "actor critic reference reward_model", "generation": "rollout"}
+JUDGED = {"training": "actor critic", "generation": "rollout reward_model", "third": "reference"}
+VLLM, NATIVE = VllmGenerationConfig(type="vllm"), NativeGenerationConfig()
+WHO: list[tuple[GenerationConfig, dict[str, str], bool, str]] = [
+    (VLLM, {"main": "actor critic reference reward_model rollout"}, True, "engine actor critic reference reward_model"),
+    (NATIVE, {"main": "actor critic reference reward_model rollout"}, True, "engine critic reference reward_model"),
+    (NATIVE, {"main": "actor critic reference reward_model rollout"}, False,
+     "engine actor critic reference reward_model"),
+    (VLLM, SPLIT, True, "reference reward_model"),
+    (NATIVE, SPLIT, True, "reference reward_model"),
+    (VLLM, JUDGED, True, "engine reward_model"),
+    (VLLM.model_copy(update={"sleep": "never"}), {"main": "actor critic reference reward_model rollout"}, True,
+     "reference reward_model"),
+    (VLLM.model_copy(update={"sleep": "never"}), JUDGED, True, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("generation", "pools", "whole", "wanted"), WHO)
+def test_who_takes_turns_follows_from_who_shares_devices(
+    generation: GenerationConfig, pools: dict[str, str], whole: bool, wanted: str
+) -> None:
+    models: Any = {role: role.value for role in EVERYONE}
+    placed: Any = Placed(**pools)
+    turns = turns_of(generation, placed, models, whole)
+    found = {name: getattr(turns, name) for name in ("engine", *ORDER) if getattr(turns, name)}
+    assert found == {name: True if name == "engine" else name for name in wanted.split()}
+    assert {turns_of(generation, placed, {}, whole), turns_of(VLLM, placed, {})} == {Turns()}
+
+
+def test_a_gpu_is_shared_by_how_long_models_stay_on_it() -> None:
+    shares = [default_memory_share(beside, turns) for beside, turns in ((True, False), (True, True), (False, False))]
+    assert shares == [0.4, 0.8, 0.9]
+    with pytest.raises(ValidationError, match=r"memory_share is what engine_args.gpu_memory_utilization says"):
+        VllmGenerationConfig(type="vllm", memory_share=0.5, engine_args={"gpu_memory_utilization": 0.5})
+    for share in (0, 1, 1.5):
+        with pytest.raises(ValidationError):
+            VllmGenerationConfig(type="vllm", memory_share=share)

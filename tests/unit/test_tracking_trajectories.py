@@ -95,7 +95,10 @@ def test_every_column_comes_back(tmp_path, step):
         "reward_parts": [[("acc", 1.0), ("format", 0.5)], [], [], []],
         "prediction": ["42", None, None, None],
         "turns": [
-            [{"author": "policy", "tokens": 2, "reward": None}, {"author": "tool", "tokens": 1, "reward": None}],
+            [
+                {"author": "policy", "tokens": 2, "reward": None, "text": None},
+                {"author": "tool", "tokens": 1, "reward": None, "text": None},
+            ],
             [],
             [],
             [],
@@ -116,10 +119,11 @@ def test_every_column_comes_back(tmp_path, step):
 def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
     def branch(prompt_ids: list[int], ids: list[int], mask: list[bool], turns: tuple[Turn, ...]) -> Branch:
         arrays = (np.array(ids, np.int32), np.array(mask), np.full(len(ids), -0.5, np.float32))
-        return Branch(np.array(prompt_ids, np.int32), *arrays, np.full(len(ids), 3, np.int32), turns)
+        versions = np.full(len(ids), 3, np.int32)
+        return Branch(np.array(prompt_ids, np.int32), *arrays, versions, turns, opening=f"opened {prompt_ids}")
 
     spoken = ({"role": "assistant", "content": "é", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "2"})
-    turns = (Turn("policy", 2, 0.25), Turn("tool", 1))
+    turns = (Turn("policy", 2, 0.25, "é<|end|>"), Turn("tool", 1, text="2"))
     more = branch([1, 2, 9], [20, 21], [False, True], (Turn("policy", 2, 0.5),)), branch([5], [22], [True], ())
     conversation = trajectory(
         prompt(7, [1, 2, 3]), 0, [10, 11, 12], [True, True, False], turns=turns, branches=more, messages=spoken,
@@ -134,6 +138,7 @@ def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
     write_trajectories(tmp_path / "t.parquet", 4, groups, to_batch(groups))
     table = read_trajectories(tmp_path / "t.parquet").to_pydict()
     assert table["trajectory"] == [0, 0, 0, 1, 2] and table["branch"] == [0, 1, 2, 0, 0]
+    assert table["prompt"] == ["prompt 7", "opened [1, 2, 9]", "opened [5]", "prompt 7", "prompt 9"]
     assert table["response"] == ["response [10, 11, 12]", None, None, "response []", "response [13]"]
     assert table["reward"] == [1.5, 1.5, 1.5, None, 0.5] and table["prompt_ids"][1:3] == [[1, 2, 9], [5]]
     assert [turn["reward"] for turn in table["turns"][1]] == [0.5]
@@ -145,7 +150,7 @@ def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
     found = again[0].trajectories[0]
     for name in ("messages", "reward", "numbers", "turns", "text", "status"):
         assert getattr(found, name) == getattr(conversation, name), name
-    assert [one.turns for one in found.branches] == [one.turns for one in more]
+    assert [(one.turns, one.opening) for one in found.branches] == [(one.turns, one.opening) for one in more]
     assert again[0].trajectories[1].status is Status.ENVIRONMENT_ERROR and again[0].trajectories[1].error == "gone"
 
 

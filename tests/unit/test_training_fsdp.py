@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tandem.algorithms import make_algorithm
@@ -19,10 +23,15 @@ from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
-from tandem.models.attention import ATTENTION
+from tandem.models.attention import ATTENTION, PackedRows, rows
+from tandem.models.attention.kernels import Flash
 from tandem.training.context import ContextParallel
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
+from tests.flash_operators import flash_operators_on_the_cpu
+from tests.saving import save
+from tests.storages import Storages
 
 VOCABULARY, ROWS = 29, 8
 COMMON = {
@@ -242,6 +251,87 @@ def test_activation_checkpointing_recomputes_and_changes_nothing(family: str, ba
     assert_close(results[1][1], results[0][1], 0)
 
 
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"], ids=["tied", "untied"])
+def test_the_tiles_of_a_gpu_change_nothing(family: str, batch: Batch) -> None:
+    whole, tiled = engine_of(model_of(family)), engine_of(model_of(family))
+    tiled._head = TiledVocabularyHead(tiled.model.get_output_embeddings(), tile_tokens=5, tile_vocabulary=8)
+    packed = micro_batches(batch, range(ROWS), 30)
+    (wanted_loss, wanted), (loss, gradients) = train(whole, packed), train(tiled, packed)
+    assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
+    assert_close(gradients, wanted)
+
+
+class Ran(TorchDispatchMode):
+    """Counts the attention kernels that ran, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.backward = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.removesuffix(".default")
+        self.forward += name in ("_flash_attention_forward", "_scaled_dot_product_flash_attention_for_cpu")
+        self.backward += name in ("_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward")
+        return func(*args, **(kwargs or {}))
+
+
+def rows_after_a_long_prompt(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> MicroBatch:
+    """One micro-batch, whose attention takes two pieces: each prompt counts as long."""
+    monkeypatch.setattr(rows, "_WORTH_A_PIECE", 1)
+    (whole,) = micro_batches(batch, range(ROWS), 10_000)
+    return whole
+
+
+@pytest.mark.parametrize("kernel", ["cpu, one piece", "cpu", "flash"])
+@pytest.mark.parametrize("family", ["Qwen2", "Mistral", "GPT2"])
+def test_selective_checkpointing_runs_attention_once(
+    family: str, kernel: str, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel != "cpu, one piece":
+        whole = rows_after_a_long_prompt(batch, monkeypatch)
+    else:
+        (whole,) = micro_batches(batch, range(ROWS), 10_000)
+    ran: dict[bool | str, tuple[int, int]] = {}
+    results: list[tuple[float, dict[str, torch.Tensor]]] = []
+    with flash_operators_on_the_cpu([torch.float32]) if kernel == "flash" else nullcontext():
+        if kernel == "flash":
+            monkeypatch.setattr(rows, "kernel_for", lambda *_: Flash)
+        for how in (False, True, "selective"):
+            engine = engine_of(model_of(family), activation_checkpointing=how)
+            with Ran() as counted:
+                results.append(train(engine, [whole, whole]))
+            ran[how] = counted.forward, counted.backward
+    once, backward = ran[False]
+    assert once == backward and once >= 2 * 2 * (1 if family == "Mistral" or "one" in kernel else 2)
+    assert ran == {False: (once, once), True: (2 * once, once), "selective": (once, once)}
+    for loss, gradients in results[1:]:
+        assert loss == results[0][0]
+        assert_close(gradients, results[0][1], 0)
+
+
+def test_nothing_of_a_micro_batch_but_its_outputs_outlives_it(batch: Batch) -> None:
+    engine = engine_of(model_of("Qwen2"))
+    packed = [*micro_batches(batch, range(ROWS), 10_000)] * 4
+    train(engine, packed[:1])  # what is made once
+    held: list[int] = []
+    plans: set[ref[PackedRows]] = set()
+
+    def begins(_: Any, __: Any, options: dict[str, Any]) -> None:
+        held.append(storages.held)
+        assert not any(plan() for plan in plans), "the plan of an earlier micro-batch holds its masks"
+        plans.add(ref(options["attention_plan"]))
+
+    engine.model.base_model.register_forward_pre_hook(begins, with_kwargs=True)
+    outputs = 4 * 3 * len(packed[0].scored)
+    for run in (engine.forward, lambda parts: train(engine, parts)):
+        held.clear()
+        plans.clear()
+        with Storages() as storages:
+            run(packed)
+        assert len(held) == 4
+        assert all(later - earlier <= outputs for earlier, later in pairwise(held[1:])), held
+
+
 def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
     for family in ("Qwen2", "GPT2"):
         plain = model_of(family, "eager", "ForTokenClassification")
@@ -278,7 +368,7 @@ def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_pat
     engine = engine_of(model_of("Qwen2"))
     train(engine, micro_batches(batch, range(ROWS), 10_000))
     engine.optimizer_step()
-    engine.save(tmp_path)
+    save(engine, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
     _, wanted = padded_loss(loaded, batch)
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
@@ -287,15 +377,15 @@ def test_the_saved_model_directory_loads_with_transformers(batch: Batch, tmp_pat
     torch.testing.assert_close(
         found, wanted.logprobs_S.detach()[np.argsort(np.argsort(whole.source))], rtol=0, atol=1e-5
     )
-    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == [".metadata", "__0_0.distcp"]
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["rank_00000.safetensors"]
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     engine = engine_of(model_of("Qwen2"))
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)
-    engine.save(tmp_path)
-    tensors = tmp_path / "state" / "__0_0.distcp"
+    save(engine, tmp_path)
+    tensors = tmp_path / "state" / "rank_00000.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:100])
     with pytest.raises(UserError, match=r"state.*is not a training state of this model"):
         engine.load(tmp_path)

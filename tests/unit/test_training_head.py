@@ -1,4 +1,4 @@
-"""The chunked output layer against plain log_softmax under autograd."""
+"""The output layer, chunk by chunk and tile by tile, against plain log_softmax under autograd."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from tandem.models.logits import NO_BEND, Bend
+from tandem.training.base import sum_results
 from tandem.training.head import VocabularyHead
+from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import Outputs, TokenColumns
+from tests.storages import Storages
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 31
 
@@ -41,49 +45,72 @@ class Case:
         self.targets = torch.randint(VOCABULARY, (TOKENS,))
         self.columns = TokenColumns(weights=torch.rand(TOKENS))
 
-    def plain(self, loss: CurvedLoss, temperature: float) -> tuple[Outputs[torch.Tensor], torch.Tensor]:
-        logprobs = torch.log_softmax(self.linear(self.hidden).float() / temperature, -1)
+    def plain(
+        self, loss: CurvedLoss, temperature: float, bend: Bend = NO_BEND
+    ) -> tuple[Outputs[torch.Tensor], torch.Tensor]:
+        logits = self.linear(self.hidden).float() * bend.factor
+        if bend.cap is not None:
+            logits = bend.cap * (logits / bend.cap).tanh()
+        logprobs = torch.log_softmax(logits / temperature, -1)
         chosen = logprobs.gather(1, self.targets[:, None]).squeeze(1)
         outputs = Outputs(chosen, -(logprobs.exp() * logprobs).sum(-1))
         value, _ = loss(outputs, self.columns)
         value.backward()
         return outputs, value
 
-    def head(self, temperature: float, tokens_per_chunk: int) -> VocabularyHead:
-        return VocabularyHead(self.linear, temperature, tokens_per_chunk * VOCABULARY)
+    def head(self, temperature: float, tokens_per_chunk: int, bend: Bend = NO_BEND) -> VocabularyHead:
+        return VocabularyHead(self.linear, temperature, tokens_per_chunk * VOCABULARY, bend)
+
+    def tiled(self, temperature: float, tokens: int, words: int, bend: Bend = NO_BEND) -> TiledVocabularyHead:
+        return TiledVocabularyHead(self.linear, temperature, bend, tokens, words)
 
     def gradients(self) -> list[torch.Tensor]:
         tensors = (self.hidden, *self.linear.parameters())
         return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
+TILES = [(1, None), (5, None), (100, None), (5, 7), (4, 100)]
+"""Tokens of a chunk, or tokens and words of a tile."""
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("tokens_per_chunk", [1, 5, 100])
+@pytest.mark.parametrize(("tokens", "words"), TILES)
 @pytest.mark.parametrize("token_local", [True, False])
 @pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("bend", [NO_BEND, Bend(factor=0.5), Bend(cap=0.5)], ids=str)
 def test_loss_and_gradients_are_the_plain_ones(
-    bias: bool, temperature: float, tokens_per_chunk: int, token_local: bool, entropy_gradient: bool
+    bias: bool,
+    temperature: float,
+    tokens: int,
+    words: int | None,
+    token_local: bool,
+    entropy_gradient: bool,
+    bend: Bend,
 ) -> None:
     loss = CurvedLoss(token_local, entropy_gradient)
     plain, chunked = Case(bias=bias), Case(bias=bias)
-    wanted, value = plain.plain(loss, temperature)
-    head = chunked.head(temperature, tokens_per_chunk)
+    wanted, value = plain.plain(loss, temperature, bend)
+    head = chunked.tiled(temperature, tokens, words, bend) if words else chunked.head(temperature, tokens, bend)
     result = head.backward(chunked.hidden, chunked.targets, chunked.columns, loss)
-    (outputs,) = result.outputs
+    outputs = result.outputs
     assert wanted.logprobs_S is not None and wanted.entropy_S is not None
     torch.testing.assert_close(outputs.logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(result.outputs[0].entropy_S, wanted.entropy_S.detach(), rtol=0, atol=1e-6)
-    assert result.loss == pytest.approx(value.item(), rel=1e-6)
+    torch.testing.assert_close(outputs.entropy_S, wanted.entropy_S.detach(), rtol=0, atol=1e-6)
+    loss_sum, metrics = sum_results([result])
+    assert loss_sum == pytest.approx(value.item(), rel=1e-6)
     assert chunked.columns.weights is not None
     entropy = (chunked.columns.weights * wanted.entropy_S).sum().item()
-    assert result.metrics["entropy"] == pytest.approx(entropy, rel=1e-6)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-6)
     assert len(plain.gradients()) == 2 + bias
     for found, want in zip(chunked.gradients(), plain.gradients(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=2e-6)
     forward = head.forward(chunked.hidden.detach(), chunked.targets)
-    torch.testing.assert_close(forward.logprobs_S, result.outputs[0].logprobs_S, rtol=0, atol=0)
-    torch.testing.assert_close(forward.entropy_S, result.outputs[0].entropy_S, rtol=0, atol=0)
+    torch.testing.assert_close(forward.logprobs_S, outputs.logprobs_S, rtol=0, atol=0)
+    torch.testing.assert_close(forward.entropy_S, outputs.entropy_S, rtol=0, atol=0)
+    logits = chunked.linear(chunked.hidden).detach() * bend.factor
+    bent = logits if bend.cap is None else bend.cap * (logits / bend.cap).tanh()
+    torch.testing.assert_close(forward.squared_probs_S, (bent / temperature).softmax(-1).square().sum(-1))
 
 
 def test_a_token_local_loss_is_called_once_a_chunk_and_any_other_once() -> None:
@@ -104,36 +131,59 @@ def test_the_weight_gradient_is_added_to_what_is_there() -> None:
     torch.testing.assert_close(before - 2, plain.linear.weight.grad, rtol=1e-5, atol=2e-6)
 
 
-def test_bfloat16_weights_get_a_float32_softmax_and_float32_gradients() -> None:
+@pytest.mark.parametrize("words", [None, 7])
+def test_bfloat16_weights_get_a_float32_softmax_and_float32_gradients(words: int | None) -> None:
     case, plain, loss = Case(torch.bfloat16), Case(torch.bfloat16), CurvedLoss(True, True)
     case.linear.weight.grad_dtype = torch.float32
-    result = case.head(1.0, 5).backward(case.hidden, case.targets, case.columns, loss)
+    head = case.tiled(1.0, 5, words) if words else case.head(1.0, 5)
+    result = head.backward(case.hidden, case.targets, case.columns, loss)
     wanted, _ = plain.plain(loss, 1.0)
     gradient = case.linear.weight.grad
     assert wanted.logprobs_S is not None and plain.linear.weight.grad is not None
     assert gradient is not None and gradient.dtype == torch.float32
-    torch.testing.assert_close(result.outputs[0].logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.outputs.logprobs_S, wanted.logprobs_S.detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(gradient, plain.linear.weight.grad.float(), rtol=0.02, atol=0.02)
     torch.testing.assert_close(case.hidden.grad, plain.hidden.grad, rtol=0.02, atol=0.02)
 
 
+def test_tiles_pass_frozen_parameters_by_and_take_no_tokens() -> None:
+    case, plain, loss = Case(bias=True), Case(bias=True), CurvedLoss(True, True)
+    case.linear.requires_grad_(False)
+    case.tiled(1.0, 4, 8).backward(case.hidden, case.targets, case.columns, loss)
+    plain.plain(loss, 1.0)
+    assert case.linear.weight.grad is None and case.linear.bias.grad is None
+    torch.testing.assert_close(case.hidden.grad, plain.hidden.grad, rtol=1e-5, atol=2e-6)
+    nothing, calls = torch.zeros(0, HIDDEN, requires_grad=True), loss.calls
+    result = case.tiled(1.0, 4, 8).backward(nothing, case.targets[:0], TokenColumns(), loss)
+    assert (sum_results([result])[0], len(result.outputs.logprobs_S), loss.calls) == (0, 0, calls)
+    assert nothing.grad is not None and nothing.grad.shape == (0, HIDDEN)
+
+
 def test_the_logits_of_all_tokens_never_exist_at_once() -> None:
-    """Counted, not timed: every tensor that the pass allocates is seen by the dispatcher."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    largest = max(largest, tensor.untyped_storage().nbytes() // 4)
-            return result
-
     for token_local in (True, False):
         case = Case()
-        with Largest():
+        with Storages() as storages:
             case.head(1.0, 9).backward(case.hidden, case.targets, case.columns, CurvedLoss(token_local, True))
-        assert largest == 9 * VOCABULARY < TOKENS * VOCABULARY
+        assert storages.largest == 4 * 9 * VOCABULARY < 4 * TOKENS * VOCABULARY
+
+
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("bend", [NO_BEND, Bend(cap=0.5)], ids=str)
+def test_tiles_of_a_large_model_hold_what_they_say(entropy_gradient: bool, bend: Bend) -> None:
+    """On meta tensors in the shape of a 32B model's: what is held does not grow with tokens or vocabulary."""
+    hidden, words, tile = 5120, 151_936, 8192
+    for tokens in (8192, 20_000):
+        linear = nn.Linear(hidden, words, bias=False, dtype=torch.bfloat16, device="meta")
+        linear.weight.grad_dtype = torch.float32
+        linear.weight.grad = torch.empty(words, hidden, device="meta")
+        hidden_S = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        targets_S = torch.empty(tokens, dtype=torch.int64, device="meta")
+        columns = TokenColumns(weights=torch.empty(tokens, device="meta"))
+        head = TiledVocabularyHead(linear, bend=bend)
+        with Storages() as storages:
+            head.backward(hidden_S, targets_S, columns, CurvedLoss(False, entropy_gradient))
+        float32_tile = 4 * tile * tile
+        assert storages.largest == float32_tile
+        of_input, of_rows = 2 * tokens * hidden, 4 * tile * hidden
+        numbers = 100 * tokens
+        assert storages.most < (2 + (bend.cap is not None)) * float32_tile + of_input + of_rows + numbers

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError
+from tandem.training import optimizer
+from tandem.training.copies import HostCopies
 from tandem.training.optimizer import MasterAdamW, learning_rate
+from tests.storages import Storages
 
 
 @pytest.mark.parametrize(
@@ -117,3 +122,33 @@ def test_frozen_parameters_stay_and_take_no_gradient() -> None:
     layer.weight.grad = torch.ones(1, 1)
     adamw.step()
     assert list(adamw.masters) == ["weight"] and layer.bias.item() == 0 != layer.weight.item() - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_whole(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(optimizer, "_NUMBERS_AT_ONCE", 70)
+    config = OptimizerConfig(lr=0.1, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=1)
+
+    def stack() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(8, 8, dtype=dtype) for _ in range(6)))
+
+    stays, visits = stack(), stack()
+    there, away = (MasterAdamW(model, config, 6, state_offload=off) for model, off in ((stays, False), (visits, True)))
+    for step in range(6):
+        for model in (stays, visits):
+            model(torch.arange(8, dtype=dtype) + step).square().sum().backward()
+        with Storages() as storages:
+            assert there.step() == away.step()
+        # 72 numbers with two moments, at times a master, counters, and what the norms and the fused step need
+        assert storages.most < 4 * 72 * (2 + (dtype is torch.bfloat16)) + 1000
+        if step == 2:  # a run goes on with the other setting
+            there.save(tmp_path, HostCopies()).write()
+            visits = stack()
+            away = MasterAdamW(visits, config, 6, state_offload=True)
+            away.load(tmp_path)
+        for a, b in zip(stays.parameters(), visits.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert [tensor.device.type for tensor in away._state().values()] == ["cpu"] * len(away._state())

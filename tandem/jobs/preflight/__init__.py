@@ -16,11 +16,12 @@ from tandem.config.base import Section
 from tandem.config.load import read_config, refuse
 from tandem.config.tree import ModelsConfig
 from tandem.errors import UserError
-from tandem.jobs.preflight import data, layout, metrics, models, packages, rewards
+from tandem.jobs.preflight import conversations, data, layout, metrics, models, packages, rewards
 
 Config = TypeVar("Config", bound=ModelsConfig)
 _CHECKS_WITH_DATA = (
     data.find_file_mistakes, data.find_row_mistakes, rewards.find_function_mistakes, metrics.find_mistakes,
+    conversations.find_user_mistakes,
 )  # fmt: skip
 _CHECKS = (
     data.find_validation_mistakes,
@@ -35,8 +36,10 @@ _CHECKS = (
     packages.find_adapter_package,
     packages.find_cluster_package,
     packages.find_tracking_package,
+    packages.find_storage_package,
     packages.find_generation_package,
     packages.find_conversation_package,
+    conversations.find_environment_mistakes,
     packages.find_training_package,
 )
 

@@ -58,6 +58,13 @@ def find_generation_mistakes(config: Any) -> Iterator[str]:
         )
     if generation.sleep == "weights" and config.model.lora is not None:
         yield "generation.sleep: weights, but with model.lora no publish fills them again; use cache"
+    if generation.type == "vllm" and generation.quantization is not None:
+        twice = [key for key in ("quantization", "quantization_config", "dtype") if key in generation.engine_args]
+        if twice:
+            yield (
+                f"generation.engine_args.{twice[0]}: generation.quantization: {generation.quantization} says it, too; "
+                "leave one of them out"
+            )
 
 
 def _find_fsdp_mistakes(training: FsdpTrainingConfig, model: dict[str, Any], ranks: int) -> Iterator[str]:

@@ -22,6 +22,17 @@ def find_cluster_package(config: Any) -> Iterator[str]:
         yield from _missing("ray", "ray", "cluster.type: ray")
 
 
+def find_storage_package(config: Any) -> Iterator[str]:
+    """The file system of `trainer.checkpoint_url`, which is imported for this alone."""
+    if isinstance(config, RunConfig) and config.trainer.checkpoint_url is not None:
+        from tandem.checkpoint.remote import check_url
+
+        try:
+            check_url(config.trainer.checkpoint_url)
+        except UserError as error:
+            yield f"trainer.checkpoint_url: {error}"
+
+
 def find_tracking_package(config: Any) -> Iterator[str]:
     if isinstance(config, RunConfig):
         for name, kind in tracker_kinds(config.tracking).items():

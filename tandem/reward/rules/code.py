@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.reward.rules.own_words import Turns, own_words
 from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import call_test, run_programs, run_tests
 
@@ -16,6 +17,7 @@ def unit_tests(
     solution_str: str,
     ground_truth: Any,
     extra_info: Any = None,
+    turns: Turns = (),
     *,
     partial: bool = False,
     test_timeout_s: float = 10.0,
@@ -34,7 +36,8 @@ def unit_tests(
     `sandbox` are arguments of `make_sandbox`.
     """
     truth = _truth(ground_truth)
-    runs_in, solution, stopped = make_sandbox(**sandbox), extract_code(solution_str), None
+    runs_in, stopped = make_sandbox(**sandbox), None
+    solution = extract_code(own_words(solution_str, turns))
     if "tests" in truth:
         reasons, stopped = run_tests(runs_in, solution, truth["tests"], test_timeout_s, truth.get("preamble") or "")
     else:

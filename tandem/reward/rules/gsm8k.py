@@ -6,20 +6,26 @@ Numbers are compared as decimal strings in canonical form: 1,000 = $1000.00 = 10
 import re
 from typing import Any
 
+from tandem.reward.rules.own_words import Turns, own_words
+
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
 MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
 """Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
 
 
-def strict(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+def strict(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, turns: Turns = ()
+) -> dict[str, Any]:
     """Right when the last `#### number` is the ground truth; an answer without one is wrong."""
-    return _verdict(MARKED, solution_str, ground_truth)
+    return _verdict(MARKED, own_words(solution_str, turns), ground_truth)
 
 
-def flexible(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+def flexible(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, turns: Turns = ()
+) -> dict[str, Any]:
     """Right when the last number of the text is the ground truth, whatever is written around it."""
-    return _verdict(NUMBER, solution_str, ground_truth)
+    return _verdict(NUMBER, own_words(solution_str, turns), ground_truth)
 
 
 def canonical(digits: str, negative: bool = False) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.reward.rules.math_equal import cleaned, equal, plain
+from tandem.reward.rules.own_words import Turns, own_words
 
 MAX_CHARACTERS = 1000
 """A longer answer is wrong."""
@@ -17,20 +18,24 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _ANSWER = re.compile(r"(?i:answer)[*\s]*:\s*(\S[^\n]*)")
 
 
-def boxed(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+def boxed(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, turns: Turns = ()
+) -> dict[str, Any]:
     """Right when the last \\boxed answer after the reasoning equals `ground_truth`; without one, wrong."""
     if not (truth := str(ground_truth).strip()):
         raise ValueError("the ground truth is empty")
-    answer = last_boxed(solution_str.rpartition("</think>")[2])
+    answer = last_boxed(own_words(solution_str, turns).rpartition("</think>")[2])
     if answer is None or len(answer) > MAX_CHARACTERS:
         return {"score": 0.0, "acc": 0.0, "pred": None}
     right = float(equal(last_boxed(truth) or truth, answer))
     return {"score": right, "acc": right, "pred": plain(cleaned(answer)[0])}
 
 
-def dapo(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+def dapo(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, turns: Turns = ()
+) -> dict[str, Any]:
     """+1 when what follows the last `Answer:` is right, else -1 (Yu et al. 2025, arXiv:2503.14476, eq. 7)."""
-    found = _ANSWER.findall(solution_str)
+    found = _ANSWER.findall(own_words(solution_str, turns))
     answer = last_boxed(found[-1]) or found[-1].strip("* ") if found else ""
     verdict = boxed(data_source, f"\\boxed{{{answer}}}" if found else "", ground_truth)
     return {**verdict, "score": 2 * verdict["acc"] - 1}

@@ -3,13 +3,13 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tandem.reward.rules.own_words import Turns
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-Turns = Sequence[Mapping[str, Any]]
 
 
 def exact_match(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[str, Any]:

@@ -31,3 +31,7 @@ class Format(Protocol):
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Answer:
         """What a turn of the policy says. Raises nothing: a call that cannot be read is in `Answer.broken`."""
         ...
+
+    def text(self, ids: Sequence[int], /) -> str:
+        """Of tokens, control tokens spelled out."""
+        ...

@@ -34,7 +34,7 @@ class ControlTokens:
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], word: str
     ) -> tuple[list[Message], list[Any]]:
         """The same with a placeholder made of `word`, which occurs in none of them, for each control token that a
-        string in them spells; what a template makes of it is text for `encode`."""
+        string in them spells, and "?" for half a surrogate pair; what a template makes of it is text for `encode`."""
 
         def hidden(message: Message) -> Message:
             names = self._of(message)
@@ -68,6 +68,7 @@ class ControlTokens:
         return list(self._tokenizer.encode(piece, add_special_tokens=False, verbose=False))
 
     def _replaced(self, text: str, names: re.Pattern[str], word: str) -> str:
+        text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text for a tokenizer
         return names.sub(lambda found: f"{word}{self._number[found[0]]}v", text)
 
 

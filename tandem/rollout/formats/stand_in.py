@@ -37,6 +37,17 @@ def stand_in(results: Sequence[Message], mark: str) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": calls} if calls else _says(mark)
 
 
+def with_ids(messages: Sequence[Message]) -> list[Message]:
+    """The same where every result names the call that it answers, which Mistral's template insists on: those that say
+    that a call could not be read name none."""
+    return [
+        message | {"tool_call_id": f"call{place:05d}"}
+        if message["role"] == "tool" and not message.get("tool_call_id")
+        else message
+        for place, message in enumerate(messages)
+    ]
+
+
 def with_calls(messages: Sequence[Message]) -> list[Message]:
     """The same where every result answers a call: one is made up where the policy's could not be read."""
     made = list(messages)

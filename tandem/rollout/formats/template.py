@@ -8,6 +8,7 @@
 that templates do to earlier turns (thinking dropped, a default system prompt, calls laid out anew) reaches the result.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, ToolSchema
-from tandem.rollout.formats.calls.base import ReadsAnswer, read_text
+from tandem.rollout.formats.calls.base import ReadsAnswer, read_text, without_bad_json
 from tandem.rollout.formats.chat_template import ChatTemplate, TemplateRefuses, with_text
 from tandem.rollout.formats.control_tokens import ControlTokens, unused_word
 from tandem.rollout.formats.stand_in import (
@@ -29,6 +30,7 @@ from tandem.rollout.formats.stand_in import (
     USER_SPEAKS,
     stand_in,
     with_calls,
+    with_ids,
 )
 from tandem.types import Message
 
@@ -39,6 +41,8 @@ policy has sampled `<|return|>`; Llama 3's `<|eot_id|>` for `<|eom_id|>`."""
 THOUGHT_BEGINS = ("<think>", "[THINK]", "<|START_THINKING|>")
 _TAIL_OF_PROMPT = 8
 """Tokens; a generation prompt that begins a thought ends in `<think>` and a line feed or two."""
+_ID = re.compile("[0-9A-Za-z]{9}")
+"""Of a call: Mistral's template takes no other, and the policy may write any."""
 _MARK = "mark"
 """Behind a word that occurs nowhere else: no placeholder of a control token, which has a number there."""
 
@@ -76,7 +80,8 @@ class TemplateFormat:
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         if tools:
             self.require_tools()
-        messages, word = [with_text(message) for message in messages], unused_word(messages, tools)
+        messages = with_ids([with_text(message) for message in messages])
+        word = unused_word(messages, tools)
         return self._controls.encode(self.rendered(*self._controls.hide(messages, tools, word)), word)
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
@@ -84,7 +89,8 @@ class TemplateFormat:
         if "assistant" in roles or ("user" in roles and self._thinking == "template"):
             return None
         self._require("tool" if "tool" in roles else "user")
-        new, word = [with_text(message) for message in new], unused_word(new, tools)
+        new = with_ids([with_text(message) for message in new])
+        word = unused_word(new, tools)
         stop, text = self.tail(*self._controls.hide(new, tools, word), word + _MARK)
         end = self._end_ids[stop]
         following = self._controls.encode(stop + text, word)  # with it, since some swallow the spaces around them
@@ -114,10 +120,10 @@ class TemplateFormat:
         stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self._stop_ids.values()
         text = self.text(sampled_ids[:-1] if stopped else sampled_ids)
         opened = begun_thought(self.text(prompt_ids[-_TAIL_OF_PROMPT:]))
-        answer = (self._read or read_text)(opened + text, tools)
-        # Mistral's template takes nine letters and digits; a conversation's next prompt is longer by more than a call.
+        answer = without_bad_json((self._read or read_text)(opened + text, tools))
+        # A conversation's next prompt is longer by more than a call.
         numbered = (
-            replace(call, id=call.id or f"call{(len(prompt_ids) + number) % 100_000:05d}")
+            replace(call, id=call.id if _ID.fullmatch(call.id) else f"call{(len(prompt_ids) + number) % 100_000:05d}")
             for number, call in enumerate(answer.tool_calls)
         )
         return replace(answer, tool_calls=tuple(numbered))

@@ -43,6 +43,15 @@ class CallLimits:
         async with self.slots, asyncio.timeout(self.timeout_s):
             yield
 
+    @asynccontextmanager
+    async def in_time(self) -> AsyncGenerator[None]:
+        """Around what a trajectory begins or ends with: no call, so that it waits for no turn. Raises TimeoutError."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                yield
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"no end within {self.timeout_s:g} s") from error
+
 
 class ToolSession(Protocol):
     """The tools of one trajectory, with what they remember from call to call."""

@@ -9,17 +9,16 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, SupportsFloat
 
-from pydantic import ConfigDict, ValidationError, validate_call
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException, get_json_schema
+from pydantic import ConfigDict, PydanticUserError, ValidationError, validate_call
 
 from tandem.config.conversation import FunctionToolConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.threads import in_thread
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession, ToolSet
+from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Prompt
 
 _NO_TOOLS = ("reset", "close", "get_reward")
@@ -82,7 +81,7 @@ class ClassTools:
     def __init__(self, kind: type[Any], config: FunctionToolConfig, limits: CallLimits) -> None:
         self._kind = kind
         self._arguments = config.arguments
-        self._limits = limits
+        self.limits = limits
         self._slots = asyncio.Semaphore(config.calls_at_once)
         methods = [
             (name, method)
@@ -108,12 +107,13 @@ class ClassTools:
     def make(self) -> Any:
         """A fresh instance. Raises EnvironmentFailed."""
         try:
-            return self._kind(**self._arguments)
+            with exceptions_only():
+                return self._kind(**self._arguments)
         except Exception as error:  # the user's code may raise anything
             raise EnvironmentFailed(f"{self._kind.__name__}: {type(error).__name__}: {error}") from error
 
     def called(self, method: Callable[..., Any]) -> "_Called":
-        return _Called(method, self._limits, self._slots)
+        return _Called(method, self.limits, self._slots)
 
 
 class _ClassSession:
@@ -136,19 +136,23 @@ class _ClassSession:
         return await self._methods[name](name, arguments)
 
     async def close(self) -> float | None:
+        """Also an instance is closed that has no reward to give, for want of a whole trajectory, say."""
         if self._instance is None:
             return None
-        reward = await self._if_it_has("get_reward")
-        await self._if_it_has("close")
+        try:
+            reward = await self._if_it_has("get_reward")
+        finally:
+            await self._if_it_has("close")
         return None if reward is None else float(reward)
 
-    async def _if_it_has(self, name: str, **arguments: Any) -> Any:
-        """What an optional method returns. Whatever it raises is the environment's failure."""
+    async def _if_it_has(self, name: str, /, **arguments: Any) -> Any:
+        """What an optional method returns. What it raises is the environment's failure, and so is no end in time."""
         method = getattr(self._instance, name, None)
         if method is None:
             return None
         try:
-            return await _run(method, arguments)
+            async with self._tools.limits.in_time():
+                return await call(method, **arguments)
         except Exception as error:  # the user's code may raise anything
             raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 
@@ -157,7 +161,10 @@ class _Called:
     """A function of the user's, with its arguments checked against its type hints."""
 
     def __init__(self, function: Callable[..., Any], limits: CallLimits, slots: asyncio.Semaphore) -> None:
-        self._checked: Callable[..., Any] = validate_call(config=_ANY_TYPES)(function)
+        try:
+            self._checked: Callable[..., Any] = validate_call(config=_ANY_TYPES)(function)
+        except (PydanticUserError, NameError) as error:  # a function that is not written in Python; a name in a hint
+            raise UserError(f"conversation.environment.tools: {function!r} cannot be called: {error}") from None
         self._function = function
         self._limits = limits
         self._slots = slots
@@ -165,7 +172,7 @@ class _Called:
     async def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         async with self._slots, self._limits.sent():
             try:
-                result = await _run(self._checked, arguments)
+                result = await call(self._checked, **arguments)
             except EnvironmentFailed:
                 raise
             except ValidationError as error:
@@ -177,18 +184,10 @@ class _Called:
         return as_result(result)
 
 
-async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call it, in a thread where it is not async."""
-    if inspect.iscoroutinefunction(inspect.unwrap(function)):
-        return await function(**arguments)
-    result = await in_thread(function, **arguments)
-    return await result if inspect.isawaitable(result) else result
-
-
 def as_result(result: Any) -> ToolResult:
     """What a function returns: its text, or (text, reward), or (text, reward, numbers)."""
-    if isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[1], (int, float, type(None))):
-        reward = None if result[1] is None else float(result[1])
+    if isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[1], SupportsFloat | None):
+        reward = None if result[1] is None else float(result[1])  # also numpy's numbers, and tensors of one
         return ToolResult(as_text(result[0]), reward, dict(result[2]) if len(result) == 3 else {})
     return ToolResult(as_text(result))
 
@@ -209,9 +208,11 @@ def as_text(result: Any) -> str:
 
 def _schema(function: Callable[..., Any], reference: str) -> ToolSchema:
     """Raises UserError where type hints or the docstring do not say what the policy must know."""
+    from transformers.utils import chat_template_utils as templates  # mistakes are told before it is imported
+
     try:
-        return get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+        return templates.get_json_schema(function)
+    except (templates.DocstringParsingException, templates.TypeHintParsingException, ValueError) as error:
         raise UserError(
             f"conversation.environment.tools: {reference!r}: {error}; give each argument a type hint, and describe it "
             "in the docstring under `Args:`"

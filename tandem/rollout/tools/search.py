@@ -36,11 +36,10 @@ class SearchTools:
     @property
     def schemas(self) -> Sequence[ToolSchema]:
         config = self._config
-        how_many = f"How many passages, at most {config.most_passages}; {config.passages} unless given."
-        properties = {
-            "query": {"type": "string", "description": "What to look for."},
-            "k": {"type": "integer", "description": how_many},
-        }
+        properties = {"query": {"type": "string", "description": "What to look for."}}
+        if config.most_passages > 1:
+            how_many = f"How many passages, at most {config.most_passages}; {config.passages} unless given."
+            properties["k"] = {"type": "integer", "description": how_many}
         parameters = {"type": "object", "properties": properties, "required": ["query"]}
         function = {"name": config.name, "description": config.description, "parameters": parameters}
         return [{"type": "function", "function": function}]

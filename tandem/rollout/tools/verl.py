@@ -9,9 +9,8 @@ A row may have arguments for them: `extra_info.tools_kwargs: {name: {create_kwar
 """
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 from uuid import uuid4
 
 import yaml
@@ -21,8 +20,8 @@ from tandem.config.conversation import VerlToolsConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.threads import in_thread
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
+from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Prompt
 
 _KEY = "conversation.environment.tools"
@@ -89,6 +88,8 @@ class _VerlSession:
         extra: Mapping[str, Any] = prompt.row.get("extra_info") or {}
         self._arguments: Mapping[str, Mapping[str, Any]] = extra.get("tools_kwargs") or {}
         self._instances: dict[str, str] = {}
+        self._creating = asyncio.Lock()
+        """The first calls of a turn share an instance."""
 
     async def start(self) -> str | None:
         return None
@@ -96,10 +97,11 @@ class _VerlSession:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         tool = self._tools[name]
         async with self._slots, self._limits.sent():
-            if name not in self._instances:
-                self._instances[name] = await self._create(name)
+            async with self._creating:
+                if name not in self._instances:
+                    self._instances[name] = await self._create(name)
             try:
-                result = await _run(
+                result = await call(
                     tool.execute, self._instances[name], dict(arguments), **self._given(name, "execute")
                 )
             except (EnvironmentFailed, TimeoutError):
@@ -109,20 +111,31 @@ class _VerlSession:
         return _read_result(name, result)
 
     async def close(self) -> float | None:
-        rewards: list[float] = []
-        for name, instance in self._instances.items():
-            try:
-                reward = await _run(self._tools[name].calc_reward, instance, **self._given(name, "calc_reward"))
-                await _run(self._tools[name].release, instance, **self._given(name, "release"))
-            except Exception as error:  # the user's code may raise anything
-                raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
-            rewards += [] if reward is None else [float(reward)]
+        """Also where one tool fails the others' instances are released."""
+        given = await asyncio.gather(*(self._end(*one) for one in self._instances.items()), return_exceptions=True)
+        for reward in given:
+            if isinstance(reward, BaseException):
+                raise reward
+        rewards = [reward for reward in given if isinstance(reward, float)]
         return sum(rewards) if rewards else None
+
+    async def _end(self, name: str, instance: str) -> float | None:
+        """Release an instance. Its reward for the trajectory."""
+        tool = self._tools[name]
+        try:
+            async with self._limits.in_time():
+                try:
+                    reward = await call(tool.calc_reward, instance, **self._given(name, "calc_reward"))
+                finally:
+                    await call(tool.release, instance, **self._given(name, "release"))
+            return None if reward is None else float(reward)
+        except Exception as error:  # the user's code may raise anything
+            raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 
     async def _create(self, name: str) -> str:
         """The id of a fresh instance. verl's versions return it alone, or with what the tool says."""
         try:
-            made = await _run(self._tools[name].create, uuid4().hex, **self._given(name, "create"))
+            made = await call(self._tools[name].create, uuid4().hex, **self._given(name, "create"))
         except Exception as error:  # the user's code may raise anything
             raise EnvironmentFailed(f"{name}: create: {type(error).__name__}: {error}") from error
         return str(made[0] if isinstance(made, tuple) else made)
@@ -132,19 +145,13 @@ class _VerlSession:
         return own.get(f"{method}_kwargs") or {}
 
 
-async def _run(method: Any, *arguments: Any, **named: Any) -> Any:
-    if inspect.iscoroutinefunction(method):
-        return await method(*arguments, **named)
-    return await in_thread(method, *arguments, **named)
-
-
 def _read_result(name: str, result: Any) -> ToolResult:
     """(response, reward, numbers), of which the response is text or has a `text`."""
     if not isinstance(result, tuple) or len(result) != 3:
         raise EnvironmentFailed(f"{name}: execute returned {result!r:.200}, not (response, reward, metrics)")
     response, reward, numbers = result
     text = response if isinstance(response, str) else response.text or ""
-    found = {key: float(value) for key, value in (numbers or {}).items() if isinstance(value, (int, float))}
+    found = {key: float(value) for key, value in (numbers or {}).items() if isinstance(value, SupportsFloat)}
     return ToolResult(text, None if reward is None else float(reward), found)
 
 
@@ -171,7 +178,8 @@ def _is_mcp(entry: Mapping[str, Any]) -> bool:
 
 def _schema_of(entry: Mapping[str, Any], config: VerlToolsConfig) -> ToolSchema:
     schema = entry.get("tool_schema")
-    if not isinstance(schema, Mapping) or not isinstance(schema.get("function"), Mapping):
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(
             f"{_KEY}: {config.path}: {entry.get('class_name')!r} has no `tool_schema` of {{type: function, function: "
             "{name, description, parameters}}"
@@ -187,8 +195,11 @@ def _make(entry: Mapping[str, Any], schema: ToolSchema, config: VerlToolsConfig)
         raise UserError(
             f"{_KEY}: {config.path}: there is no class {entry.get('class_name')!r}; write package.module.Class"
         )
-    settings = dict(entry.get("config") or {})
+    settings = entry.get("config") or {}
+    if not isinstance(settings, Mapping):
+        raise UserError(f"{_KEY}: {config.path}: {name}: config: {settings!r:.100} is no section of keys and values")
     try:
-        return kind(settings, _Schema.model_validate(schema))
+        with exceptions_only():
+            return kind(dict(settings), _Schema.model_validate(schema))
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"{_KEY}: {config.path}: {name}: {type(error).__name__}: {error}") from error

@@ -30,7 +30,10 @@ class _ScriptedUser:
     async def start(self, prompt: Prompt) -> None:
         words = prompt.row.get(self._column)
         if not isinstance(words, list) or not all(isinstance(text, str) for text in words):
-            raise EnvironmentFailed(f"data row {prompt.index}: column `{self._column}` is no list of strings")
+            raise EnvironmentFailed(
+                f"data row {prompt.index}: column `{self._column}` (conversation.environment.user.column) is no list "
+                "of strings, what the user says after each answer"
+            )
         self._words = list(words)
 
     async def reply(self, messages: Sequence[Message]) -> Said:

@@ -9,7 +9,7 @@ Each class has start_interaction, generate_response, calculate_score and finaliz
 `extra_info.interaction_kwargs.name`; the other entries there are what its conversation starts with.
 """
 
-import inspect
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
@@ -20,8 +20,8 @@ from tandem.config.conversation import VerlUserConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.threads import in_thread
 from tandem.rollout.users.base import Said, User
+from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Message, Prompt
 
 _KEY = "conversation.environment.user"
@@ -33,6 +33,7 @@ class VerlUsers:
     def __init__(self, config: VerlUserConfig) -> None:
         """Raises UserError where the file is none of this kind, or names what is not there."""
         self._path = config.path
+        self._timeout_s = config.timeout_s
         self._interactions: dict[str, Any] = {}
         for entry in self._entries():
             place, _, kind_name = str(entry.get("class_name")).rpartition(".")
@@ -40,12 +41,16 @@ class VerlUsers:
             if not callable(kind):
                 raise UserError(f"{_KEY}: {self._path}: there is no class {entry.get('class_name')!r}")
             name = str(entry.get("name") or kind_name)
-            self._interactions[name] = kind({"name": name, **(entry.get("config") or {})})
+            try:
+                with exceptions_only():
+                    self._interactions[name] = kind({"name": name, **(entry.get("config") or {})})
+            except Exception as error:  # the user's code may raise anything
+                raise UserError(f"{_KEY}: {self._path}: {kind_name}: {type(error).__name__}: {error}") from error
 
     async def open(self) -> None: ...
 
     def make(self, prompt: Prompt) -> User:
-        return _VerlUser(self._interactions)
+        return _VerlUser(self._interactions, self._timeout_s)
 
     async def close(self) -> None: ...
 
@@ -61,8 +66,9 @@ class VerlUsers:
 
 
 class _VerlUser:
-    def __init__(self, interactions: Mapping[str, Any]) -> None:
+    def __init__(self, interactions: Mapping[str, Any], timeout_s: float) -> None:
         self._interactions = interactions
+        self._timeout_s = timeout_s
         self._interaction: Any = None
         self._arguments: dict[str, Any] = {}
         self._instance = ""
@@ -92,6 +98,8 @@ class _VerlUser:
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         method = getattr(self._interaction, name)
-        if inspect.iscoroutinefunction(method):
-            return await method(*arguments, **self._arguments)
-        return await in_thread(method, *arguments, **self._arguments)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call(method, *arguments, **self._arguments)
+        except TimeoutError as error:
+            raise EnvironmentFailed(f"{name}: {str(error) or f'no answer within {self._timeout_s:g} s'}") from error

@@ -7,29 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tandem.errors import UserError
+from tandem.models.directory import by_layer, model_file, write_index
+from tandem.models.storage import TensorFile
 from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
 
 
-def save_model(bridged: Bridged, stages: Sequence[Stage], directory: Path) -> None:
-    """Rank 0 collects in host memory what all ranks gather tensor by tensor, and writes it."""
-    writes = dist.get_rank() == 0
-    weights = {name: tensor.cpu().clone() if writes else None for name, tensor in bridged.export(stages)}
-    if writes:
+def save_model(bridged: Bridged, stages: Sequence[Stage], directory: Path) -> list[TensorFile]:
+    """Begin a Hugging Face directory: the file of the weights that this rank writes, if any. Every rank calls it.
+
+    All ranks gather one weight at a time; the copy of a layer is kept by one of them, in turn.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own: dict[str, Tensor] = {}
+    for number, layer in enumerate(by_layer(bridged.export(stages))):
+        if number % ranks == rank:
+            own |= {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in layer.items()}
+    if rank == 0:
         directory.mkdir(exist_ok=True)
         bridged.save_config(directory)
-        save_torch_state_dict(weights, directory)  # pyright: ignore[reportArgumentType]
-    dist.barrier()
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, ([*own], sum(weight.nbytes for weight in own.values())))
+    names = [theirs for theirs, _ in everyone if theirs]
+    if rank == 0:
+        write_index(directory, names, sum(size for _, size in everyone))
+    return [TensorFile(model_file(directory, rank, len(names)), own)] if own else []
 
 
 def save_state(optimizer: ShardedAdamW, stages: Sequence[Stage], directory: Path) -> None:
-    """Masters and moments, each rank its own part."""
+    """Masters and moments, each rank its own part, at once: Megatron-Core reads them where they are."""
     directory.mkdir(exist_ok=True)
     dist_checkpointing.save(_state(optimizer, stages), str(directory))
 

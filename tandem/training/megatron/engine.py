@@ -29,7 +29,9 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.training.base import LossResult, sum_parts
+from tandem.models.storage import TensorFile
+from tandem.regions import Shard
+from tandem.training.base import LossResult, PassResult, sum_parts, sum_results
 from tandem.training.megatron.checkpoint import load_state, save_model, save_state
 from tandem.training.megatron.fixes import keep_the_padding_of_buckets, mend
 from tandem.training.megatron.model import Bridged, Stage
@@ -72,17 +74,18 @@ class MegatronEngine:
             self._optimizer = ShardedAdamW(self._models, optimizer, total_steps, self._bridged.config.params_dtype)
 
     @torch.no_grad()
-    def forward(self, micro_batches: Sequence[MicroBatch]) -> list[Outputs[Tensor]]:
+    def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[Tensor]]:
+        assert adapted, "adapters are of training.type: fsdp"
         return self._everywhere(self._run(micro_batches, None), micro_batches)
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor]) -> LossResult:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[Tensor]) -> PassResult:
         results = self._run(micro_batches, loss)
         outputs = self._everywhere(results, micro_batches)
         speaks = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
-        own = sum_parts([(result.loss, result.metrics) for result in results] if speaks else [])
+        own = sum_results(results if speaks else [])
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, own)
-        return LossResult(*sum_parts(parts), outputs)
+        return PassResult(*sum_parts(parts), outputs)
 
     def optimizer_step(self) -> dict[str, float]:
         return {**self._trained.step(), **expert_load(self._stages, self._bridged.config, self._device)}
@@ -90,6 +93,11 @@ class MegatronEngine:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self._weights_here():
             yield from self._bridged.export(self._stages)
+
+    @contextmanager
+    def shards(self) -> Iterator[list[Shard[Tensor]]]:
+        with self._weights_here():
+            yield self._bridged.shards(self._stages)
 
     def offload(self) -> None:
         self._move_weights(here=False)
@@ -103,10 +111,11 @@ class MegatronEngine:
             self._optimizer.move(self._device)
         self._offloaded = False
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> list[TensorFile]:
         with self._weights_here():
-            save_model(self._bridged, self._stages, directory / "model")
+            files = save_model(self._bridged, self._stages, directory / "model")
             save_state(self._trained, self._stages, directory / "state")
+        return files
 
     def load(self, directory: Path, new_schedule: bool = False) -> None:
         load_state(self._trained, self._stages, directory / "state")
@@ -200,7 +209,7 @@ class MegatronEngine:
             return nothing, one, None
         outputs = self._score(here, hidden[:, 0].index_select(0, here.scored))
         if loss is None:
-            return nothing, one, LossResult(0.0, {}, [outputs])
+            return nothing, one, LossResult((), outputs)
         columns: TokenColumns[Tensor] = micro_batch.columns.map(lambda array: torch.from_numpy(array).to(self._device))
         value, metrics = loss(outputs, columns)
         detached = Outputs(
@@ -242,7 +251,7 @@ class MegatronEngine:
             return []
         names = ["logprobs_S", "entropy_S", *([] if torch.is_grad_enabled() else ["squared_probs_S"])]
         names = ["values_S"] if self._bridged.value_head else names
-        outputs = [result.outputs[0] for result in results]
+        outputs = [result.outputs for result in results]
         known = torch.empty(len(names), sum(sizes), device=self._device)
         if outputs:
             known = torch.stack([torch.cat([getattr(part, name) for part in outputs]) for name in names])

@@ -14,6 +14,7 @@ from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from tandem.models.attention import Scoring
 from tandem.training.megatron.routers import Router
 from tandem.training.megatron.rows import Plan
 
@@ -90,5 +91,5 @@ class PackedAttention(MegatronModule):
         if self._group.size() > 1:
             heads = [gather_from_sequence_parallel_region(x, group=self._group)[plan.gathered] for x in heads]
         query, key, value = (x.transpose(0, 1)[None] for x in heads)
-        output = plan.rows.attend(0, query, key, value, self._scale, None)[0].flatten(1)
+        output = plan.rows.attend(0, query, key, value, Scoring(self._scale))[0].flatten(1)
         return output[plan.held] if self._group.size() > 1 else output

@@ -22,8 +22,10 @@ from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.storage import read_safetensors
+from tandem.regions import Shard
 from tandem.training.megatron.layers import FUSED, LOCAL, layer_specs
 from tandem.training.megatron.routers import tell_routers
+from tandem.training.megatron.shards import shards_of
 
 VALUE_HEAD = {"score.weight": "weight", "score.bias": "bias"}
 """Hugging Face names of the parameters of a critic's output layer."""
@@ -132,6 +134,11 @@ class Bridged:
                 yield name, tensor
         if self.value_head:
             yield from self._value_head(stages[-1])
+
+    def shards(self, stages: Sequence[Stage]) -> list[Shard[Tensor]]:
+        """What this rank holds of the parameters of a policy, each once."""
+        found = (shard for stage in stages for shard in shards_of(self._bridge, _View(stage)))
+        return list({shard.name: shard for shard in found}.values())
 
     def save_config(self, directory: Path) -> None:
         """What a Hugging Face directory has besides the weights."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tandem.models.attention import PackedRows
+from tandem.models.attention.pieces import tokens_before
 from tandem.types import BoolArray, IntArray, MicroBatch
 
 
@@ -137,23 +138,25 @@ def _pad_rows(lengths: IntArray, chunks: int, multiple: int) -> tuple[IntArray, 
 def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
     """Lengths of rows that each begin with their prefix, which tokens they are, and the scored places among these."""
     offsets, prefixes = micro_batch.offsets, micro_batch.prefixes
-    lengths = np.diff(offsets)
+    lengths, before = np.diff(offsets), tokens_before(offsets, prefixes)
     ends = np.setdiff1d(np.arange(len(lengths)), prefixes)  # segments that nothing continues: one a row
-    before = np.where(prefixes < 0, 0, lengths[prefixes])
+    chains = [_chain(int(end), prefixes) for end in ends]
     row_lengths = (before + lengths)[ends]
     starts = row_lengths.cumsum() - row_lengths
     begins = np.zeros(len(lengths), np.int64)
-    for segment, start in zip(ends[::-1], starts[::-1], strict=True):  # a prefix is scored in its first row
-        begins[segment] = start + before[segment]
-        if prefixes[segment] >= 0:
-            begins[prefixes[segment]] = start
-    parts = [
-        np.arange(int(offsets[segment]), int(offsets[segment + 1]))
-        for end in ends
-        for segment in ([prefixes[end], end] if prefixes[end] >= 0 else [end])
-    ]
+    for chain, start in zip(chains[::-1], starts[::-1], strict=True):  # a prefix is scored in its first row
+        begins[chain] = start + before[chain]
+    parts = [np.arange(int(offsets[segment]), int(offsets[segment + 1])) for chain in chains for segment in chain]
     home = np.searchsorted(offsets, micro_batch.scored, side="right") - 1
     return row_lengths, np.concatenate(parts), begins[home] + micro_batch.scored - offsets[home]
+
+
+def _chain(end: int, prefixes: IntArray) -> list[int]:
+    """A segment and all that it continues, from the first one on."""
+    chain = [end]
+    while prefixes[chain[-1]] >= 0:
+        chain.append(int(prefixes[chain[-1]]))
+    return chain[::-1]
 
 
 def _held(offsets: IntArray, chunks: int, rank: int) -> IntArray:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
@@ -15,7 +16,8 @@ class ReadsAnswer(Protocol):
     thought where the prompt ends in it.
 
     Calls come in the order in which they are written, with the id "" where the policy gives none. A call that cannot be
-    read is a sentence in `Answer.broken`, and hides no other. A call inside a thought is none.
+    read is a sentence in `Answer.broken`, and hides no other; its text stays in the content, for it may be rendered
+    again, and the policy is then shown what it wrote. A call inside a thought is none.
     """
 
     def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Answer: ...
@@ -42,6 +44,11 @@ def split_thinking(text: str, call: str, tags: tuple[str, str] = ("<think>", "</
         thoughts.append(thought)
         said += before
     return "\n".join(thought.strip("\n") for thought in thoughts) if thoughts else None, said + text
+
+
+def joined_thinking(first: str | None, later: str | None) -> str | None:
+    """What was thought before a call, and behind it."""
+    return later if first is None else first if later is None else f"{first}\n{later}"
 
 
 def read_text(text: str, tools: Sequence[ToolSchema]) -> Answer:
@@ -87,11 +94,32 @@ def broken(error: BrokenCall, text: str) -> str:
     return f"This call of a tool was not run, {error}: {text[:_SHOWN]}{'…' * (len(text) > _SHOWN)}"
 
 
+def without_bad_json(answer: Answer) -> Answer:
+    """The same, with calls broken that hold what no tool, template or file could be given: half a surrogate pair, a
+    number beyond all floats."""
+    calls, failures = list[ToolCall](), list(answer.broken)
+    for call in answer.tool_calls:
+        try:
+            json.dumps([call.id, call.name, dict(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
+            calls.append(call)
+        except UnicodeEncodeError:
+            failures.append(broken(BrokenCall("it has half a surrogate pair, which is no text"), ascii(call.name)))
+        except (TypeError, ValueError, RecursionError) as error:
+            failures.append(broken(BrokenCall(f"it has what JSON has not: {error}"), ascii(call.name)))
+    return replace(answer, tool_calls=tuple(calls), broken=tuple(failures))
+
+
 def cut(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """A broken call, up to its closing tag or the next call's opening one, and what follows it."""
+    """A broken call with its closing tag, or up to the next call's opening one, and what follows it."""
     ends = [place for place in (text.find(closing), text.find(opening)) if place >= 0]
-    call = text[: min(ends, default=len(text))]
-    return call, text[len(call) :].removeprefix(closing)
+    end = min(ends, default=len(text))
+    end += len(closing) if text.startswith(closing, end) else 0
+    return text[:end], text[end:]
+
+
+def unread(block: str, broken_calls: Sequence[str], read: int) -> str:
+    """What stays text of a block of calls: the broken ones, with all that is around them where none was `read`."""
+    return block if broken_calls and not read else "".join(broken_calls)
 
 
 def _no_number(constant: str) -> Any:

@@ -21,9 +21,12 @@ def read_deepseek(text: str, tools: Sequence[ToolSchema]) -> Answer:
         try:
             calls.append(_call(part))
         except BrokenCall as error:
-            failures.append(broken(error, part.partition(_CLOSE)[0]))
+            failed, closed, _ = part.partition(_CLOSE)
+            failures.append(broken(error, failed))
+            said += _OPEN + failed + closed
     if called.strip() and not calls and not failures:
         failures.append(broken(BrokenCall(f"it does not begin with {_OPEN}"), called.partition(_END)[0]))
+        said += _CALLS + called
     return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
 
 

@@ -27,6 +27,7 @@ def read_gpt_oss(text: str, tools: Sequence[ToolSchema]) -> Answer:
                 calls.append(_call(recipient[1], body))
             except BrokenCall as error:
                 failures.append(broken(error, f"{recipient[0]} {body}"))
+                said.append(f"{header.removeprefix('assistant')}<|message|>{body}")
         elif channel and channel[1] == "analysis":
             thoughts.append(body)
         else:

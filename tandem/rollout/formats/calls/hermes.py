@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, cut, json_at, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, cut, joined_thinking, json_at, split_thinking
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -18,10 +18,12 @@ def read_hermes(text: str, tools: Sequence[ToolSchema]) -> Answer:
         try:
             value, rest = json_at(text)
             calls.append(_closed(value, rest))
-            text = rest.lstrip().removeprefix(_CLOSE)
+            later, text = split_thinking(rest.lstrip().removeprefix(_CLOSE), _OPEN)
+            reasoning = joined_thinking(reasoning, later)
         except BrokenCall as error:
             call, text = cut(text, _OPEN, _CLOSE)
             failures.append(broken(error, call))
+            said += _OPEN + call
     return Answer((said + text).strip(), tuple(calls), reasoning, tuple(failures))
 
 

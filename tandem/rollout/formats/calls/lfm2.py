@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, broken, split_thinking, unread
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON_WORDS = {"true": True, "false": False, "null": None}
@@ -17,18 +17,19 @@ def read_lfm2(text: str, tools: Sequence[ToolSchema]) -> Answer:
     said, *blocks = text.split(_OPEN)
     calls, failures = list[ToolCall](), list[str]()
     for block in blocks:
-        block, _, rest = block.partition(_CLOSE)
-        said += rest
+        block, closed, rest = block.partition(_CLOSE)
+        before, failed = len(calls), list[str]()
         try:
-            nodes = _listed(block)
+            for node in _listed(block):
+                try:
+                    calls.append(_call(node))
+                except BrokenCall as error:
+                    failed.append(ast.get_source_segment(block.strip(), node) or ast.unparse(node))
+                    failures.append(broken(error, failed[-1]))
         except BrokenCall as error:
+            failed.append(block)
             failures.append(broken(error, block))
-            continue
-        for node in nodes:
-            try:
-                calls.append(_call(node))
-            except BrokenCall as error:
-                failures.append(broken(error, ast.unparse(node)))
+        said += unread(_OPEN + block + closed, failed, len(calls) - before) + rest
     return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
 
 

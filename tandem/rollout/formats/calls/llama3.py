@@ -17,22 +17,21 @@ def read_llama3(text: str, tools: Sequence[ToolSchema]) -> Answer:
     del tools  # JSON carries types
     head, tagged, rest = text.partition(_TAG)
     if tagged and not _CALL.match(rest.lstrip()):
-        return Answer(head.strip(), broken=(broken(BrokenCall(f"no JSON follows {_TAG}"), rest),))
+        return Answer(text.strip(), broken=(broken(BrokenCall(f"no JSON follows {_TAG}"), rest),))
     text = head + rest
     said, calls, failures = "", list[ToolCall](), list[str]()
     while found := _CALL.search(text):
         said, text = said + text[: found.start()], text[found.start() :]
+        after = None
         try:
             value, after = json_at(text)
-        except BrokenCall as error:
-            following = _NEXT.search(text)
-            end = following.start() if following else len(text)
-            failures.append(broken(error, text[:end]))
-            text = text[end:].lstrip(_BETWEEN)
-            continue
-        try:
             calls.append(call_of(value, "arguments" if "arguments" in value else "parameters"))
         except BrokenCall as error:
-            failures.append(broken(error, text[: len(text) - len(after)]))
+            if after is None:
+                following = _NEXT.search(text)
+                after = text[following.start() :] if following else ""
+            failed = text[: len(text) - len(after)]
+            failures.append(broken(error, failed))
+            said += failed
         text = after.lstrip(_BETWEEN)
     return Answer((said + text).strip(), tuple(calls), None, tuple(failures))

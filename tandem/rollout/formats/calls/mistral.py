@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, whole_json
+from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, unread, whole_json
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\])?(?=\s*\{)")
@@ -20,11 +20,13 @@ def read_mistral(text: str, tools: Sequence[ToolSchema]) -> Answer:
     for part in parts:
         try:
             if part.lstrip().startswith("["):
-                _read_list(part.lstrip()[1:], calls, failures)
+                before, failed = len(calls), _read_list(part.lstrip()[1:], calls, failures)
+                said += unread(_OPEN + part, failed, len(calls) - before)
             else:
                 calls.append(_named(part))
         except BrokenCall as error:
             failures.append(broken(error, part))
+            said += _OPEN + part
     return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
 
 
@@ -37,19 +39,19 @@ def _named(text: str) -> ToolCall:
     return call_of({"name": head[1], "arguments": arguments, "id": head[2]})
 
 
-def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> None:
-    """A JSON list of calls, one at a time: one that is no JSON ends where the next begins."""
+def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> list[str]:
+    """A JSON list of calls, one at a time: one that is no JSON ends where the next begins. The text of broken ones."""
+    unreadable = list[str]()
     while text := text.strip(" \n,]"):
+        rest = None
         try:
             value, rest = json_at(text)
-        except BrokenCall as error:
-            following = _NEXT.search(text)
-            end = following.start() if following else len(text)
-            failures.append(broken(error, text[:end]))
-            text = text[end:]
-            continue
-        try:
             calls.append(call_of(value))
         except BrokenCall as error:
-            failures.append(broken(error, text[: len(text) - len(rest)]))
+            if rest is None:
+                following = _NEXT.search(text)
+                rest = text[following.start() :] if following else ""
+            unreadable.append(text[: len(text) - len(rest)])
+            failures.append(broken(error, unreadable[-1]))
         text = rest
+    return unreadable

@@ -49,7 +49,7 @@ def by_response_template(template: Mapping[str, Any]) -> ReadsAnswer:
     untyped = field is not None and field.content == "xml-inline"
 
     def read(text: str, tools: Sequence[ToolSchema]) -> Answer:
-        parser = ResponseParser(as_text, prefix="")
+        parser, left = ResponseParser(as_text, prefix=""), ""
         parser.feed(text)
         said, _ = parser.finalize()
         calls, failures = list[ToolCall](), list[str]()
@@ -60,10 +60,18 @@ def by_response_template(template: Mapping[str, Any]) -> ReadsAnswer:
                 calls.append(_cast(call, tools) if untyped else call)
             except BrokenCall as error:
                 failures.append(broken(error, f"{' '.join(captured.values())} {body}"))
+                left += _as_written(text, body, field)
         reasoning = said.get("reasoning_content", said.get("thinking"))
-        return Answer(said.get("content", "").strip(), tuple(calls), reasoning, tuple(failures))
+        return Answer((said.get("content", "") + left).strip(), tuple(calls), reasoning, tuple(failures))
 
     return read
+
+
+def _as_written(text: str, body: str, field: Any) -> str:
+    """A call with what opens it, from the `text` of the turn."""
+    openings = (found for found in field.open_re.finditer(text) if text.startswith(body, found.end()))
+    opening = next((found[0] for found in openings), "")
+    return opening + body
 
 
 def _call(body: str, field: Any, captures: Mapping[str, str]) -> ToolCall:

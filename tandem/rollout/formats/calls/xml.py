@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, cut, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, broken, cut, joined_thinking, split_thinking
 from tandem.rollout.formats.calls.schema import cast
 
 _CLOSE = "</tool_call>"
@@ -41,18 +41,25 @@ def _read(
     call: Callable[[str, Sequence[ToolSchema]], tuple[ToolCall, str]],
 ) -> Answer:
     """`call` reads what follows a match of `begins`: a call, and the text behind it; it raises BrokenCall."""
-    found = begins.search(text)
-    reasoning, text = split_thinking(text, found[0] or "<function=" if found else _CLOSE)
+    reasoning, text = _split_thinking(text, begins)
     said, calls, failures = "", list[ToolCall](), list[str]()
     while found := begins.search(text):
         said, text = said + text[: found.start()], text[found.end() :]
         try:
             made, text = call(text, tools)
             calls.append(made)
+            later, text = _split_thinking(text, begins)
+            reasoning = joined_thinking(reasoning, later)
         except BrokenCall as error:
             failed, text = cut(text, "<tool_call>", _CLOSE)
             failures.append(broken(error, failed))
+            said += found[0] + failed
     return Answer((said + text).strip(), tuple(calls), reasoning, tuple(failures))
+
+
+def _split_thinking(text: str, begins: re.Pattern[str]) -> tuple[str | None, str]:
+    found = begins.search(text)
+    return split_thinking(text, found[0] or "<function=" if found else _CLOSE)
 
 
 def _function(text: str, tools: Sequence[ToolSchema]) -> tuple[ToolCall, str]:

@@ -1,0 +1,98 @@
+"""A checkpoint whose state has been copied, and whose files are being written while training goes on.
+
+    rank         thread: its files, flushed  -->  .sealed_<rank>.json beside them, last: size and SHA-256 of each
+    controller   thread: `writes`, then waits for the ranks' seals  -->  what the manifest says of each file
+
+A rank's seals are there when its files are whole. What goes wrong on a rank, the controller asks for (`checks`).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from tandem.errors import TandemError
+from tandem.files import sync, write_text
+
+_THREADS = 4
+_TURN_S = 0.01
+"""Between two looks for the ranks' seals."""
+Seals = dict[str, dict[str, Any]]
+"""Size and SHA-256 of files, by their path within the checkpoint."""
+
+
+class Abandoned(TandemError):
+    """The write was given up before it was complete."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is there of a checkpoint, and what is still to come."""
+
+    directory: Path
+    """Has all small files when the pause for the copy is over."""
+    seals: list[Path] = field(default_factory=list[Path])
+    """One for each rank that writes files."""
+    writes: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """What the controller still has to write: called in a thread, once each."""
+    checks: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Each asks ranks whether they can go on writing, and raises what went wrong. For the controller's own thread."""
+    abandoned: Event = field(default_factory=Event)
+    """Set: `complete` raises."""
+
+    def check(self) -> None:
+        for check in self.checks:
+            check()
+
+    def raise_if_abandoned(self) -> None:
+        if self.abandoned.is_set():
+            raise Abandoned(f"{self.directory}: given up")
+
+    def complete(self) -> Seals:
+        """Wait until all files are written and flushed; what the manifest says of them. Raises Abandoned."""
+        for write in self.writes:
+            write()
+        while not all(path.exists() for path in self.seals):
+            self.abandoned.wait(_TURN_S)
+            self.raise_if_abandoned()
+        found: Seals = {}
+        for path in self.seals:
+            of_a_rank: Seals = json.loads(path.read_text(encoding="utf-8"))
+            folder = path.parent.relative_to(self.directory)
+            found |= {str(folder / name): described for name, described in of_a_rank.items()}
+            path.unlink()
+        others = (path for path in self.directory.rglob("*") if path.is_file())
+        return found | _seal(self.directory, [path for path in others if self._name(path) not in found])
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.directory))
+
+
+def seals_of_rank(directory: Path, rank: int) -> Path:
+    """The file by which a rank says that all of its files in a model's directory are whole."""
+    return directory / f".sealed_{rank:05d}.json"
+
+
+def write_seals(path: Path, files: Iterable[Path]) -> None:
+    """Flush files, which lie in or below the directory of `path`, then write there what is to be expected of them."""
+    write_text(path, json.dumps(_seal(path.parent, list(files))))
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def _seal(directory: Path, files: list[Path]) -> Seals:
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return dict(zip((str(file.relative_to(directory)) for file in files), threads.map(_flush, files), strict=True))
+
+
+def _flush(file: Path) -> dict[str, Any]:
+    sync(file)
+    return describe(file)

@@ -1,0 +1,70 @@
+"""What transformers' layers call: any model loaded with `attn_implementation=ATTENTION` asks the plan of its forward.
+
+`model(..., attention_plan=plan)`: the plan knows which tokens form a row and, in generation, where the row's keys and
+values are kept; the model knows neither, so nothing is padded outside attention.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers import AttentionInterface
+
+from tandem.models.attention.pieces import Scoring
+
+ATTENTION = "tandem"
+"""The name of this attention among transformers' attention implementations."""
+
+
+class AttentionPlan(Protocol):
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Causal attention within rows: `[1, N, heads, head_dim]`, the head_dim of `value`.
+
+        query `[1, heads, N, head_dim]`, key and value `[1, kv_heads, N, head_dim]`, positions already encoded.
+        """
+        ...
+
+
+HARMLESS = {
+    "position_ids": "queries and keys have their positions already, and the plan knows the order within a row",
+    "use_cache": "the plan keeps keys and values, transformers' cache is never made",
+    "return_dict": "it is about what the model returns, not about attention",
+    "logits_to_keep": "it is about the output layer",
+    "output_router_logits": "it is about the experts",
+    "output_attentions": "weights are never returned, which the model says where it needs them",
+}
+"""Arguments that models hand down to attention although attention does not depend on them, each with the reason."""
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attention_plan: AttentionPlan,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' layers call. NotImplementedError for an argument that would change what attention computes."""
+    refuse_arguments({"attention_mask": attention_mask, **others})
+    if dropout or is_causal is False:
+        raise NotImplementedError(f"attention with dropout {dropout}, is_causal {is_causal} is not what ours computes")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scoring = Scoring(scale, sliding_window, s_aux, softcap)
+    return attention_plan.attend(module.layer_idx, query, key, value, scoring), None
+
+
+def refuse_arguments(arguments: Mapping[str, Any]) -> None:
+    """NotImplementedError where one is neither None nor harmless: leaving it out would give wrong numbers."""
+    if unknown := [name for name, value in arguments.items() if value is not None and name not in HARMLESS]:
+        raise NotImplementedError(f"attention with {', '.join(unknown)} is not what ours computes")
+
+
+AttentionInterface.register(ATTENTION, _attend)

@@ -1,0 +1,124 @@
+"""The command `tandem plan`: what a configuration needs, before anything is loaded."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.config.load import load_config, split_arguments
+from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
+from tandem.planning.hardware import Machines, parse_machines
+from tandem.planning.mends import find_mend, fullest
+from tandem.planning.placements import time_report
+from tandem.planning.roles import Moment, moments
+
+GIB = 2**30
+CARD = "H100"
+"""Where nobody says which."""
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="8xH100, or 2x8xH100 for two nodes.", show_default="as many H100 as the configuration has processes"
+        ),
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Run the real engine on fake tensors instead of formulas: a minute or more.")
+    ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="How long a step takes, by stage, and which placement is the fastest.")
+    ] = False,
+    response_tokens: Annotated[
+        float | None, typer.Option(help="With --search: of an answer, on average. Default: half of the longest.", min=1)
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="With --search: a run directory, whose measured stages scale the predicted ones."),
+    ] = None,
+) -> None:
+    """Memory of every role and phase against a GPU's, and what to change where it does not fit. Needs no GPU.
+
+    Of models the config.json is enough. Exit status 2: it does not fit.
+    """
+    path, overrides = split_arguments(arguments)
+    if path is None:
+        raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
+    config = load_config(TrainConfig, path, overrides)
+    machines = parse_machines(gpus or f"{max(8, processes_of(config))}x{CARD}")
+    found = moments(config, machines.card.memory_bytes)
+    print("\n".join(table(found)))
+    if trace:
+        from tandem.planning.trace.report import traced
+
+        print("\n".join(traced(config)))
+    if search:
+        print("\n".join(time_report(config, machines, response_tokens, calibrate)))
+    elif response_tokens or calibrate:
+        raise UserError("--response-tokens and --calibrate are for --search")
+    fits = fullest(found).memory.total <= machines.card.memory_bytes
+    print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
+    if not fits:
+        print(mend_of(path, overrides, machines))
+        raise typer.Exit(2)
+
+
+def processes_of(config: TrainConfig) -> int:
+    return sum(map(sum, config.placement.pools.values())) or config.cluster.ranks or 1
+
+
+def table(found: Sequence[Moment]) -> Iterator[str]:
+    """A line a moment, a column for each cause that any of them has; GiB."""
+    causes = [cause for cause in found[0].memory.causes() if any(moment.memory.causes()[cause] for moment in found)]
+    rows = [["pool", "role", "phase", *causes, "total GiB"]]
+    for moment in found:
+        sizes = moment.memory.causes()
+        numbers = [f"{sizes[cause] / GIB:.1f}" if sizes[cause] else "" for cause in causes]
+        pool = f"{moment.pool} x {moment.processes}"
+        rows.append([pool, moment.role, moment.phase, *numbers, f"{moment.memory.total / GIB:.1f}"])
+    yield from _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(w) if at < 3 else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def verdict(found: Sequence[Moment], room: int, card: str) -> Iterator[str]:
+    """One line a pool. `room`: bytes of the card."""
+    for pool in dict.fromkeys(moment.pool for moment in found):
+        most = fullest([moment for moment in found if moment.pool == pool])
+        total, missing = most.memory.total, most.memory.total - room
+        says = "fits" if missing <= 0 else f"does NOT fit, {missing / GIB:.1f} GiB too much"
+        yield (
+            f"{pool}: {says}: {total / GIB:.1f} of {room / GIB:.1f} GiB of a {card}, "
+            f"{most.role} in {most.phase}; most of it {_largest_causes(most)}"
+        )
+
+
+def _largest_causes(moment: Moment) -> str:
+    sizes = moment.memory.causes()
+    largest = sorted(sizes, key=lambda cause: -sizes[cause])[:3]
+    return ", ".join(f"{cause} {sizes[cause] / GIB:.1f}" for cause in largest)
+
+
+def mend_of(path: Path, overrides: Sequence[str], machines: Machines) -> str:
+    mend = find_mend(path, overrides, machines.card.memory_bytes, machines.gpus)
+    if mend is None:
+        return "no change that plan knows makes it fit: take more GPUs, larger ones, or a smaller model"
+    total = mend.most.memory.total / GIB
+    return f"the smallest change that fits ({total:.1f} GiB): {_joined(mend.overrides)}"
+
+
+def _joined(overrides: Iterable[str]) -> str:
+    return " ".join(overrides)

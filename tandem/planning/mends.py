@@ -1,0 +1,142 @@
+"""What would not fit on a card, and the smallest change of a configuration that makes it fit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.config.generation import NativeGenerationConfig
+from tandem.config.load import load_config
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
+from tandem.planning.model_shape import read_shape
+from tandem.planning.roles import Moment, longest_row, moments
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """Overrides that make a configuration fit."""
+
+    overrides: tuple[str, ...]
+    most: Moment
+    """The fullest moment that is left."""
+
+
+def fullest(found: Sequence[Moment]) -> Moment:
+    return max(found, key=lambda moment: moment.memory.total)
+
+
+def find_mend(path: Path, overrides: Sequence[str], card_bytes: int, processes: int | None = None) -> Mend | None:
+    """The first single change that is enough, in the order of what it costs; else the fewest of them together.
+
+    None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now.
+    """
+    config = load_config(TrainConfig, path, overrides)
+    changes = list(_changes(config, processes))
+    for change in changes:
+        if (most := _most(path, [*overrides, *change], card_bytes)) and most.memory.total <= card_bytes:
+            return Mend(tuple(change), most)
+    return _together(path, overrides, changes, card_bytes)
+
+
+def _together(path: Path, overrides: Sequence[str], changes: Sequence[Sequence[str]], card_bytes: int) -> Mend | None:
+    """Change after change, those that help are kept; when all fits, those that are not needed are dropped again."""
+    taken: list[Sequence[str]] = []
+    most = _most(path, overrides, card_bytes)
+    for change in changes:
+        tried = _most(path, _flat(overrides, [*taken, change]), card_bytes)
+        if tried is None or most is None or tried.memory.total >= most.memory.total:
+            continue
+        taken, most = [*taken, change], tried
+        if most.memory.total <= card_bytes:
+            break
+    if most is None or most.memory.total > card_bytes:
+        return None
+    for change in list(taken):
+        fewer = [kept for kept in taken if kept is not change]
+        tried = _most(path, _flat(overrides, fewer), card_bytes)
+        if tried is not None and tried.memory.total <= card_bytes:
+            taken, most = fewer, tried
+    return Mend(tuple(_flat((), taken)), most)
+
+
+def _flat(overrides: Sequence[str], changes: Sequence[Sequence[str]]) -> list[str]:
+    return [*overrides, *(override for change in changes for override in change)]
+
+
+def _most(path: Path, overrides: Sequence[str], card_bytes: int) -> Moment | None:
+    """None where the configuration refuses a change."""
+    try:
+        return fullest(moments(load_config(TrainConfig, path, overrides), card_bytes))
+    except UserError:
+        return None
+
+
+def _changes(config: TrainConfig, processes: int | None) -> Iterator[list[str]]:
+    """Those that cost no time first, then those that cost some, then those that take more GPUs."""
+    training, generation = config.training, config.generation
+    if not isinstance(training, FsdpTrainingConfig):
+        return
+    if training.reduce_once is not False:
+        yield ["training.reduce_once=false"]
+    if not isinstance(generation, NativeGenerationConfig) and generation.sleep != "weights":
+        yield ["generation.sleep=weights"]
+    tokens, longest = training.tokens_per_micro_batch, longest_row(config)
+    while tokens > longest:
+        tokens = max(longest, tokens // 2)
+        yield [f"training.tokens_per_micro_batch={tokens}"]
+    if training.shard_size is not None:
+        yield ["training.shard_size=null"]
+    if training.activation_checkpointing is not True:
+        yield ["training.activation_checkpointing=true"]
+    yield from _of_generation(config)
+    yield from _slower(training)
+    yield from _more_processes(config, processes)
+
+
+def _slower(training: FsdpTrainingConfig) -> Iterator[list[str]]:
+    if not (training.optimizer_offload or training.cpu_offload):
+        yield ["training.optimizer_offload=true"]
+    yield from ([f"training.context_parallel={degree}"] for degree in (2, 4, 8) if degree > training.context_parallel)
+    if not training.cpu_offload:
+        yield ["training.cpu_offload=true", "training.optimizer_offload=false"]
+
+
+def _of_generation(config: TrainConfig) -> Iterator[list[str]]:
+    generation, ranks = config.generation, sum(config.nodes_of("rollout"))
+    if isinstance(generation, NativeGenerationConfig):
+        sleep = "always" if config.trainer.max_staleness else "idle"
+        if generation.sleep not in (sleep, "always"):
+            yield [f"generation.sleep={sleep}"]
+        rows = generation.max_running // 2
+        while rows >= 16:
+            yield [f"generation.max_running={rows}"]
+            rows //= 2
+        if ranks == 1:
+            return
+        for degree in (1, 2, 4, 8):
+            if ranks % degree == 0:
+                yield [
+                    "generation.type=vllm",
+                    f"generation.tensor_parallel={degree}",
+                    "generation.sleep=weights",
+                    "generation.memory_share=0.5",
+                ]
+        return
+    names = ("gpu_memory_utilization", "mem_fraction_static")
+    given = next((f"engine_args.{name}" for name in names if name in generation.engine_args), "memory_share")
+    yield from ([f"generation.{given}={share}"] for share in (0.7, 0.5, 0.3))
+    heads = read_shape(config.model.path).kv_heads
+    degree = generation.tensor_parallel * 2
+    while degree <= min(8, heads) and ranks % degree == 0:
+        yield [f"generation.tensor_parallel={degree}"]
+        degree *= 2
+
+
+def _more_processes(config: TrainConfig, processes: int | None) -> Iterator[list[str]]:
+    if config.placement.pools or processes is None:
+        return
+    ranks = (config.cluster.ranks or 1) * 2
+    while ranks <= processes:
+        yield [f"cluster.ranks={ranks}"]
+        ranks *= 2

@@ -1,0 +1,113 @@
+"""How long a model takes to score a step's rows, and to learn from them."""
+
+from dataclasses import dataclass
+
+from tandem.planning.hardware import Card
+from tandem.planning.model_shape import ModelShape
+from tandem.planning.time import CONSTANTS, Constants, Layout, Workload, response_lengths
+
+ITEM_BYTES = 2
+"""Of a weight or activation that travels: bfloat16."""
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """A model on its GPUs, and the rows that pass through it."""
+
+    shape: ModelShape
+    card: Card
+    layout: Layout
+    workload: Workload
+    constants: Constants = CONSTANTS
+
+    @property
+    def tokens(self) -> float:
+        """Of a step and replica; a prompt once for its siblings."""
+        workload = self.workload
+        a_row = workload.response_tokens + workload.prompt_tokens / workload.siblings
+        return workload.rows * a_row / self.layout.replicas
+
+    @property
+    def micro_batches(self) -> float:
+        """Of a step and replica."""
+        return max(1.0, self.tokens / max(self.workload.row_tokens, self.workload.micro_batch_tokens))
+
+    def forward_s(self) -> float:
+        """A pass without gradients over all rows."""
+        return (self.micro_batches + self.layout.pipeline - 1) * max(self._micro_batch_s(), self._gathering_s())
+
+    def update_s(self) -> float:
+        """All optimizer steps: forward and backward passes, and the sum of gradients over replicas."""
+        steps = min(self.workload.optimizer_steps, max(1, self.workload.rows))
+        micro_batches = max(self.micro_batches, steps) + steps * (self.layout.pipeline - 1)
+        shrunk = min(1.0, self.micro_batches / steps)
+        forwards = 4 if self.workload.recompute else 3
+        computing = shrunk * forwards * self._micro_batch_s()
+        # forward and backward passes gather the weights, the backward pass scatters float32 gradients
+        moving = (2 + GRADIENT_BYTES / ITEM_BYTES) * self._gathering_s()
+        return self.workload.epochs * (micro_batches * max(computing, moving) + steps * self._exchange_s())
+
+    def _micro_batch_s(self) -> float:
+        """A forward pass of one micro-batch through one pipeline stage."""
+        shape, layout = self.shape, self.layout
+        tokens = self.tokens / self.micro_batches
+        shared = layout.tensor * layout.context * layout.pipeline
+        attention = shape.layers * (shape.attention.query + shape.heads * shape.head_dim) * self._row()
+        flops = tokens * (2 * shape.active_parameters + attention)
+        computing = flops / shared / (self.card.flops_per_s * self.constants.matmul_share)
+        launching = sum(shape.mixtures) / layout.pipeline * self.constants.mixture_pass_s
+        return max(computing, launching) + self._tensor_s(tokens) + self._expert_s(tokens)
+
+    def _row(self) -> float:
+        """The length of a token's row, on average over tokens."""
+        return self.workload.prompt_tokens + response_lengths(self.workload).weighted_mean
+
+    def _tensor_s(self, tokens: float) -> float:
+        """Two sums a layer over the ranks that share its matrices."""
+        layout, shape = self.layout, self.shape
+        if layout.tensor == 1:
+            return 0.0
+        bytes_a_sum = 2 * (1 - 1 / layout.tensor) * tokens / layout.context * shape.hidden * ITEM_BYTES
+        within = layout.tensor <= self.card.node
+        speed = self.card.peer_bytes_per_s if within else self.card.network_bytes_per_s
+        return 2 * bytes_a_sum * shape.layers / layout.pipeline / speed
+
+    def _expert_s(self, tokens: float) -> float:
+        """Tokens travel to their experts, and back."""
+        layout, shape, card = self.layout, self.shape, self.card
+        if layout.expert == 1 or not shape.experts:
+            return 0.0
+        sent = 2 * tokens / (layout.tensor * layout.context) * shape.active_experts * shape.hidden * ITEM_BYTES
+        distant = max(0.0, 1 - card.node / layout.expert)
+        a_layer = sent * (distant / card.network_bytes_per_s + (1 - distant) / card.peer_bytes_per_s)
+        return a_layer * sum(shape.mixtures) / layout.pipeline
+
+    def _gathering_s(self) -> float:
+        """FSDP: all weights to all ranks, once."""
+        if not self.layout.sharded:
+            return 0.0
+        return self._travel_s(ITEM_BYTES * self.shape.parameters, self.layout.gpus)
+
+    def _exchange_s(self) -> float:
+        """Without FSDP, gradients are summed and new weights gathered over the ranks that hold the same ones."""
+        layout, shape = self.layout, self.shape
+        if layout.sharded:
+            return 0.0
+        degree = layout.tensor * layout.pipeline
+        dense = (shape.parameters - shape.expert_parameters) / degree
+        routed = shape.expert_parameters / (layout.pipeline * max(layout.expert, layout.tensor))
+        size = GRADIENT_BYTES + ITEM_BYTES
+        copies = layout.gpus // degree
+        expert_copies = max(1, layout.gpus // (layout.pipeline * max(layout.expert, layout.tensor)))
+        return self._travel_s(size * dense, copies, degree) + self._travel_s(size * routed, expert_copies, degree)
+
+    def _travel_s(self, size: float, ranks: int, stride: int = 1) -> float:
+        """Seconds until each of `ranks` has `size` bytes of which all hold a share, inside nodes first, then between
+        them; the ranks are `stride` apart."""
+        if ranks <= 1:
+            return 0.0
+        inside = max(1, min(ranks, self.card.node // stride))
+        nodes = ranks / inside
+        seconds = size * (1 - 1 / inside) / self.card.peer_bytes_per_s
+        return seconds + size / inside * (1 - 1 / nodes) / self.card.network_bytes_per_s

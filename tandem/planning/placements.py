@@ -1,0 +1,195 @@
+"""Of a configuration: how long its step takes, by stage, and how long with its roles on other GPUs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+
+from tandem.config.algorithms import CriticConfig
+from tandem.config.generation import NativeGenerationConfig
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
+from tandem.planning.costs import DEGREES, ClusterCosts, MemoryOf, Model, parallel_layouts, parallel_memory
+from tandem.planning.hardware import Machines
+from tandem.planning.memory import Engine, phases, resident
+from tandem.planning.model_shape import read_shape
+from tandem.planning.search import ROLLOUT, Plan, evaluate, search, why
+from tandem.planning.time import Layout, Workload
+
+SHOWN = 5
+"""Placements of the ranked list."""
+
+
+def time_report(
+    config: TrainConfig, machines: Machines, response_tokens: float | None = None, run: Path | None = None
+) -> Iterator[str]:
+    """A line for the configuration as it is, then the placements, the fastest first.
+
+    `response_tokens`: of an answer, on average; half of the most by default. `run`: a run directory of this
+    configuration, whose measured stages scale the predicted ones.
+    """
+    stale = config.trainer.max_staleness > 0
+    work = workload_of(config, response_tokens)
+    here = evaluate(costs_of(config, machines, work, as_it_is=True), sets_of(config, machines), stale=stale)
+    scales: Mapping[str, float] = {}
+    if run is not None:
+        if here is None:
+            raise UserError(
+                f"--calibrate {run}: by these formulas the configuration does not fit, so nothing is scaled"
+            )
+        scales = measured_scales(run, here)
+        scaled = costs_of(config, machines, work, as_it_is=True, scales=scales)
+        here = evaluate(scaled, sets_of(config, machines), stale=stale)
+    yield f"step time, answers of {work.response_tokens:.0f} tokens (15 to 20% off where nobody has measured):"
+    yield f"  as it is: {_line(here) if here else 'does not fit'}"
+    roles = [*models_of(config), ROLLOUT]
+    ranking = search(costs_of(config, machines, work, scales=scales), roles, machines.gpus, stale=stale)
+    for rank, plan in enumerate(ranking.mappings[:SHOWN], 1):
+        yield f"  {rank}. {_line(plan)}"
+    yield f"the first wins, for {why(ranking)}; {ranking.evaluated} mappings compared"
+
+
+def _line(plan: Plan) -> str:
+    generation, preparation, update = plan.times
+    sets = " | ".join(
+        ", ".join(f"{role} on {how}" for role, how in zip(way.roles, way.how, strict=True)) for way in plan.sets
+    )
+    beside = "beside the rest" if plan.beside else "in turn"
+    return (
+        f"{plan.step_s:.1f} s: generation {generation:.1f} {beside}, preparation {preparation:.1f}, "
+        f"update {update:.1f}, publish {plan.publish_s:.1f}; {sets}"
+    )
+
+
+def models_of(config: TrainConfig) -> dict[str, Model]:
+    """The roles that train or score, with their shapes."""
+    model, algorithm = config.model, config.algorithm
+    actor = read_shape(model.path)
+    found = {"actor": Model(actor, learns=True)}
+    if algorithm.kl.place != "none":
+        found["reference"] = Model(actor)
+    if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
+        critic = read_shape(model.critic_path) if model.critic_path else actor
+        found["critic"] = Model(critic, learns=True, value_head=True)
+    if model.reward_model_path is not None:
+        found["reward_model"] = Model(read_shape(model.reward_model_path), value_head=True)
+    return found
+
+
+def sets_of(config: TrainConfig, machines: Machines) -> dict[tuple[str, ...], int]:
+    """The roles of each pool, and its processes; without pools or a number of ranks all GPUs."""
+    pools = config.placement.pools
+    roles = [*models_of(config), ROLLOUT]
+    if not pools:
+        return {tuple(roles): config.cluster.ranks or machines.gpus}
+    first = next(iter(pools))
+    placed = {role: config.placement.roles.get(role, first) for role in roles}  # type: ignore[call-overload]
+    sets = {name: tuple(role for role in roles if placed[role] == name) for name in pools}
+    return {held: sum(pools[name]) for name, held in sets.items() if held}
+
+
+def workload_of(config: TrainConfig, response_tokens: float | None) -> Workload:
+    longest, algorithm = config.generation.max_response_tokens, config.algorithm
+    return Workload(
+        rows=config.data.prompts_per_step * algorithm.group_size,
+        response_tokens=min(longest, response_tokens or longest / 2),
+        max_response_tokens=longest,
+        prompt_tokens=config.data.max_prompt_tokens / 2,
+        siblings=algorithm.group_size,
+        optimizer_steps=algorithm.minibatches,
+        epochs=algorithm.epochs,
+        micro_batch_tokens=config.training.tokens_per_micro_batch,
+        recompute=bool(config.training.activation_checkpointing),
+    )
+
+
+def costs_of(
+    config: TrainConfig,
+    machines: Machines,
+    work: Workload,
+    *,
+    as_it_is: bool = False,
+    scales: Mapping[str, float] | None = None,
+) -> ClusterCosts:
+    """`as_it_is`: with the configuration's degrees alone."""
+    generation = config.generation
+    tensor, models_leave = [1], False
+    if not isinstance(generation, NativeGenerationConfig):
+        tensor = [generation.tensor_parallel] if as_it_is else list(DEGREES[:4])
+        models_leave = generation.sleep != "never"
+    training = config.training
+    costs = ClusterCosts(
+        machines,
+        models_of(config),
+        work,
+        parallel_layouts,
+        parallel_memory(work),
+        tensor_degrees=tensor,
+        models_leave=models_leave,
+        staleness=config.trainer.max_staleness,
+        scales=scales or {},
+    )
+    if isinstance(training, FsdpTrainingConfig):
+        degrees = [training.context_parallel] if as_it_is else list(DEGREES[:4])
+        costs.memory_of = _fsdp_memory(config, training)
+        costs.layouts = lambda gpus: [
+            Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == 0
+        ]
+    elif as_it_is:
+        costs.layouts = lambda gpus: [
+            Layout(
+                gpus,
+                training.tensor_parallel,
+                training.context_parallel,
+                training.expert_parallel,
+                training.pipeline_parallel,
+            )
+        ]
+    return costs
+
+
+def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig) -> MemoryOf:
+    longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
+
+    def memory_of(model: Model, layout: Layout) -> tuple[int, int]:
+        engine = Engine(
+            shape=model.shape,
+            ranks=layout.gpus,
+            item_bytes=4 if config.model.dtype == "float32" else 2,
+            learns=model.learns,
+            value_head=model.value_head,
+            tokens=max(training.tokens_per_micro_batch, longest),
+            cpu_offload=training.cpu_offload,
+            reduce_once=training.sums_gradients_once(model.shape.parameters),
+            checkpointing=bool(training.activation_checkpointing),
+            context_parallel=layout.context,
+        )
+        held = resident(engine).total
+        return held, max(memory.total for memory in phases(engine).values()) - held
+
+    return memory_of
+
+
+STAGES = {"generation": "time/generation_s", "preparation": "time/preparation_s", "update": "time/update_s"}
+STAGES |= {"publish": "time/publish_s"}
+
+
+def measured_scales(run: Path, predicted: Plan) -> dict[str, float]:
+    """By stage, measured seconds in predicted ones: the median of the steps after the first, or the first.
+
+    Raises UserError where `run` has no metrics.
+    """
+    path = run / "metrics.jsonl"
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"--calibrate {run}: {path} cannot be read ({error}); give the directory of a run") from None
+    steps = [record for record in records if "time/step_s" in record]
+    if not steps:
+        raise UserError(f"--calibrate {run}: {path} has no step; give a run that has trained for one at least")
+    seconds = dict(zip(STAGES, (*predicted.times, predicted.publish_s), strict=True))
+    if predicted.beside:  # what is measured of generation there is the wait for it
+        del seconds["generation"]
+    found = {stage: [step[STAGES[stage]] for step in steps[1:] or steps if STAGES[stage] in step] for stage in seconds}
+    return {stage: median(times) / seconds[stage] for stage, times in found.items() if times and seconds[stage] > 0}

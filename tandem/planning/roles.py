@@ -1,0 +1,222 @@
+"""A configuration -> what each process holds in each phase of a step: roles by pool, and whose turn the devices are.
+
+Who shares a process with whom is `controller/placement.py`'s, who is where in which phase
+`controller/timesharing.py`'s.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from tandem.config.algorithms import CriticConfig
+from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import RoleName, TrainConfig
+from tandem.errors import UserError
+from tandem.planning.memory import Engine, Generation, Memory, Phase, generation, phases, resident
+from tandem.planning.model_shape import ModelShape, read_shape
+
+CONTEXT_BYTES = 2**30
+"""Of a process's CUDA context and its libraries' workspaces: an allowance, for nobody has measured it here."""
+NCCL_BYTES = 2**29
+"""The same of its process groups, where it has several ranks."""
+SLACK = 0.05
+"""Share of all tensors that an allocator needs besides, for gaps between blocks."""
+
+Stage = Literal["generation", "scoring", "preparation", "update", "publish"]
+"""Of a step, as `controller/timesharing.py` has them."""
+_STAGES: Mapping[Phase, Stage] = {
+    "forward": "preparation",
+    "backward": "update",
+    "step": "update",
+    "publish": "publish",
+}
+_ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
+    "actor": ("generation", "scoring"),
+    "critic": ("generation", "scoring", "publish"),
+    "reference": ("generation", "scoring", "update", "publish"),
+    "reward_model": ("generation", "preparation", "update", "publish"),
+}
+"""Stages in which a role that takes turns is in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a process of a pool holds at most, in one phase of a role."""
+
+    pool: str
+    processes: int
+    role: str
+    phase: Phase
+    memory: Memory
+    """Of all roles of the process together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    name: str
+    ranks: int
+    engines: Mapping[RoleName, Engine]
+    """Roles that train or score, in the order in which they are made."""
+    generates: bool
+
+
+def moments(config: TrainConfig, card_bytes: int) -> list[Moment]:
+    """The phases of a step, pool by pool. UserError for what planning does not know."""
+    training = config.training
+    if not isinstance(training, FsdpTrainingConfig):
+        raise UserError("plan knows the memory of training.type: fsdp; Megatron-Core's is not worked out yet")
+    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
+    return [
+        moment for pool in _pools(config, training, shapes) for moment in _of_pool(config, pool, shapes, card_bytes)
+    ]
+
+
+def model_paths(config: TrainConfig) -> dict[RoleName, Path]:
+    """The roles of a run besides the generation engine, and the directory that each starts from.
+
+    A policy with adapters is its own reference, without them, in one pool.
+    """
+    model, algorithm = config.model, config.algorithm
+    paths: dict[RoleName, Path] = {"actor": model.path}
+    placed = [config.placement.roles.get(role) for role in ("actor", "reference")]
+    if algorithm.kl.place != "none" and (model.lora is None or placed[0] != placed[1]):
+        paths["reference"] = model.path
+    if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
+        paths["critic"] = model.critic_path or model.path
+    if model.reward_model_path is not None:
+        paths["reward_model"] = model.reward_model_path
+    return paths
+
+
+def longest_row(config: TrainConfig) -> int:
+    return config.data.max_prompt_tokens + config.generation.max_response_tokens
+
+
+def _pools(config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
+    names = list(config.placement.pools) or ["main"]
+    placed = {role: config.placement.roles.get(role, names[0]) for role in get_args(RoleName)}
+    for name in names:
+        roles: list[RoleName] = [role for role in shapes if placed[role] == name]
+        ranks = sum(config.placement.pools.get(name, [config.cluster.ranks or 1]))
+        engines: dict[RoleName, Engine] = {
+            role: engine_of(config, training, role, shapes[role], ranks) for role in roles
+        }
+        yield _Pool(name, ranks, engines, placed["rollout"] == name)
+
+
+def engine_of(
+    config: TrainConfig, training: FsdpTrainingConfig, role: RoleName, shape: ModelShape, ranks: int
+) -> Engine:
+    """A role in the PyTorch engine, with the longest rows that there can be."""
+    lora = config.model.lora if role == "actor" else None
+    engine = Engine(
+        shape=shape,
+        ranks=ranks,
+        item_bytes=_item_bytes(config),
+        learns=role in ("actor", "critic"),
+        value_head=role in ("critic", "reward_model"),
+        tokens=max(training.tokens_per_micro_batch, longest_row(config)),
+        shared_prompts=config.algorithm.group_size > 1,
+        shard_size=training.shard_size,
+        cpu_offload=training.cpu_offload,
+        optimizer_offload=training.optimizer_offload,
+        checkpointing=training.activation_checkpointing is not False,
+        keeps_attention=training.activation_checkpointing == "selective",
+        context_parallel=training.context_parallel,
+        lora_rank=lora.rank if lora else 0,
+    )
+    return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
+
+
+def _of_pool(
+    config: TrainConfig, pool: _Pool, shapes: Mapping[RoleName, ModelShape], card_bytes: int
+) -> Iterator[Moment]:
+    held = {role: resident(engine) for role, engine in pool.engines.items()}
+    serving = _serving(config, pool, shapes["actor"], card_bytes) if pool.generates else {}
+    leaving = _leaving(config, pool)
+
+    def beside(stage: Stage, role: RoleName | None = None) -> Memory:
+        """What the engine and the other roles hold meanwhile."""
+        others = [name for name in held if name != role and not (name in leaving and stage in _ELSEWHERE[name])]
+        return sum((held[name] for name in others), start=serving.get(stage, Memory()))
+
+    if pool.generates:
+        yield _moment(config, pool, "rollout", "generation", beside("generation"))
+    for role, engine in pool.engines.items():
+        for phase, memory in phases(engine).items():
+            if phase == "offloaded" or (phase == "publish" and role != "actor"):
+                continue
+            stage: Stage = "scoring" if role == "reward_model" else _STAGES[phase]
+            yield _moment(config, pool, role, phase, memory + beside(stage, role))
+
+
+def _leaving(config: TrainConfig, pool: _Pool) -> set[RoleName]:
+    """The roles that take turns on the pool's devices."""
+    leaving: set[RoleName] = set()
+    if len(pool.engines) > 1:
+        leaving |= {"reference", "reward_model"}
+    if pool.generates and config.generation.sleep != "never":
+        leaving |= {"critic", "reference", "reward_model"}
+        if config.generation.type != "native" or pool.ranks > 1:  # one rank's native engine computes with the actor's
+            leaving.add("actor")
+    return {role for role in pool.engines if role in leaving}
+
+
+def _moment(config: TrainConfig, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
+    processes = 2 if pool.generates and config.generation.type != "native" and pool.engines else 1
+    context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
+    tensors = memory.total - memory.cache
+    allowed = Memory(context=context, slack=int(SLACK * tensors))
+    return Moment(pool.name, pool.ranks, role, phase, memory + allowed)
+
+
+def _serving(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[Stage, Memory]:
+    """What the generation engine holds of a device in each stage."""
+    if isinstance(config.generation, NativeGenerationConfig):
+        awake, asleep = _native(config, config.generation, pool, shape)
+        filled = asleep
+    else:
+        awake, asleep = _replica(config, config.generation, pool, shape, card_bytes)
+        filled = replace(awake, cache=asleep.cache)
+    if not pool.engines:
+        asleep = filled = awake
+    return {"generation": awake, "scoring": asleep, "preparation": asleep, "update": asleep, "publish": filled}
+
+
+def _native(
+    config: TrainConfig, settings: NativeGenerationConfig, pool: _Pool, shape: ModelShape
+) -> tuple[Memory, Memory]:
+    """Awake and asleep. An engine with answers under way keeps their keys and values, but with `sleep: always`."""
+    asked = -(-config.data.prompts_per_step * config.algorithm.group_size // pool.ranks)
+    awake = generation(
+        Generation(
+            shape,
+            item_bytes=_item_bytes(config),
+            rows=min(settings.max_running, asked),
+            row_tokens=longest_row(config),
+            own_weights="actor" not in pool.engines or pool.ranks > 1,
+        )
+    )
+    busy = settings.sleep == "idle" and config.trainer.max_staleness > 0
+    return awake, replace(awake, logits=0, cache=awake.cache if busy or settings.sleep == "never" else 0)
+
+
+def _replica(
+    config: TrainConfig, settings: ReplicatedGenerationConfig, pool: _Pool, shape: ModelShape, card_bytes: int
+) -> tuple[Memory, Memory]:
+    """Awake and asleep: vLLM or SGLang."""
+    weights = _item_bytes(config) * shape.parameters // settings.tensor_parallel
+    given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
+    share = settings.memory_share if given is None else given
+    if share is None:
+        share = default_memory_share(bool(pool.engines), takes_turns=settings.sleep != "never")
+    row = shape.kv_bytes(longest_row(config), _item_bytes(config)) // settings.tensor_parallel
+    awake = Memory(weights=weights, cache=max(row, int(card_bytes * share) - weights))
+    kept = {"never": awake, "cache": Memory(weights=weights), "weights": Memory()}
+    return awake, kept[settings.sleep]
+
+
+def _item_bytes(config: TrainConfig) -> int:
+    return 4 if config.model.dtype == "float32" else 2

@@ -1,0 +1,86 @@
+"""What `tandem plan --trace` prints: fake steps of a configuration's roles, beside the formulas."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import RoleName, TrainConfig
+from tandem.errors import UserError
+from tandem.planning.memory import phases
+from tandem.planning.model_shape import ModelShape, read_shape
+from tandem.planning.roles import engine_of, longest_row, model_paths
+from tandem.planning.trace.pretend import compiler
+from tandem.planning.trace.step import FakeRun, extrapolated
+
+_FEW, _MORE = 3, 5
+"""Layers of fake steps that the peak of a deeper model is extrapolated from."""
+
+
+def run_fake(runs: list[FakeRun]) -> list[dict[str, Any]]:
+    """In a process of its own, for a torch that pretends to have CUDA does nothing else; the peaks of each by phase."""
+    command = [sys.executable, "-m", "tandem.planning.trace.step"]
+    asked = json.dumps([asdict(run) for run in runs])
+    done = subprocess.run(command, input=asked, text=True, capture_output=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise UserError(f"--trace: the fake step failed ({last})")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def traced(config: TrainConfig) -> Iterator[str]:
+    """A line a phase of each role: bytes of the fake step, and of the formulas."""
+    training = config.training
+    assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
+    device = "cuda" if compiler() else "cpu"
+    if device == "cpu":
+        yield "--trace: without a C++ compiler on the CPU's path: its head, and its attention, are not those of a GPU"
+    for role, path in model_paths(config).items():
+        shape, ranks = read_shape(path), sum(config.nodes_of(role))
+        whole = _fake_run(config, training, role, path, ranks, device)
+        found = _peaks(whole, shape)
+        formulas = phases(engine_of(config, training, role, shape, ranks))
+        for phase, memory in formulas.items():
+            if found.get(phase):
+                total = found[phase]
+                yield (
+                    f"{role} {phase}: fake step {total / 2**30:.2f} GiB, formulas {memory.total / 2**30:.2f} "
+                    f"({memory.total / total - 1:+.1%})"
+                )
+
+
+def _peaks(run: FakeRun, shape: ModelShape) -> Mapping[str, int]:
+    if shape.layers <= _MORE or len(set(shape.mixtures)) > 1 or len(set(shape.windows)) > 1:
+        (answer,) = run_fake([run])
+        return {phase: peak["total"] for phase, peak in answer["peaks"].items()}
+    few, more = run_fake([replace(run, layers=_FEW), replace(run, layers=_MORE)])
+    return {
+        phase: extrapolated({_FEW: peak["total"], _MORE: more["peaks"][phase]["total"]}, shape.layers)
+        for phase, peak in few["peaks"].items()
+    }
+
+
+def _fake_run(
+    config: TrainConfig, training: FsdpTrainingConfig, role: RoleName, path: Path, ranks: int, device: str
+) -> FakeRun:
+    """Micro-batches of the longest prompt and as many of its answers, the longest, as there is room for."""
+    prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
+    room = max(training.tokens_per_micro_batch, longest_row(config)) - prompt
+    answers = [answer] * (room // answer)
+    lora = config.model.lora if role == "actor" else None
+    return FakeRun(
+        directory=str(path),
+        prompt_tokens=prompt,
+        answer_tokens=(*answers, *([room % answer] if room % answer > 1 else [])),
+        ranks=ranks,
+        device=device,
+        dtype=config.model.dtype,
+        learns=role in ("actor", "critic"),
+        value_head=role in ("critic", "reward_model"),
+        training=training.model_dump(exclude={"type", "optimizer"}),
+        lora=lora.model_dump() if lora else None,
+    )

@@ -1,0 +1,187 @@
+"""The vocabulary head of a GPU: logits exist for one tile of tokens x vocabulary at a time, twice.
+
+A first sweep over the tiles keeps five numbers a token: the maximum m of the logits z so far, s = sum exp(z - m),
+t = sum (z - m) exp(z - m), sum exp(2 (z - m)), and the logit of the token that was chosen. From these
+
+    log p[y] = z[y] - m - log s        H = log s - t / s        sum p^2 = sum exp(2 (z - m)) / s^2
+
+A second sweep makes each tile's logits again, and its gradient by the closed form of `head.py`. So there is one
+product of tokens x vocabulary x hidden more than where whole rows are kept, and no memory that grows with tokens
+times vocabulary, nor any float32 copy of the layer's weight but its gradient.
+
+Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tandem.models.logits import NO_BEND, Bend
+from tandem.training.base import LossResult
+from tandem.training.head import Columns, differentiate, empty_outputs, float32_gradient
+from tandem.types import Outputs, TokenLoss
+
+
+@dataclass(frozen=True, slots=True)
+class TiledVocabularyHead:
+    """Answers what `VocabularyHead` does. Beside the gradients a sweep holds two or three float32 tiles, a tile in the
+    weights' dtype, and float32 `[tile_tokens, hidden]` and `[tile_vocabulary, hidden]`."""
+
+    linear: nn.Linear
+    temperature: float = 1.0
+    bend: Bend = NO_BEND
+    tile_tokens: int = 8192
+    tile_vocabulary: int = 8192
+    """Both large enough that a GPU's products run at full speed: a float32 tile has 256 MiB."""
+
+    @torch.no_grad()
+    def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
+        """`hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
+        return self._outputs(hidden_S, targets_S)[0]
+
+    @torch.no_grad()
+    def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
+        """The loss; its gradient goes on through `hidden_S` and into the layer's parameters."""
+        outputs, log_total_S = self._outputs(hidden_S, targets_S)
+        outputs.squared_probs_S = None  # no loss reads it
+        grad_hidden_S = torch.empty_like(hidden_S)
+        if not len(hidden_S):  # no loss is asked about no tokens
+            hidden_S.backward(grad_hidden_S)
+            return LossResult.of([], outputs)
+        value, metrics, gradients = differentiate(loss, outputs, columns)
+        for cut in self._tokens(hidden_S):
+            at = _Tokens(
+                hidden_S[cut], targets_S[cut], log_total_S[cut],
+                outputs.slice(cut.start, cut.stop), gradients.slice(cut.start, cut.stop),
+            )  # fmt: skip
+            grad_hidden_S[cut] = self._add_gradient(at)
+        hidden_S.backward(grad_hidden_S)
+        return LossResult.of([(value, metrics)], outputs)
+
+    def _outputs(self, hidden_S: Tensor, targets_S: Tensor) -> tuple[Outputs[Tensor], Tensor]:
+        """What the head answers, and log sum exp of the logits, `[S]`."""
+        outputs = empty_outputs(hidden_S)
+        outputs.squared_probs_S, log_total_S = hidden_S.new_empty(2, len(hidden_S), dtype=torch.float32)
+        assert outputs.logprobs_S is not None and outputs.entropy_S is not None
+        for cut in self._tokens(hidden_S):
+            sums = _Sums(targets_S[cut])
+            for part in self._vocabulary():
+                sums.add(self._logits(hidden_S[cut], part)[0], part)
+            log_total_S[cut] = sums.maximum_C + sums.total_C.log()
+            outputs.logprobs_S[cut] = sums.chosen_C - log_total_S[cut]
+            outputs.entropy_S[cut] = sums.total_C.log() - sums.weighted_C / sums.total_C
+            outputs.squared_probs_S[cut] = sums.squares_C / sums.total_C.square()
+        return outputs, log_total_S
+
+    def _add_gradient(self, at: "_Tokens") -> Tensor:
+        """Add the gradient of the parameters that learn; returns that of the hidden states, in their dtype."""
+        grad_hidden_C = torch.zeros_like(at.hidden_C, dtype=torch.float32)
+        weight, bias = self.linear.weight, self.linear.bias
+        for part in self._vocabulary():
+            grad_CW = self._grad_logits(at, part)
+            rounded_CW = grad_CW.to(weight.dtype)
+            if bias is not None and bias.requires_grad:
+                float32_gradient(bias)[part].add_(grad_CW.sum(0))
+            del grad_CW  # before the products are made
+            grad_hidden_C.add_(float32_product(rounded_CW, weight[part]))
+            if weight.requires_grad:
+                float32_gradient(weight)[part].add_(float32_product(rounded_CW.t(), at.hidden_C))
+            del rounded_CW  # before the next tile is made
+        return grad_hidden_C.to(at.hidden_C.dtype)
+
+    def _grad_logits(self, at: "_Tokens", part: slice) -> Tensor:
+        """The gradient of the layer's numbers, float32 `[C, W]`."""
+        logits_CW, slope_CW = self._logits(at.hidden_C, part)
+        log_softmax_CW = logits_CW.sub_(at.log_total_C[:, None])
+        grad_CW = log_softmax_CW.exp()
+        assert at.gradients_C.logprobs_S is not None and at.outputs_C.entropy_S is not None
+        factor = self.bend.factor / self.temperature
+        by_logprob_C = at.gradients_C.logprobs_S * factor
+        if at.gradients_C.entropy_S is None:
+            grad_CW.mul_(-by_logprob_C[:, None])
+        else:
+            by_entropy_C = at.gradients_C.entropy_S * factor
+            log_softmax_CW.add_(at.outputs_C.entropy_S[:, None]).mul_(-by_entropy_C[:, None])
+            grad_CW.mul_(log_softmax_CW.sub_(by_logprob_C[:, None]))
+        place_C, elsewhere_C = _places(at.targets_C, part, grad_CW)
+        grad_CW.scatter_add_(1, place_C[:, None], by_logprob_C.masked_fill(elsewhere_C, 0)[:, None])
+        return grad_CW if slope_CW is None else grad_CW.mul_(slope_CW)
+
+    def _logits(self, hidden_C: Tensor, part: slice) -> tuple[Tensor, Tensor | None]:
+        """Logits / temperature of a part of the vocabulary, and the bend's slope: float32 `[C, W]`."""
+        bias = None if self.linear.bias is None else self.linear.bias[part]
+        return self.bend.logits_(
+            nn.functional.linear(hidden_C, self.linear.weight[part], bias).float(), self.temperature
+        )
+
+    def _tokens(self, hidden_S: Tensor) -> list[slice]:
+        return [slice(start, start + self.tile_tokens) for start in range(0, len(hidden_S), self.tile_tokens)]
+
+    def _vocabulary(self) -> list[slice]:
+        width, words = self.tile_vocabulary, self.linear.out_features
+        return [slice(start, start + width) for start in range(0, words, width)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What the gradient of a row of tiles is made of."""
+
+    hidden_C: Tensor
+    targets_C: Tensor
+    log_total_C: Tensor
+    outputs_C: Outputs[Tensor]
+    gradients_C: Outputs[Tensor]
+    """The loss's, by log-prob and entropy."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is known of each token's logits z after some tiles; m is the largest of them. Milakov and Gimelshein 2018,
+    arXiv:1805.02867."""
+
+    targets_C: Tensor
+    maximum_C: Tensor = field(init=False)
+    total_C: Tensor = field(init=False)
+    """sum exp(z - m)"""
+    weighted_C: Tensor = field(init=False)
+    """sum (z - m) exp(z - m)"""
+    squares_C: Tensor = field(init=False)
+    """sum exp(2 (z - m))"""
+    chosen_C: Tensor = field(init=False)
+    """The target's logit."""
+
+    def __post_init__(self) -> None:
+        nothing_C = torch.zeros_like(self.targets_C, dtype=torch.float32)
+        self.maximum_C = torch.full_like(nothing_C, torch.finfo(torch.float32).min)
+        self.total_C = self.weighted_C = self.squares_C = self.chosen_C = nothing_C
+
+    def add(self, logits_CW: Tensor, part: slice) -> None:
+        """Another tile, whose memory is used up."""
+        place_C, elsewhere_C = _places(self.targets_C, part, logits_CW)
+        chosen_C = logits_CW.gather(1, place_C[:, None])[:, 0]
+        self.chosen_C = torch.where(elsewhere_C, self.chosen_C, chosen_C)
+        maximum_C = torch.maximum(self.maximum_C, logits_CW.amax(-1))
+        moved_C = self.maximum_C - maximum_C
+        scale_C = moved_C.exp()
+        shifted_CW = logits_CW.sub_(maximum_C[:, None])
+        exp_CW = shifted_CW.exp()
+        weighted_C = scale_C * (self.weighted_C + moved_C * self.total_C)
+        self.squares_C = scale_C.square() * self.squares_C + torch.linalg.vector_norm(exp_CW, dim=-1).square()
+        self.total_C = scale_C * self.total_C + exp_CW.sum(-1)
+        self.weighted_C = weighted_C + exp_CW.mul_(shifted_CW).sum(-1)
+        self.maximum_C = maximum_C
+
+
+def _places(targets_C: Tensor, part: slice, tile_CW: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the targets stand in the tile, 0 for those that do not, and which these are."""
+    place_C = targets_C - part.start
+    elsewhere_C = (place_C < 0) | (place_C >= tile_CW.shape[1])
+    return place_C.masked_fill(elsewhere_C, 0), elsewhere_C
+
+
+def float32_product(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` of two matrices of one dtype, summed and answered in float32."""
+    if left.dtype == torch.float32 or left.device.type == "cpu":
+        return left.float() @ right.float()
+    return torch.mm(left, right, out_dtype=torch.float32)

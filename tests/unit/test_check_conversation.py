@@ -1,0 +1,46 @@
+"""`tandem check` says what is wrong with conversations; an environment that does not start is no crash of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.config.conversation import ConversationConfig
+from tandem.config.tree import ModelConfig
+from tandem.jobs.check_conversation import conversation_problems
+from tandem.types import Prompt
+from tests.agents import tokenizer
+
+WORLD = """
+class World:
+    tools, numbers = (), {}
+
+    async def start(self, prompt):
+        return {}["the map"]
+
+    async def step(self, answer): ...
+
+    async def close(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"user": {"type": "scripted"}}, "data row 0: column `user_turns` (conversation.environment.user.column)"),
+        ({"type": "own", "environment": "{0}/world.py:World"}, "world.py"),
+    ],
+)
+def test_an_environment_that_does_not_start_is_a_problem(
+    tmp_path: Path, environment: dict[str, object], said: str
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    filled = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in environment.items()}
+    config = ConversationConfig.model_validate({"environment": filled})
+    prompt = Prompt(0, np.zeros(1, np.int32), "Go.", "default", None, {"prompt": [{"role": "user", "content": "Go."}]})
+    (problem,) = conversation_problems(config, ModelConfig(path=tmp_path), tokenizer(), [prompt])
+    assert problem.startswith("an environment does not start: ") and said in problem
+    assert "/tandem/" not in problem, "none of the frames that led to the user's code"

@@ -1,0 +1,137 @@
+"""Checkpoints in object storage: complete or not one, as many as on the disk, verified when they are fetched."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tandem.checkpoint.remote import RemoteCheckpoints
+from tandem.checkpoint.store import CheckpointStore, damage
+from tandem.errors import TandemError, UserError
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/bucket/run"
+    else:
+        yield "memory://bucket/run"
+        fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+def store_of(run: Path, url: str, keep_last: int = 2) -> CheckpointStore:
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text("trainer: {run_dir: elsewhere}\n")
+    return CheckpointStore(run, keep_last, remote=RemoteCheckpoints(url))
+
+
+def save(store: CheckpointStore, step: int, best: bool = False) -> None:
+    with store.write(step, best) as draft:
+        for part in ("model", "state"):
+            (draft.directory / part).mkdir()
+            (draft.directory / part / "data.bin").write_text(f"{part} of {step}")
+    store.finish()
+
+
+def there(url: str) -> list[str]:
+    files, root = fsspec.core.url_to_fs(url)
+    prefix = root.lstrip("/")
+    return sorted(path.lstrip("/").removeprefix(f"{prefix}/") for path in files.find(root))
+
+
+def here(run: Path) -> list[str]:
+    return sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def test_what_is_there_is_what_is_on_the_disk(tmp_path: Path, url: str) -> None:
+    store = store_of(tmp_path / "run", url)
+    save(store, 1, best=True)
+    for step in (2, 3, 4):
+        save(store, step)
+        assert there(url) == here(tmp_path / "run")
+    assert [name for name in there(url) if "manifest" in name] == [
+        f"checkpoints/step_{step:06d}/manifest.json" for step in (1, 3, 4)
+    ]
+
+
+def test_a_fetched_run_goes_on_where_it_was(tmp_path: Path, url: str) -> None:
+    save(store_of(tmp_path / "run", url), 7)
+    remote = RemoteCheckpoints(url)
+    assert remote.config() == "trainer: {run_dir: elsewhere}\n"
+    remote.fetch(tmp_path / "other")
+    latest = CheckpointStore(tmp_path / "other", 2).latest()
+    assert latest == tmp_path / "other/checkpoints/step_000007"
+    assert here(tmp_path / "other") == here(tmp_path / "run")
+
+
+def test_a_run_that_is_further_keeps_its_own(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = store_of(tmp_path / "run", url)
+    save(store, 1)
+    save(CheckpointStore(tmp_path / "run", 2), 2)
+    RemoteCheckpoints(url).fetch(tmp_path / "run")
+    assert "nothing is fetched" in capsys.readouterr().out
+    assert CheckpointStore(tmp_path / "run", 2).latest() == tmp_path / "run/checkpoints/step_000002"
+
+
+def test_a_copy_that_is_cut_short_is_no_checkpoint(tmp_path: Path, url: str) -> None:
+    """Whichever file it ends at; and the next copy takes its place."""
+    store = store_of(tmp_path / "run", url)
+    save(store, 1)
+    plain = CheckpointStore(tmp_path / "run", 2)
+    save(plain, 2)
+    checkpoint = tmp_path / "run/checkpoints/step_000002"
+    for end in range(3):
+        left = [end]
+
+        def check(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("cut short")
+
+        with pytest.raises(RuntimeError, match="cut short"):
+            RemoteCheckpoints(url).push(
+                checkpoint, {"latest": checkpoint.name}, {"step_000001", checkpoint.name}, check
+            )
+        assert "checkpoints/step_000002/manifest.json" not in there(url)
+        fetched = tmp_path / f"fetched {end}"
+        RemoteCheckpoints(url).fetch(fetched)
+        assert CheckpointStore(fetched, 2).latest() == fetched / "checkpoints/step_000001"
+    RemoteCheckpoints(url).push(checkpoint, {"latest": checkpoint.name}, {checkpoint.name}, lambda: None)
+    assert [name for name in there(url) if "manifest" in name] == ["checkpoints/step_000002/manifest.json"]
+
+
+def test_damage_there_is_found_when_it_is_fetched(tmp_path: Path, url: str) -> None:
+    save(store_of(tmp_path / "run", url), 3)
+    files, root = fsspec.core.url_to_fs(url)
+    files.pipe_file(f"{root}/checkpoints/step_000003/state/data.bin", b"state of 4")
+    with pytest.raises(UserError, match=r"damaged .*state/data.bin.*; name an earlier one in .*/checkpoints/latest"):
+        RemoteCheckpoints(url).fetch(tmp_path / "other")
+    files.rm_file(f"{root}/checkpoints/step_000003/state/data.bin")
+    with pytest.raises(UserError, match="step_000003 lacks a file of its manifest"):
+        RemoteCheckpoints(url).fetch(tmp_path / "other")
+    assert here(tmp_path / "other") == []
+
+
+def test_where_no_run_is(tmp_path: Path, url: str) -> None:
+    save(store_of(tmp_path / "run", url), 1)
+    with pytest.raises(UserError, match=r"/nothing: no checkpoint of a run there \(no config.yaml\)"):
+        RemoteCheckpoints(f"{url}/nothing").config()
+
+
+def test_a_url_that_nobody_knows() -> None:
+    with pytest.raises(UserError, match=r"s4://bucket: .*install fsspec's package for s4://"):
+        RemoteCheckpoints("s4://bucket")
+
+
+def test_what_fails_there_is_told_and_the_checkpoint_is_whole_here(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "run", f"file://{tmp_path}/bucket")
+    (tmp_path / "bucket").write_text("a file, where a directory is needed")
+    with pytest.raises(TandemError, match=r"checkpoint_url: step_000005 cannot be copied to file://.* it is whole in"):
+        save(store, 5)
+    latest = CheckpointStore(tmp_path / "run", 2).latest()
+    assert latest is not None and damage(latest) is None
+    shutil.rmtree(tmp_path / "run")

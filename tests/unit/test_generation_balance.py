@@ -1,0 +1,68 @@
+"""Engines of unequal speed: the real dispatch in virtual time, against the ideal and against equal shares."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tandem.generation.balance import Speeds, takes_next
+from tests.conftest import ROOT, load_file
+
+bench: Any = load_file(ROOT / "benchmarks/balance.py")
+SEEDS = range(2)
+
+
+@pytest.mark.parametrize(
+    ("case", "balanced", "static"),
+    [
+        (bench.Case((1, 2), 16, 128), 1.10, 1.45),
+        (bench.Case((3, 1), 16, 128), 1.15, 1.8),
+        (bench.Case((1, 1.25, 2, 4), 16, 256), 1.15, 2.3),
+    ],
+    ids=["twice as fast", "three times, the slow one first", "four engines"],
+)
+def test_engines_of_unequal_speed_end_near_the_ideal(case: Any, balanced: float, static: float) -> None:
+    """In the first step, which nothing is known of, and later; equal shares wait for the slowest."""
+    assert max(bench.over_ideal(case, False, SEEDS)) < balanced
+    assert min(bench.over_ideal(case, True, SEEDS)) > static
+
+
+@pytest.mark.parametrize("case", [bench.Case((1, 1), 16, 128), bench.Case((1, 1, 1, 1), 32, 128)], ids=["2", "4"])
+def test_engines_of_equal_speed_lose_nothing_by_it(case: Any) -> None:
+    assert fmean(bench.over_ideal(case, False, SEEDS)) < 1.01 * fmean(bench.over_ideal(case, True, SEEDS))
+
+
+def test_a_speed_does_not_depend_on_how_many_rows_run_out() -> None:
+    """Of two equal engines one has an answer that is much longer, and runs it alone for long."""
+    speeds = Speeds(2)
+    for _ in range(40):
+        for engine in (0, 1):
+            speeds.worked(engine, rows=16, seconds=10.0)
+        speeds.worked(1, rows=1, seconds=10.0)
+        speeds.answered(0, samples=16, tokens=16_000)
+        speeds.answered(1, samples=16, tokens=16_060)
+    one, other = speeds.relative()
+    assert other == pytest.approx(one, rel=0.15), "counted by the clock it would be half as fast"
+
+
+def test_speeds_are_forgotten() -> None:
+    speeds = Speeds(2)
+    for slow in (0, 1):
+        for _ in range(200):
+            for engine in (0, 1):
+                speeds.worked(engine, rows=8, seconds=10.0)
+                speeds.answered(engine, samples=8, tokens=1000 if engine == slow else 3000)
+        fast_speed, slow_speed = (speeds.relative()[engine] for engine in (1 - slow, slow))
+        assert fast_speed / slow_speed > 2
+
+
+def test_somebody_takes_what_waits_whatever_the_speeds() -> None:
+    for speeds in ([1.0, 1.0, 1.0], [0.01, 5.0, 1.0], [1e-3, 1e-3, 1.0]):
+        for loads in ([0, 0, 0], [64, 64, 0], [0, 64, 64], [7, 7, 7]):
+            assert any(takes_next(engine, loads, speeds, waiting=8, size=8) for engine in range(3))
+
+
+def test_one_engine_takes_everything() -> None:
+    assert takes_next(0, [1000.0], [0.1], waiting=8, size=8)

@@ -1,0 +1,34 @@
+"""What the native engine holds between generations."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from tandem.config.tree import ModelConfig
+from tandem.generation.native import NativeEngine
+from tandem.models.loading import load_policy
+from tandem.types import Request, SamplingParams
+from tests.storages import Storages
+
+
+def test_a_sleep_gives_back_what_generation_took(sort4: Path) -> None:
+    engine = NativeEngine(load_policy(ModelConfig(path=sort4 / "model")), max_running=4)
+    engine.load_weights(0, None)
+    request = Request(np.arange(4, 9, dtype=np.int32), SamplingParams(max_tokens=20), (1, 2, 3, 4), keep=True)
+
+    async def generate() -> list[list[int]]:
+        made = [completion async for completion in engine.generate(request)]
+        return [one.token_ids.tolist() for one in sorted(made, key=lambda one: one.sample)]
+
+    with Storages() as storages:
+        first = asyncio.run(generate())
+        awake = storages.held
+        engine.sleep()
+        asleep = storages.held
+        engine.wake()
+        assert asyncio.run(generate()) == first
+    config = engine._model.config
+    width = config.hidden_size // config.num_attention_heads
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    assert awake - asleep >= 4 * 4 * 25 * numbers, "keys and values of four rows"

@@ -1,0 +1,180 @@
+"""A batch that stays on the ranks: what travels when, what the ranks see, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.algorithms import make_algorithm
+from tandem.batching.packing import select_rows, token_shares
+from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import Roles
+from tandem.controller.dataflow import prepare
+from tandem.controller.groups import Future
+from tandem.controller.learning import placed_step
+from tandem.controller.placed import Placed
+from tandem.controller.roles import Actor, Policy
+from tandem.errors import WorkerError
+from tandem.types import Batch, FloatArray, StepMetrics, TokenColumns
+from tandem.workers.host import Worker, WorkerHost
+from tandem.workers.placed import PlacedPart
+from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, Returns, register
+from tests.cluster_workers import ragged_batch
+
+
+@dataclass
+class Hosts:
+    """The ranks of a pool as hosts in this process; what they are sent is pickled, and its size noted."""
+
+    size: int
+    hosts: list[WorkerHost] = field(init=False)
+    sent_bytes: list[int] = field(default_factory=list[int])
+
+    __hash__ = object.__hash__
+
+    def __post_init__(self) -> None:
+        self.hosts = [WorkerHost(rank, self.size) for rank in range(self.size)]
+
+    def create(self, name: str, kind: type[Worker[Any]], spec: Any) -> dict[str, Mesh]:
+        return [*(host.create(name, kind, spec) for host in self.hosts)].pop()
+
+    def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
+        messages = {rank: pickle.dumps(arguments) for rank, arguments in calls.items()}
+        self.sent_bytes.append(sum(map(len, messages.values())))
+        answers = {rank: self.hosts[rank].call(name, method, pickle.loads(x)) for rank, x in messages.items()}
+        return Future(lambda: answers, notify=[].append)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Model(Worker[None]):
+    """Scores each token by its row and place, and keeps the batches that it is given."""
+
+    seen: list[Batch]
+
+    @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
+    def logprobs(self, batch: Batch) -> FloatArray:
+        self.seen = [*getattr(self, "seen", []), batch]
+        return (batch.rewards[batch.row_of_token] + batch.response_ids / 1000).astype(np.float32)
+
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.PER_TOKEN, Returns.PER_TOKEN))
+    def token_statistics(self, batch: Batch) -> tuple[FloatArray, FloatArray]:
+        return self.logprobs(batch), np.full(len(batch.response_ids), 0.5, np.float32)
+
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
+    def learn(self, batch: Batch, loss: Any) -> tuple[StepMetrics, FloatArray]:
+        return {"loss": 1.0}, self.logprobs(batch)
+
+
+LOSS: Any = None
+LENGTHS = [3, 1, 4, 2, 6, 5, 2, 3]
+
+
+def world(size: int) -> tuple[Hosts, Actor, Policy]:
+    ranks, kind = Hosts(size), Model
+    return ranks, Actor(ranks, "actor", kind), Policy(ranks, "reference", kind)  # pyright: ignore[reportArgumentType]
+
+
+def model(ranks: Hosts, rank: int, name: str = "actor") -> Model:
+    found = ranks.hosts[rank].workers[name]
+    assert isinstance(found, Model)
+    return found
+
+
+def expected(batch: Batch) -> FloatArray:
+    return (batch.rewards[batch.row_of_token] + batch.response_ids / 1000).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_columns_are_filled_here_and_there_in_the_order_of_the_batch(size: int) -> None:
+    ranks, actor, reference = world(size)
+    batch = ragged_batch(LENGTHS)
+    with Placed(batch) as placed:
+        column = actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
+        np.testing.assert_array_equal(column, expected(batch))
+        assert batch.tokens.old_logprobs is column
+        reference.logprobs(placed.rows(fills=("ref_logprobs",))).get()
+        for rank in range(size):
+            seen = model(ranks, rank, "reference").seen[0]
+            np.testing.assert_array_equal(seen.tokens.old_logprobs, expected(seen))
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_optimizer_steps_are_cut_by_index(size: int, by_row: bool) -> None:
+    """Ranks see the rows of a step, with what they weigh and the columns that came since; together all of them."""
+    ranks, actor, _ = world(size)
+    batch, rows = ragged_batch(LENGTHS), np.array([0, 3, 4, 7])
+    wanted = select_rows(batch, rows)
+    lengths = np.diff(wanted.response_offsets)
+    weights = np.repeat([1, 2, 0, 4], lengths) if by_row else np.arange(lengths.sum())
+    weights = weights.astype(np.float32)
+    with Placed(batch) as placed:
+        actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
+        batch.tokens.advantages = np.arange(len(batch.response_ids), dtype=np.float32)
+        metrics, column = actor.learn(placed.rows(rows, weights=weights), LOSS).get()
+        assert metrics == {"loss": 1.0}
+        np.testing.assert_array_equal(column, expected(wanted))
+        whole = placed.rows(rows, weights=weights).whole()
+    parts = [model(ranks, rank).seen[1] for rank in range(size)]
+    order = np.argsort(np.concatenate([part.groups for part in parts]))
+    assert np.concatenate([part.groups for part in parts])[order].tolist() == rows.tolist()
+    for part in parts:
+        own = select_rows(whole, np.flatnonzero(np.isin(whole.groups, part.groups)))
+        for name in (one.name for one in fields(TokenColumns)):
+            np.testing.assert_array_equal(getattr(part.tokens, name), getattr(own.tokens, name), err_msg=name)
+        np.testing.assert_array_equal(part.response_ids, own.response_ids)
+    np.testing.assert_array_equal(whole.tokens.shares, token_shares(wanted.loss_mask))
+
+
+def test_what_a_rank_has_does_not_travel_again() -> None:
+    ranks, actor, reference = world(2)
+    batch = ragged_batch([2000] * 8)
+    tokens = len(batch.response_ids)
+    batch.tokens.old_logprobs = batch.tokens.rollout_logprobs  # the same column goes by its name
+    with Placed(batch) as placed:
+        actor.logprobs(placed.rows()).get()
+        reference.logprobs(placed.rows(fills=("ref_logprobs",))).get()
+        batch.tokens.advantages = np.zeros(tokens, np.float32)
+        all_rows = placed.rows(np.arange(8), weights=np.ones(tokens, np.float32), answers=False)
+        _, nothing = actor.learn(all_rows, LOSS).get()
+        assert nothing is None
+        uneven = np.arange(tokens // 2, dtype=np.float32)
+        actor.learn(placed.rows(np.arange(4), weights=uneven), LOSS).get()
+    first, second, third, fourth, last = ranks.sent_bytes
+    assert 13 * tokens < first < 13.5 * tokens, "ids, versions, the engine's log-probs and the mask"
+    assert second < 2000
+    assert 4 * tokens < third < 4.5 * tokens, "advantages; each row's tokens weigh the same"
+    assert 2 * tokens < fourth < 2.5 * tokens, "the weights of half of the rows"
+    assert last < 1000
+    with pytest.raises(WorkerError, match="placed in another process than this, or are forgotten"):
+        part = PlacedPart(placed.holder(ranks, Mesh({"data": 2}), lambda _: None).key)
+        ranks.hosts[0].call("actor", "logprobs", Arguments((part,)))
+
+
+def settings(**algorithm: Any) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"prompts_per_step": 4},
+            "algorithm": {"type": "grpo", "group_size": 2, **algorithm},
+            "trainer": {"run_dir": "r", "steps": 1},
+        }
+    )
+
+
+def test_log_probs_and_squared_probabilities_take_one_pass() -> None:
+    ranks, actor, _ = world(1)
+    config, batch = settings(type="otb"), ragged_batch(LENGTHS)
+    algorithm = make_algorithm(config.algorithm, 8)
+    experience: Any = None
+    with placed_step(batch, algorithm, config, 1) as placed:
+        prepare(Roles(experience, actor), algorithm, config, placed)
+    assert len(model(ranks, 0).seen) == 1
+    np.testing.assert_array_equal(batch.tokens.old_logprobs, expected(batch))
+    assert batch.tokens.squared_probs is not None and (batch.tokens.squared_probs == 0.5).all()

@@ -1,0 +1,85 @@
+"""The step time and the placements of a configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
+from tandem.planning.hardware import parse_machines
+from tandem.planning.placements import costs_of, measured_scales, sets_of, time_report, workload_of
+from tandem.planning.search import evaluate
+from tests.conftest import ROOT, load_file
+
+plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
+MACHINES = parse_machines("2x8xH100")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(plan_time.CONFIGS["L8"]))
+    return {
+        "model": {"path": str(tmp_path / "model"), "dtype": "bfloat16"},
+        "data": {"train_files": ["rows.jsonl"]},
+        "generation": {"type": "vllm", "max_response_tokens": 4096, "sleep": "weights"},
+        "training": {"type": "fsdp", "activation_checkpointing": True},
+        "cluster": {"type": "ray", "ranks": 16},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+
+
+def config_from(settings: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate(settings)
+
+
+def test_the_report_has_the_configuration_and_a_ranking(settings: dict[str, Any]) -> None:
+    lines = list(time_report(config_from(settings), MACHINES))
+    assert "as it is: " in lines[1]
+    assert "s: generation" in lines[1]
+    seconds = [float(line.split(". ")[1].split(" s:")[0]) for line in lines[2:-1]]
+    assert seconds == sorted(seconds)
+    assert "the first wins" in lines[-1]
+
+
+def test_pools_are_the_sets_and_stale_generation_runs_beside(settings: dict[str, Any]) -> None:
+    settings["cluster"] = {"type": "ray"}
+    settings["placement"] = {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve"}}
+    settings["trainer"]["max_staleness"] = 1
+    config = config_from(settings)
+    assert list(sets_of(config, MACHINES).values()) == [8, 8]
+    assert "beside the rest" in list(time_report(config, MACHINES))[1]
+
+
+def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = config_from(settings)
+    work = workload_of(config, None)
+    here = evaluate(costs_of(config, MACHINES, work, as_it_is=True), sets_of(config, MACHINES))
+    assert here is not None
+    generation, preparation, update = here.times
+    steps = [
+        {"time/step_s": 1.0, "time/generation_s": first * generation, "time/preparation_s": 3 * preparation,
+         "time/update_s": update, "time/publish_s": here.publish_s}
+        for first in (50, 2, 2)
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    scales = measured_scales(tmp_path, here)
+    assert scales == pytest.approx({"generation": 2, "preparation": 3, "update": 1, "publish": 1})
+    scaled = evaluate(costs_of(config, MACHINES, work, as_it_is=True, scales=scales), sets_of(config, MACHINES))
+    assert scaled is not None
+    assert scaled.times == pytest.approx((2 * generation, 3 * preparation, update))
+    assert list(time_report(config, MACHINES, run=tmp_path))
+
+
+def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        list(time_report(config_from(settings), MACHINES, run=tmp_path))
+
+
+def test_what_fits_nowhere_is_refused(settings: dict[str, Any]) -> None:
+    settings["generation"] = {"type": "native", "max_response_tokens": 4096}
+    settings["cluster"] = {"type": "local", "ranks": 1}
+    with pytest.raises(UserError, match="fits 1 GPUs"):
+        list(time_report(config_from(settings), parse_machines("1x4090")))

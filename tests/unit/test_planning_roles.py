@@ -1,0 +1,156 @@
+"""Who holds what in which phase, what does not fit, and the change that makes it fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import app
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
+from tandem.jobs.notes import memory_notes
+from tandem.planning.memory import Memory
+from tandem.planning.mends import find_mend, fullest
+from tandem.planning.roles import moments
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+H100 = int(79.1 * GIB)
+QWEN = {"model_type": "qwen3", "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "num_hidden_layers": 36}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "0.6b": {**QWEN, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "intermediate_size": 3072, "tie_word_embeddings": True},
+    "4b": {**QWEN, "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
+    "8b": {**QWEN, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
+    "32b": {"model_type": "qwen2", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "intermediate_size": 27648, "vocab_size": 152064,
+            "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    """The directory of a published size, with its config.json alone."""
+
+    def directory(size: str) -> str:
+        (tmp_path / size).mkdir(exist_ok=True)
+        (tmp_path / size / "config.json").write_text(json.dumps(SIZES[size]))
+        return f"model.path={tmp_path / size}"
+
+    return directory
+
+
+def script(name: str) -> tuple[Path, list[str]]:
+    """The recipe of an example script, and the overrides that the script gives but for paths."""
+    words = (
+        (ROOT / "examples" / name).read_text().split("exec tandem train", 1)[1].replace("\\\n", " ").split('"$@"')[0]
+    )
+    recipe = words.split("../../", 1)[1].split('"')[0]
+    given = [word.replace('"', "") for word in words.replace(", ", ",").split() if "=" in word and "$" not in word]
+    return ROOT / recipe, given
+
+
+SHIPPED = [
+    ("grpo_trainer/run_qwen3-0.6b.sh", "0.6b"),
+    ("ppo_trainer/run_qwen3-0.6b.sh", "0.6b"),
+    ("grpo_trainer/run_qwen3-4b_8gpus.sh", "4b"),
+    ("ppo_trainer/run_qwen3-4b_8gpus.sh", "4b"),
+    ("grpo_trainer/run_qwen3-8b_2nodes.sh", "8b"),
+]
+
+
+@pytest.mark.parametrize(("name", "size"), SHIPPED)
+def test_what_is_shipped_fits_on_h100s(name: str, size: str, model: Any) -> None:
+    path, overrides = script(name)
+    config = load_config(TrainConfig, path, [*overrides, model(size)])
+    assert fullest(moments(config, H100)).memory.total <= H100
+
+
+def test_dapos_recipe_fits_on_two_nodes(model: Any) -> None:
+    config = load_config(TrainConfig, ROOT / "recipes/dapo.yaml", [model("32b")])
+    assert sum(config.nodes_of("actor")) == 16
+    assert fullest(moments(config, H100)).memory.total <= H100
+
+
+def held(model: str, *overrides: str) -> dict[tuple[str, str], Memory]:
+    """By role and phase."""
+    given = [model, "cluster.ranks=8", *overrides]
+    found = moments(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given), H100)
+    return {(moment.role, moment.phase): moment.memory for moment in found}
+
+
+def test_a_reference_stands_beside_the_actor_until_the_update(model: Any) -> None:
+    alone = held(model("4b"), "algorithm.kl.place=none")
+    beside = held(model("4b"), "algorithm.kl.place=loss")
+    more = {
+        phase: beside["actor", phase].weights - alone["actor", phase].weights
+        for phase in ("forward", "backward", "step", "publish")
+    }
+    assert more == {"forward": 2 * 4_022_468_096 // 8, "backward": 0, "step": 0, "publish": 0}
+    assert {role for role, _ in beside} - {role for role, _ in alone} == {"reference"}
+
+
+def test_a_policy_with_adapters_is_its_own_reference(model: Any) -> None:
+    lora = ("model.lora={rank: 8}", "algorithm.kl.place=loss")
+    assert {role for role, _ in held(model("4b"), *lora)} == {"rollout", "actor"}
+
+
+def test_the_native_engine_and_the_models_take_turns(model: Any) -> None:
+    asleep = held(model("4b"))
+    assert asleep["rollout", "generation"].cache > 0
+    assert asleep["actor", "backward"].cache == asleep["actor", "publish"].cache == 0
+    assert asleep["rollout", "generation"].optimizer == 0, "the actor is in host memory"
+    assert held(model("4b"), "cluster.ranks=1")["rollout", "generation"].optimizer > 0, "it computes with the actor's"
+    busy, never = held(model("4b"), "trainer.max_staleness=1"), held(model("4b"), "generation.sleep=never")
+    for kept in (busy, never):
+        assert kept["actor", "backward"].cache == asleep["rollout", "generation"].cache
+    again = held(model("4b"), "trainer.max_staleness=1", "generation.sleep=always")
+    assert again["actor", "backward"].cache == 0
+
+
+def test_an_engine_of_its_own_processes_takes_its_share(model: Any) -> None:
+    def taken(*overrides: str) -> float:
+        memory = held(model("4b"), "generation.type=vllm", *overrides)["rollout", "generation"]
+        return round((memory.cache + memory.weights) / H100, 3)
+
+    assert taken() == 0.8
+    assert taken("generation.memory_share=0.5") == 0.5
+    assert taken("generation.engine_args.gpu_memory_utilization=0.6") == 0.6
+
+
+def test_the_smallest_change_that_fits_is_offered_and_fits(model: Any) -> None:
+    path, overrides = script("grpo_trainer/run_qwen3-4b_8gpus.sh")
+    given = [*overrides, model("4b"), "generation.max_running=64", "training.reduce_once=true"]
+    room = fullest(moments(load_config(TrainConfig, path, given), H100)).memory.total
+    mend = find_mend(path, given, room - GIB)
+    assert mend is not None
+    assert mend.overrides == ("training.reduce_once=false",)
+    found = moments(load_config(TrainConfig, path, [*given, *mend.overrides]), room - GIB)
+    assert fullest(found).memory.total == mend.most.memory.total <= room - GIB
+    several = find_mend(path, given, room // 2)
+    assert several is not None
+    assert len(several.overrides) > 1
+    assert find_mend(path, given, GIB) is None
+
+
+def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:
+    recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
+    fits = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--gpus", "1xH100"])
+    assert fits.exit_code == 0, fits.output
+    assert "main: fits: " in fits.output
+    fails = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--gpus", "1xH100"])
+    assert fails.exit_code == 2
+    assert "does NOT fit" in fails.output
+    assert "the smallest change that fits" in fails.output or "no change" in fails.output
+
+
+def test_a_run_says_before_it_starts_whether_it_fits(model: Any) -> None:
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("8b")])
+    (line,) = memory_notes(config, H100, "NVIDIA H100")
+    assert line.startswith("memory of main: does NOT fit, ")
+    unknown = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", ["model.path=nowhere"])
+    (line,) = memory_notes(unknown, H100, "NVIDIA H100")
+    assert "planning needs that file of the model" in line
