@@ -2,7 +2,7 @@
 
     python -m tandem.generation.replica_process FD      (started by replica.py; the first message says what to make)
 
-consumes:     (add | drop | abort | call | ping) messages, between two steps of the engine
+consumes:     (add | abort | call | ping) messages, between two steps of the engine
 produces:     completions and deltas, answers to calls, signs of life
 waits for:    messages, when there is nothing to generate or the weights are incomplete
 unblocked by: its parent, also by the parent's death
@@ -43,7 +43,10 @@ class SteppedEngine(Protocol):
         ...
 
     def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
-        """End samples early: what they have so far, for a streamed one what is new, with status `aborted`."""
+        """End samples early: what they have so far, for a streamed one what is new, with status `aborted`.
+
+        What came of other samples meanwhile may be among it, and comes nowhere else then.
+        """
         ...
 
     def load(self, part: Part) -> None:
@@ -88,9 +91,6 @@ class _ReplicaLoop:
                 self._running.add(number)
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 self._channel.send(("refused", number, _refusal(error)))
-
-    def drop(self, numbers: Sequence[int]) -> None:
-        self._running.difference_update(number for number, _ in self._engine.abort(numbers))
 
     def abort(self, numbers: Sequence[int]) -> None:
         self._report(self._engine.abort(numbers))

@@ -194,7 +194,7 @@ class ReplicatedEngine:
             self._waiting.pop(number, None)
         for replica in self._replicas:
             if gone := [number for number in samples if replica.samples.pop(number, None)]:
-                replica.send("drop", gone)
+                replica.send("abort", gone)
 
     def _take_waiting(self) -> list[tuple[int, RoutedSample]]:
         taken = list(self._waiting.items())
@@ -204,7 +204,7 @@ class ReplicatedEngine:
     def _take_outputs(self, replica: Replica, outputs: list[tuple[int, Completion | Delta]]) -> None:
         for number, output in outputs:
             sample = replica.samples.get(number)
-            if sample is None:  # it was dropped
+            if sample is None:  # nobody waits for it any more
                 continue
             sample.take(output, self._limits.vocabulary, self._published)
             self._failures = 0
@@ -220,7 +220,7 @@ class ReplicatedEngine:
         lost = [sample for _, sample in self._take_waiting()]
         for replica in self._replicas:
             lost += replica.samples.values()
-            replica.send("drop", list(replica.samples))
+            replica.send("abort", list(replica.samples))
             replica.samples.clear()
         for results in {sample.results for sample in lost}:
             results.put_nowait(error)

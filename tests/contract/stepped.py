@@ -77,7 +77,9 @@ class SteppedEngine:
         return outputs
 
     def abort(self, numbers: Sequence[int]) -> list[tuple[int, Completion | Delta]]:
-        return [(number, self._end(number, Status.ABORTED)) for number in numbers if number in self._running]
+        """With what comes of others meanwhile, as an engine gives it that goes on while it waits for their ends."""
+        ended = [(number, self._end(number, Status.ABORTED)) for number in numbers if number in self._running]
+        return ended + (self.step() if self._running else [])
 
     def load(self, part: Part) -> None:
         if isinstance(part, Commit):

@@ -208,6 +208,26 @@ def test_an_answer_without_the_log_probs_that_are_wanted_is_no_sound_one(make: M
         ask(engine, replace(request(1, 2), **wanted))
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_samples_that_nobody_waits_for_any_more_take_no_others_with_them(make: Make, streamed: bool) -> None:
+    """What the engine gives of others while it ends them is theirs."""
+    engine = make(replicas=1)
+    asked = [request(place, seeds=range(2), max_tokens=place + 1) for place in range(40)]
+
+    async def withdraw_often() -> list[list[Completion]]:
+        follow = collect_stream if streamed else collect
+        answers = [asyncio.create_task(follow(engine, one)) for one in asked]
+        while not all(answer.done() for answer in answers):
+            unwanted = asyncio.create_task(collect(engine, request(7, max_tokens=900)))
+            await asyncio.sleep(0.002)
+            unwanted.cancel()
+        whole = await asyncio.gather(*answers)
+        return [[joined(own) for own in answer] for answer in whole] if streamed else whole
+
+    for one, completions in zip(asked, run(asyncio.wait_for(withdraw_often(), 10)), strict=True):
+        check(one, completions)
+
+
 def test_two_hundred_publishes_under_load_lose_no_request_and_mistake_no_version(make: Make) -> None:
     engine = make(replicas=2)
     asked = [request(place, seeds=range(3), max_tokens=40) for place in range(6)]
