@@ -16,6 +16,7 @@ import numpy as np
 from tandem.controller import rollouts as real
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
+from tandem.controller.timesharing import Phase
 from tandem.simulation.virtual import Takes, VirtualCluster
 from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.host import Worker
@@ -276,15 +277,17 @@ class FakeDevices:
     def __init__(self, world: World, rollout: Any) -> None:
         self._world = world
         self._rollout = rollout
-        self.takes_turns = world.colocated == "sleep"
+
+    def engine_sleeps(self, phase: Phase) -> bool:
+        return self._world.colocated == "sleep"
 
     def to_generation(self) -> None:
-        if self.takes_turns:
+        if self.engine_sleeps("training"):
             self._rollout.set_asleep(False).get()
 
     def to_training(self) -> None:
         self._world.training = True
-        if self.takes_turns:
+        if self.engine_sleeps("training"):
             self._rollout.set_asleep(True).get()
 
     def publish(self, version: int) -> None:

@@ -28,7 +28,7 @@ from tandem.controller.roles import (
     WithoutAdapters,
 )
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
-from tandem.controller.timesharing import Devices, TimeSharing, Turns
+from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -141,7 +141,7 @@ def _make_experience_roles(
     everyone = {**models, Role.RewardModel: reward_model} if reward_model is not None else models
     turns = turns_of(config.generation, placement, everyone, whole_actor)
     turns.make_room()
-    rollout, fill = make_engines(default_memory_share(_beside_engines(placement, everyone), turns.engine))
+    rollout, fill = make_engines(default_memory_share(_beside_engines(placement, everyone), bool(turns.engine)))
     devices = TimeSharing(rollout, fill, turns)
     rewards = functions
     if reward_model is not None:
@@ -155,18 +155,20 @@ def turns_of(
     generation: GenerationConfig, placement: Placement, models: Mapping[Role, Model], whole_actor: bool = False
 ) -> Turns:
     """Who takes turns on devices, by who shares them. `whole_actor` as in `_make_experience_roles`."""
-    engine = generation.sleep != "never" and _beside_engines(placement, models)
+    beside = [role for role in models if placement.together(role, Role.Rollout)]
+    phases: list[Phase] = [_phase_of(role) for role in beside if generation.sleep != "never"]
+    engine = frozenset(phases)
     stays = generation.type == "native" and whole_actor
 
     def from_engine(role: Role) -> Model | None:
         """The model, where it shares an engine's devices that takes turns."""
-        return models.get(role) if engine and role in models and placement.together(role, Role.Rollout) else None
+        return models.get(role) if engine and role in beside else None
 
     def from_anyone(role: Role) -> Model | None:
         if role not in models:  # nor, perhaps, in any pool
             return None
-        beside = any(other != role and placement.together(role, other) for other in models)
-        return models.get(role) if beside else from_engine(role)
+        shared = any(other != role and placement.together(role, other) for other in models)
+        return models.get(role) if shared else from_engine(role)
 
     return Turns(
         engine,
@@ -175,6 +177,11 @@ def turns_of(
         reference=from_anyone(Role.RefPolicy),
         reward_model=from_anyone(Role.RewardModel),
     )
+
+
+def _phase_of(role: Role) -> Phase:
+    """In which it computes."""
+    return "scoring" if role is Role.RewardModel else "training"
 
 
 def _beside_engines(placement: Placement, models: Iterable[Role]) -> bool:

@@ -94,7 +94,7 @@ class RolloutProducer:
         self._devices = devices
         self._watch = watch
         self._ask_of = ask
-        self._stands_still = stands_still or devices.takes_turns
+        self._stands_still = stands_still or devices.engine_sleeps("training")
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
         """What is asked, and of which version, does not depend on time; nor of which engine, unless `balanced`."""
         size, samples, fixed = rules.groups_per_step, rules.samples_per_ask, self._in_rounds and not rules.balanced
@@ -160,6 +160,8 @@ class RolloutProducer:
             self.settle()
             self._engines.paused = True
         self._devices.to_training()
+        if self._engines.paused and not self._stands_still:  # for the reward model alone
+            self._go_on()
 
     def to_update(self) -> None:
         """The reference has nothing more to compute until the next `publish`."""
@@ -278,7 +280,7 @@ class RolloutProducer:
         """Score the answers that a step lacks; where the reward model takes its turn on the devices, engines rest."""
         numbers = range(self._decided, self._decided + count)
         answers = [self._answers.pop(number) for number in numbers]
-        self._engines.paused = self._devices.takes_turns
+        self._engines.paused = self._devices.engine_sleeps("scoring")
         with self._times.waiting(for_rewards=True):
             groups = self._reward.score([siblings for siblings, _ in answers], step)
             greedy = [[answer] for _, answer in answers if answer is not None]

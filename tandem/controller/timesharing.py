@@ -7,25 +7,28 @@
     update        asleep                        on the devices    on the devices    host memory   host memory
     publish       its weights, to be filled     on the devices    in host memory    host memory   host memory
 
-An engine that sleeps is without what `generation.sleep` names. * The native engine of one rank computes with the
-actor's own parameters, which therefore stay. Models and an engine that have devices of their own stay there, whatever
-the phase: a reference or a reward model leaves devices that it shares with any other role, the actor and the critic
-those that an engine shares. Each phase makes room before it takes any.
+An engine that sleeps is without what `generation.sleep` names; it sleeps in the phases alone in which models compute
+that share its devices. * The native engine of one rank computes with the actor's own parameters, which therefore stay.
+Models and an engine that have devices of their own stay there, whatever the phase: a reference or a reward model leaves
+devices that it shares with any other role, the actor and the critic those that an engine shares. Each phase makes room
+before it takes any.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tandem.controller.roles import Model, Rollout
+
+Phase = Literal["scoring", "training"]
+"""In which an engine may have to sleep; preparation and update are both training."""
 
 
 class Devices(Protocol):
     """The loop announces each phase before it begins; a phase that is announced again changes nothing."""
 
-    @property
-    def takes_turns(self) -> bool:
-        """The engine sleeps in some phases."""
+    def engine_sleeps(self, phase: Phase) -> bool:
+        """Models compute on the engine's devices then."""
         ...
 
     def to_generation(self) -> None:
@@ -53,8 +56,8 @@ class Devices(Protocol):
 class Turns:
     """Who takes turns."""
 
-    engine: bool = False
-    """It sleeps in some phases."""
+    engine: frozenset[Phase] = frozenset()
+    """The phases in which it sleeps."""
     actor: Model | None = None
     """Where it leaves the engine's devices."""
     critic: Model | None = None
@@ -89,28 +92,29 @@ class TimeSharing:
         self._away = self._turns.models
         """In host memory."""
 
-    @property
-    def takes_turns(self) -> bool:
-        return self._turns.engine
+    def engine_sleeps(self, phase: Phase) -> bool:
+        return phase in self._turns.engine
 
     def to_generation(self) -> None:
         """After scoring alone: from training only `publish` leads back, for the engine lacks the new weights."""
         if self._phase != "generation":
-            assert not self.takes_turns or self._phase in ("publish", "scoring"), "publish first"
+            assert not self.engine_sleeps("training") or self._phase in ("publish", "scoring"), "publish first"
             self._leave(self._turns.reward_model)
             self._wake()
             self._phase = "generation"
 
     def to_scoring(self) -> None:
         if self._turns.reward_model is not None and self._phase != "scoring":
-            self._sleep()
+            self._sleep_for("scoring")
             self._return(self._turns.reward_model)
             self._phase = "scoring"
 
     def to_training(self) -> None:
         if self._phase not in ("training", "update"):
-            self._sleep()
+            self._sleep_for("training")
             self._leave(self._turns.reward_model)
+            if not self.engine_sleeps("training"):
+                self._wake()
             self._return(self._turns.actor, self._turns.critic, self._turns.reference)
             self._phase = "training"
 
@@ -138,8 +142,8 @@ class TimeSharing:
                 model.onload().get()
                 self._away.remove(model)
 
-    def _sleep(self) -> None:
-        if self._turns.engine and not self._asleep:
+    def _sleep_for(self, phase: Phase) -> None:
+        if self.engine_sleeps(phase) and not self._asleep:
             self._rollout.sleep().get()
             self._asleep = True
 

@@ -157,6 +157,8 @@ class DiaryEngine(SteppedEngine):
 
     def sleep(self, weights: bool) -> None:
         self._asleep = True
+        if weights:
+            self._weight = 0.0
         write_diary(self._diary, "engine sleeps")
 
     def wake(self) -> None:

@@ -243,3 +243,36 @@ def test_a_reward_model_takes_its_turn_while_answers_of_later_steps_are_kept(
         one.get("rollout/resample/replaced", 0) for one in read_metrics(grpo_config.parent / "run/metrics.jsonl")
     )
     assert (replaced > 0) == (resample > 0)
+
+
+def test_an_engine_beside_a_reward_model_answers_while_the_actor_learns_elsewhere(
+    models: Path, grpo_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = {**SPLIT, "roles": {"rollout": "generation", "reward_model": "generation"}}
+    rows = run(
+        models, grpo_config, monkeypatch, "trainer.max_staleness=1", f"placement={placement}",
+        f"model.reward_model_path={models}/judge", "reward.functions=[]",
+    )  # fmt: skip
+    check_answers(rows, 1)
+    entries = [entry for entry in (models / "diary").read_text().splitlines() if "serves" not in entry]
+    start = entries.index("engine sleeps")
+    assert entries[start : start + 6] == [
+        "engine sleeps", "reward_model returns", "reward_model scores", "reward_model leaves", "engine wakes",
+        "actor learns",
+    ]  # fmt: skip
+
+
+def test_an_engine_whose_weights_are_gone_while_it_sleeps_is_not_asked_before_it_has_new_ones(
+    models: Path, grpo_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward model on devices of others scores, and further prompts follow before the actor learns."""
+    placement = {"pools": {"main": [1], "judges": [1]}, "roles": {"reward_model": "judges", "reference": "judges"}}
+    rows = run(
+        models, grpo_config, monkeypatch, f"placement={placement}", "generation.sleep=weights",
+        f"model.reward_model_path={models}/judge", "algorithm.resample_rounds=2", "algorithm.kl.place=loss",
+        "reward.functions=[" + str(models / "reward.py") + ":half_are_alike]", "reward.model_weight=0.0",
+    )  # fmt: skip
+    check_answers(rows, 0)
+    assert sum(
+        one.get("rollout/resample/replaced", 0) for one in read_metrics(grpo_config.parent / "run/metrics.jsonl")
+    )

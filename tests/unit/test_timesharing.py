@@ -17,7 +17,7 @@ from tandem.config.generation import (
 from tandem.controller.assembly import turns_of
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, Role
-from tandem.controller.timesharing import TimeSharing, Turns
+from tandem.controller.timesharing import Phase, TimeSharing, Turns
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 
@@ -45,8 +45,11 @@ class Diary(Worker[list[str]]):
         self._note("returns")
 
 
-def shared_devices(written: list[str], *models: str, engine: bool = True) -> TimeSharing:
-    """`models`: those that take turns."""
+BOTH: frozenset[Phase] = frozenset(("scoring", "training"))
+
+
+def shared_devices(written: list[str], *models: str, engine: frozenset[Phase] = BOTH) -> TimeSharing:
+    """`models`: those that take turns; `engine`: the phases in which it sleeps."""
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
     rollout = WorkerGroup(ranks, "rollout", Diary, written)
     turns = Turns(engine, **{name: WorkerGroup(ranks, name, Diary, written) for name in models})
@@ -108,7 +111,7 @@ def test_room_is_made_before_it_is_taken_and_each_is_there_when_it_computes(case
 
 def test_engines_with_devices_of_their_own_stay_awake_while_models_share_the_others() -> None:
     written: list[str] = []
-    devices = shared_devices(written, "reference", "reward_model", engine=False)
+    devices = shared_devices(written, "reference", "reward_model", engine=frozenset())
     assert phases(written, devices, *STEP) == [
         [],
         ["reward_model returns"],
@@ -116,6 +119,27 @@ def test_engines_with_devices_of_their_own_stay_awake_while_models_share_the_oth
         ["reference leaves"],
         ["weights 3"],
         [],
+    ]
+
+
+def test_engines_sleep_in_the_phases_alone_in_which_models_share_their_devices() -> None:
+    """A reward model's devices are theirs, or those of a critic; the actor has others, or theirs."""
+    written: list[str] = []
+    beside_judge = shared_devices(written, "reward_model", engine=frozenset({"scoring"}))
+    assert phases(written, beside_judge, *STEP) == [
+        [],
+        ["rollout sleeps", "reward_model returns"],
+        ["reward_model leaves", "rollout wakes"],
+        [],
+        ["weights 3"],
+        [],
+    ]
+    beside_actor = shared_devices(written, "actor", "reward_model", engine=frozenset({"training"}))
+    assert phases(written, beside_actor, "scoring", "generation", "scoring", "training") == [
+        ["reward_model returns"],
+        ["reward_model leaves"],
+        ["reward_model returns"],
+        ["rollout sleeps", "reward_model leaves", "actor returns"],
     ]
 
 
@@ -145,15 +169,19 @@ class Placed:
 EVERYONE = (Role.Actor, Role.Critic, Role.RefPolicy, Role.RewardModel)
 SPLIT = {"training": "actor critic reference reward_model", "generation": "rollout"}
 JUDGED = {"training": "actor critic", "generation": "rollout reward_model", "third": "reference"}
+CRITICS = {"main": "actor reference rollout", "critics": "critic reward_model"}
 VLLM, NATIVE = VllmGenerationConfig(type="vllm"), NativeGenerationConfig()
 WHO: list[tuple[GenerationConfig, dict[str, str], bool, str]] = [
-    (VLLM, {"main": "actor critic reference reward_model rollout"}, True, "engine actor critic reference reward_model"),
-    (NATIVE, {"main": "actor critic reference reward_model rollout"}, True, "engine critic reference reward_model"),
+    (VLLM, {"main": "actor critic reference reward_model rollout"}, True,
+     "scoring training actor critic reference reward_model"),
+    (NATIVE, {"main": "actor critic reference reward_model rollout"}, True,
+     "scoring training critic reference reward_model"),
     (NATIVE, {"main": "actor critic reference reward_model rollout"}, False,
-     "engine actor critic reference reward_model"),
+     "scoring training actor critic reference reward_model"),
     (VLLM, SPLIT, True, "reference reward_model"),
     (NATIVE, SPLIT, True, "reference reward_model"),
-    (VLLM, JUDGED, True, "engine reward_model"),
+    (VLLM, JUDGED, True, "scoring reward_model"),
+    (VLLM, CRITICS, True, "training actor reference reward_model"),
     (VLLM.model_copy(update={"sleep": "never"}), {"main": "actor critic reference reward_model rollout"}, True,
      "reference reward_model"),
     (VLLM.model_copy(update={"sleep": "never"}), JUDGED, True, ""),
@@ -167,8 +195,8 @@ def test_who_takes_turns_follows_from_who_shares_devices(
     models: Any = {role: role.value for role in EVERYONE}
     placed: Any = Placed(**pools)
     turns = turns_of(generation, placed, models, whole)
-    found = {name: getattr(turns, name) for name in ("engine", *ORDER) if getattr(turns, name)}
-    assert found == {name: True if name == "engine" else name for name in wanted.split()}
+    found = [getattr(turns, name) for name in ORDER if getattr(turns, name)]
+    assert {*turns.engine, *found} == {*wanted.split()}
     assert {turns_of(generation, placed, {}, whole), turns_of(VLLM, placed, {})} == {Turns()}
 
 
