@@ -134,7 +134,8 @@ class PlacedRows:
         rows_of_groups = [held[wanted_B[held]] for held in holder.rows_of_groups]
         split = Split([np.searchsorted(rows_R, rows) for rows in rows_of_groups], len(rows_R), offsets)
         calls: Calls = {}
-        news, weights = placed.news(holder), self._weights(rows_R, offsets)
+        news, by_row = placed.news(holder), self._weights_by_row(rows_R, offsets)
+        weights = self.weights if by_row is None else by_row
         for group, held, places, (new, columns) in zip(
             mesh.data_groups(), holder.rows_of_groups, split.rows_of_groups, news, strict=True
         ):
@@ -143,7 +144,8 @@ class PlacedRows:
                 new=new,
                 columns=columns,
                 rows=None if self.rows is None else np.searchsorted(held, rows_R[places]),
-                weights=_of_places(weights, offsets, places),
+                weights=_of_places(weights, None if by_row is not None else offsets, places),
+                weights_by_row=by_row is not None,
                 trained_tokens=int(placed.trained_tokens_B[rows_R].sum()),
                 fills=self.fills,
                 answers=self.answers,
@@ -151,17 +153,17 @@ class PlacedRows:
             calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
         return calls, partial(self._collect, holder, mesh, returns, split)
 
-    def _weights(self, rows_R: IntArray, offsets: IntArray) -> FloatArray | None:
-        """A number a row where the trained tokens of each row weigh the same, and others nothing."""
-        if self.weights is None or len(rows_R) == 0:
-            return self.weights
+    def _weights_by_row(self, rows_R: IntArray, offsets: IntArray) -> FloatArray | None:
+        """A number a row where the trained tokens of each row weigh the same, and others nothing; else None."""
+        if self.weights is None:
+            return None
         batch = self.placed.batch
         mask = take_rows(batch.loss_mask, batch.response_offsets, rows_R)
         lengths = np.diff(offsets)
         weights_R = np.zeros(len(rows_R), dtype=np.float32)
-        weights_R[lengths > 0] = np.maximum.reduceat(self.weights, offsets[:-1][lengths > 0])
-        by_row = np.array_equal(np.repeat(weights_R, lengths) * mask, self.weights)
-        return weights_R if by_row else self.weights
+        if len(self.weights):
+            weights_R[lengths > 0] = np.maximum.reduceat(self.weights, offsets[:-1][lengths > 0])
+        return weights_R if np.array_equal(np.repeat(weights_R, lengths) * mask, self.weights) else None
 
     def _collect(
         self,
@@ -182,9 +184,9 @@ class PlacedRows:
         return answer
 
 
-def _of_places(weights: FloatArray | None, offsets: IntArray, places: IntArray) -> FloatArray | None:
-    """The weights of some rows, by row or by token."""
-    if weights is None or len(weights) == len(offsets) - 1:
+def _of_places(weights: FloatArray | None, offsets: IntArray | None, places: IntArray) -> FloatArray | None:
+    """The weights of some rows: by token, with the `offsets` of all, or by row."""
+    if weights is None or offsets is None:
         return None if weights is None else weights[places]
     return take_rows(weights, offsets, places)
 

@@ -32,7 +32,9 @@ class PlacedPart:
     rows: IntArray | None = None
     """The rows that this call is about, counted among the rank's; None: all."""
     weights: FloatArray | None = None
-    """The column `weights` of these rows; where the trained tokens of a row all weigh the same, a number a row."""
+    """The column `weights` of these rows."""
+    weights_by_row: bool = False
+    """`weights` is a number a row, which its trained tokens all weigh. Rows may be empty: lengths do not tell."""
     trained_tokens: int = 0
     """Those of all ranks in this call: `shares` is 1 / trained_tokens on each of them."""
     fills: tuple[str | None, ...] = ()
@@ -71,7 +73,7 @@ class PlacedBatches:
         if part.weights is None:
             return batch
         share, weights = np.float32(1 / max(part.trained_tokens, 1)), part.weights
-        if len(weights) != len(batch.loss_mask):
+        if part.weights_by_row:
             weights = np.repeat(weights, np.diff(batch.response_offsets)) * batch.loss_mask
         return _with(_with(batch, "weights", weights), "shares", batch.loss_mask * share)
 

@@ -132,6 +132,23 @@ def test_optimizer_steps_are_cut_by_index(size: int, by_row: bool) -> None:
     np.testing.assert_array_equal(whole.tokens.shares, token_shares(wanted.loss_mask))
 
 
+@pytest.mark.parametrize("lengths", [[2, 0], [0, 3, 0], [2, 0, 1, 2, 1, 0]])
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("size", [1, 2])
+def test_with_empty_answers_there_may_be_as_many_rows_as_tokens(size: int, by_row: bool, lengths: list[int]) -> None:
+    """Of a conversation that failed before its first turn nothing is there; the critic's step has the row."""
+    ranks, actor, _ = world(size)
+    batch = ragged_batch(lengths)
+    weights = np.repeat(np.arange(1, 1 + len(lengths)), lengths) if by_row else np.arange(1, 1 + sum(lengths))
+    with Placed(batch) as placed:
+        rows = placed.rows(np.arange(len(lengths)), weights=weights.astype(np.float32))
+        actor.learn(rows, LOSS).get()
+    seen = [model(ranks, rank).seen[0] for rank in range(size)]
+    own = [select_rows(rows.whole(), np.flatnonzero(np.isin(batch.groups, part.groups))) for part in seen]
+    for found, wanted in zip(seen, own, strict=True):
+        np.testing.assert_array_equal(found.tokens.weights, wanted.tokens.weights)
+
+
 def test_what_a_rank_has_does_not_travel_again() -> None:
     ranks, actor, reference = world(2)
     batch = ragged_batch([2000] * 8)
