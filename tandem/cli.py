@@ -345,7 +345,7 @@ def _configure(
 
     path, given = split_arguments(arguments)
     if resumed is not None and "://" in resumed:
-        resumed, given = _fetch(resumed, given)
+        resumed, given = _fetch(resumed, given, kind)
     if resumed is not None:
         resume = Path(resumed)
         if path is None and not (resume / "config.yaml").exists():
@@ -361,17 +361,21 @@ def _configure(
     return config
 
 
-def _fetch(url: str, given: Sequence[str]) -> tuple[str, list[str]]:
+def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:
     """Fetch the run at a URL into its directory: that of the overrides, or else the one that it had. Returns the
     directory, and the other overrides."""
     from tandem.checkpoint.remote import RemoteCheckpoints
+    from tandem.checkpoint.run_dir import refuse_to_fetch_into
     from tandem.config import yaml12
 
     remote = RemoteCheckpoints(url)
     own = [override.partition("=")[2] for override in given if override.startswith("trainer.run_dir=")]
-    described: Any = yaml12.read(remote.config())
+    text = remote.config()
+    described: Any = yaml12.read(text)
     run_dir = yaml12.read(own[-1]) if own else described["trainer"]["run_dir"]
-    remote.fetch(Path(str(run_dir)).expanduser())
+    path = Path(str(run_dir)).expanduser()
+    refuse_to_fetch_into(path, kind, text)
+    remote.fetch(path)
     return str(run_dir), [override for override in given if not override.startswith("trainer.run_dir=")]
 
 

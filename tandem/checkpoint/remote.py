@@ -9,7 +9,7 @@ There is no rename there, so the manifest comes last and goes first: what has no
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from tandem.checkpoint.run_dir import locked
-from tandem.checkpoint.store import check_sound
+from tandem.checkpoint.store import check_sound, kept_names
 from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name, write_text
 
@@ -45,10 +45,38 @@ class RemoteCheckpoints:
         self._files, root = url_to_fs(url)
         self._root = root.rstrip("/")
 
-    def push(
-        self, checkpoint: Path, pointers: Mapping[str, str], kept: Collection[str], check: Callable[[], None]
-    ) -> None:
-        """Copy a checkpoint that is complete, then the pointers to it, then delete those that are not `kept`.
+    def claim(self, run_dir: Path) -> None:
+        """Begin to copy the run in `run_dir` there: its config.yaml, so that what is wrong with the URL is known before
+        the first checkpoint. UserError where it cannot be written, and where the checkpoints there are not this run's,
+        which would delete them."""
+        try:
+            there = self._names()
+            if there and not (run_dir / "checkpoints" / "latest").exists():
+                raise UserError(
+                    f"trainer.checkpoint_url: {self.url} holds the checkpoints of a run ({max(there)}), and {run_dir} "
+                    f"has none; continue that run with --resume {self.url}, or give another URL"
+                )
+            self._put(run_dir / _CONFIG, self._path(_CONFIG))
+        except UserError:
+            raise
+        except Exception as error:  # of whatever file system
+            raise UserError(
+                f"trainer.checkpoint_url: {self.url} cannot be written ({error}); mend that, or give another URL"
+            ) from error
+
+    def is_behind(self, checkpoint: Path) -> bool:
+        """What is there is older than this checkpoint, or another one of its name."""
+        latest = self._pointed("latest") or ""
+        if latest != checkpoint.name:
+            return latest < checkpoint.name
+        manifest = self._path("checkpoints", latest, _MANIFEST)
+        return not self._files.exists(manifest) or (
+            self._files.cat_file(manifest) != (checkpoint / _MANIFEST).read_bytes()
+        )
+
+    def push(self, checkpoint: Path, pointers: Mapping[str, str], keep_last: int, check: Callable[[], None]) -> None:
+        """Copy a checkpoint that is complete, then the pointers to it, then delete others as `kept_names` says: the
+        best one there stays, also where a run was fetched without it.
 
         `check` is called between files; what it raises ends this, and leaves what is no checkpoint.
         """
@@ -66,7 +94,8 @@ class RemoteCheckpoints:
         put(Path(_MANIFEST))
         for pointer, pointed in pointers.items():
             self._files.pipe_file(self._path("checkpoints", pointer), f"{pointed}\n".encode())
-        for other in self._names() - set(kept):
+        names = self._names()
+        for other in names - kept_names(names, int(name[5:]), keep_last, self._pointed("best")):
             self._delete(other)
 
     def fetch(self, run_dir: Path) -> None:
@@ -128,9 +157,16 @@ class RemoteCheckpoints:
             return self._files.cat_file(self._path(*parts)).decode()
         except FileNotFoundError:
             raise UserError(f"{self.url}: no checkpoint of a run there (no {'/'.join(parts)})") from None
+        except Exception as error:  # of whatever file system
+            raise UserError(f"{self.url}: cannot be read ({error}); mend that, or give another URL") from error
+
+    def _pointed(self, pointer: str) -> str | None:
+        path = self._path("checkpoints", pointer)
+        return self._files.cat_file(path).decode().strip() if self._files.exists(path) else None
 
     def _names(self) -> set[str]:
-        found: list[str] = self._files.ls(self._path("checkpoints"), detail=False)
+        folder = self._path("checkpoints")
+        found: list[str] = self._files.ls(folder, detail=False) if self._files.exists(folder) else []
         names = {path.rstrip("/").rpartition("/")[2] for path in found}
         return {name for name in names if name.startswith("step_")}
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tandem.checkpoint.branch import branch_of
@@ -98,3 +99,18 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
             f"values, as --resume does without a configuration, or {mend}{listed}"
         )
     return changed
+
+
+def refuse_to_fetch_into(path: Path, kind: type[TrainConfig | SftConfig], described: str) -> None:
+    """UserError where `path` holds something else than the run whose config.yaml reads `described`."""
+    if not (path / _CONFIG).exists():
+        if path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+            raise UserError(f"{path}: not a run (no {_CONFIG}); give another trainer.run_dir")
+        return
+    with TemporaryDirectory() as folder:
+        fetched = Path(folder) / _CONFIG
+        write_text(fetched, described)
+        found = changes(load_config(kind, fetched), load_config(kind, path / _CONFIG))
+    other = [change for change in found if not change.allowed and change.key != _COMMAND]
+    if other and (path / "checkpoints" / "latest").exists():
+        raise UserError(f"{path}: holds another run than the one to fetch ({other[0]}); give another trainer.run_dir")

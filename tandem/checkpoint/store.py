@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -41,10 +41,12 @@ class Remote(Protocol):
 
     url: str
 
-    def push(
-        self, checkpoint: Path, pointers: Mapping[str, str], kept: Collection[str], check: Callable[[], None]
-    ) -> None:
-        """Copy a checkpoint and what points to which one, and keep no other ones than `kept`; `check` raises where it
+    def is_behind(self, checkpoint: Path) -> bool:
+        """What is there is older than this checkpoint, or another one of its name."""
+        ...
+
+    def push(self, checkpoint: Path, pointers: Mapping[str, str], keep_last: int, check: Callable[[], None]) -> None:
+        """Copy a checkpoint and what points to which one, and keep others as `kept_names` says; `check` raises where it
         is to be given up."""
         ...
 
@@ -103,6 +105,20 @@ class CheckpointStore:
             raise self._told(error, step) from error
         self._writing = _Write(step, draft, lambda: self._complete(draft, step, best))
 
+    def copy(self, checkpoint: Path) -> None:
+        """Begin to copy to `remote` the checkpoint that a run goes on from, where a copy failed or was cut short."""
+        remote = self._remote
+        if remote is None:
+            return
+        draft = Draft(checkpoint)
+
+        def complete() -> None:
+            with self._told_of(remote, checkpoint):
+                if remote.is_behind(checkpoint):
+                    self._push(remote, checkpoint, draft)
+
+        self._writing = _Write(int(checkpoint.name[5:]), draft, complete)
+
     def check(self) -> None:
         """Raises what went wrong with the write under way, or with one that has ended since."""
         writing = self._writing
@@ -157,13 +173,17 @@ class CheckpointStore:
             write_text(self.directory / pointer, final.name + "\n")
         self._prune(step)
         if self._remote is not None:
-            self._push(self._remote, final, draft)
+            with self._told_of(self._remote, final):
+                self._push(self._remote, final, draft)
 
     def _push(self, remote: Remote, final: Path, draft: Draft) -> None:
         named = {pointer: path.name for pointer in ("best", "latest") if (path := self._named(pointer)) is not None}
-        kept = {path.name for path in self.directory.glob("step_*")}
+        remote.push(final, named, self._keep_last, draft.raise_if_abandoned)
+
+    @contextmanager
+    def _told_of(self, remote: Remote, final: Path) -> Iterator[None]:
         try:
-            remote.push(final, named, kept, draft.raise_if_abandoned)
+            yield
         except Exception as error:  # of whatever file system
             raise TandemError(
                 f"trainer.checkpoint_url: {final.name} cannot be copied to {remote.url} ({error}); it is whole in "
@@ -196,10 +216,11 @@ class CheckpointStore:
         return self.directory / path.read_text().strip() if path.exists() else None
 
     def _prune(self, step: int) -> None:
-        found = {int(path.name[5:]): path for path in self.directory.glob("step_*") if path.name[5:].isdigit()}
-        kept = sorted(number for number in found if number <= step)[-self._keep_last :]
-        for number, path in found.items():
-            if number not in kept and path != self._named("best"):
+        found = {path.name: path for path in self.directory.glob("step_*")}
+        best = self._named("best")
+        kept = kept_names(found, step, self._keep_last, None if best is None else best.name)
+        for name, path in found.items():
+            if name not in kept:
                 self._delete(path)
 
     def _delete(self, path: Path) -> None:
@@ -207,6 +228,14 @@ class CheckpointStore:
         trash = temporary_name(path.with_suffix(".deleted"))
         os.rename(path, trash)
         shutil.rmtree(trash)
+
+
+def kept_names(names: Iterable[str], step: int, keep_last: int, best: str | None) -> set[str]:
+    """Of checkpoints, those that stay once that of `step` is written: the newest, the best, and what is none of ours.
+    Those of later steps are of a run that went back."""
+    found = {name: int(name[5:]) for name in names if name.startswith("step_") and name[5:].isdigit()}
+    newest = sorted(number for number in found.values() if number <= step)[-keep_last:]
+    return {name for name in names if name not in found or found[name] in newest or name == best}
 
 
 def check_sound(checkpoint: Path, mend: str) -> None:

@@ -63,9 +63,11 @@ class _Position:
 def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
     """Make `trainer.run_dir` this run's, and this process the only one that writes it.
 
-    Raises UserError when it holds something else, or another process is writing it.
+    Raises UserError when it holds something else, or another process is writing it; and as `RemoteCheckpoints.claim`.
     """
     with open_run_dir(config) as changed:
+        if config.trainer.checkpoint_url is not None:
+            RemoteCheckpoints(config.trainer.checkpoint_url).claim(config.trainer.run_dir)
         for change in changed:
             print(f"changed since the last start: {change}", flush=True)
         write_environment(config.trainer.run_dir, config.trainer.seed)
@@ -138,6 +140,7 @@ class _Attempt:
         try:
             if checkpoint is not None:
                 self._restore(checkpoint)
+                self._store.copy(checkpoint)
             self._trackers += _trackers(self._config, job.total_steps, self._position.step)
             with self._stop.listening():
                 if self._position.step == 0 and self._trainer.eval_every:

@@ -93,14 +93,12 @@ def test_a_copy_that_is_cut_short_is_no_checkpoint(tmp_path: Path, url: str) -> 
                 raise RuntimeError("cut short")
 
         with pytest.raises(RuntimeError, match="cut short"):
-            RemoteCheckpoints(url).push(
-                checkpoint, {"latest": checkpoint.name}, {"step_000001", checkpoint.name}, check
-            )
+            RemoteCheckpoints(url).push(checkpoint, {"latest": checkpoint.name}, 2, check)
         assert "checkpoints/step_000002/manifest.json" not in there(url)
         fetched = tmp_path / f"fetched {end}"
         RemoteCheckpoints(url).fetch(fetched)
         assert CheckpointStore(fetched, 2).latest() == fetched / "checkpoints/step_000001"
-    RemoteCheckpoints(url).push(checkpoint, {"latest": checkpoint.name}, {checkpoint.name}, lambda: None)
+    RemoteCheckpoints(url).push(checkpoint, {"latest": checkpoint.name}, 1, lambda: None)
     assert [name for name in there(url) if "manifest" in name] == ["checkpoints/step_000002/manifest.json"]
 
 
@@ -135,3 +133,58 @@ def test_what_fails_there_is_told_and_the_checkpoint_is_whole_here(tmp_path: Pat
     latest = CheckpointStore(tmp_path / "run", 2).latest()
     assert latest is not None and damage(latest) is None
     shutil.rmtree(tmp_path / "run")
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_its_best_there(tmp_path: Path, url: str) -> None:
+    """And as many as before, although it has fetched one alone."""
+    store = store_of(tmp_path / "run", url)
+    save(store, 1, best=True)
+    for step in (2, 3):
+        save(store, step)
+    RemoteCheckpoints(url).fetch(tmp_path / "other")
+    other = store_of(tmp_path / "other", url)
+    kept = [[1, 3, 4], [1, 4, 5]]
+    for step in (4, 5):
+        save(other, step)
+        assert [name for name in there(url) if "manifest" in name] == [
+            f"checkpoints/step_{number:06d}/manifest.json" for number in kept.pop(0)
+        ]
+    save(other, 6, best=True)
+    assert "checkpoints/step_000001/manifest.json" not in there(url)
+
+
+def test_another_run_cannot_take_the_place_of_the_one_there(tmp_path: Path, url: str) -> None:
+    save(store_of(tmp_path / "run", url), 3)
+    before = there(url)
+    store_of(tmp_path / "new", url)
+    with pytest.raises(
+        UserError, match=r"holds the checkpoints of a run \(step_000003\), and .*/new has none; continue"
+    ):
+        RemoteCheckpoints(url).claim(tmp_path / "new")
+    assert there(url) == before
+    RemoteCheckpoints(url).claim(tmp_path / "run")
+    RemoteCheckpoints(f"{url}/new").claim(tmp_path / "new")
+    assert there(f"{url}/new") == ["config.yaml"]
+
+
+def test_a_url_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    store_of(tmp_path / "run", f"file://{tmp_path}/bucket")
+    (tmp_path / "bucket").write_text("a file, where a directory is needed")
+    with pytest.raises(UserError, match=r"trainer.checkpoint_url: file://.*/bucket cannot be written .*another URL"):
+        RemoteCheckpoints(f"file://{tmp_path}/bucket").claim(tmp_path / "run")
+
+
+def test_a_resumed_run_copies_what_it_had_not_copied(tmp_path: Path, url: str) -> None:
+    """The last checkpoint of a run, say: no other one would follow. What is there already is not copied again."""
+    run = tmp_path / "run"
+    save(store_of(run, url), 1)
+    save(CheckpointStore(run, 2), 2)
+    assert RemoteCheckpoints(url).is_behind(run / "checkpoints/step_000002")
+    store = store_of(run, url)
+    store.copy(run / "checkpoints/step_000002")
+    store.finish()
+    assert there(url) == here(run)
+    for step, behind in ((1, False), (2, False), (3, True)):
+        assert RemoteCheckpoints(url).is_behind(run / f"checkpoints/step_{step:06d}") is behind
+    (run / "checkpoints/step_000002/manifest.json").write_text("of a run that went back, and came here again")
+    assert RemoteCheckpoints(url).is_behind(run / "checkpoints/step_000002")

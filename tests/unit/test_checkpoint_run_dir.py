@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tandem import files
-from tandem.checkpoint.run_dir import check_run_dir, open_run_dir
+from tandem.checkpoint.run_dir import check_run_dir, open_run_dir, refuse_to_fetch_into
 from tandem.config.load import dump_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
@@ -165,6 +165,19 @@ def test_the_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".config.yaml.tmp").write_text("model:")
     claim(config(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml"]
+
+
+def test_a_run_is_not_fetched_over_another_one(tmp_path):
+    run, fetched = started(tmp_path / "run"), dump_config(config(tmp_path / "elsewhere", trainer__steps=20))
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "latest").write_text("step_000001\n")
+    refuse_to_fetch_into(run, TrainConfig, fetched)
+    refuse_to_fetch_into(tmp_path / "new", TrainConfig, fetched)
+    other = dump_config(config(tmp_path / "elsewhere", trainer__seed=7))
+    with pytest.raises(UserError, match=r"holds another run than the one to fetch \(trainer.seed: 7 -> 0\)"):
+        refuse_to_fetch_into(run, TrainConfig, other)
+    with pytest.raises(UserError, match="not a run"):
+        refuse_to_fetch_into(tmp_path, TrainConfig, fetched)
 
 
 def test_one_process_at_a_time(tmp_path):
