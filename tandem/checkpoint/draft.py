@@ -9,15 +9,15 @@ A rank's seals are there when its files are whole. What goes wrong on a rank, th
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
-from typing import Any
+from threading import Event, Lock, Thread
+from typing import Any, TypeVar
 
 from tandem.errors import TandemError
 from tandem.files import sync, write_text
 
+T = TypeVar("T")
 _THREADS = 4
 _TURN_S = 0.01
 """Between two looks for the ranks' seals."""
@@ -43,6 +43,8 @@ class Draft:
     """Each asks ranks whether they can go on writing, and raises what went wrong. For the controller's own thread."""
     abandoned: Event = field(default_factory=Event)
     """Set: `complete` raises."""
+    whole: Event = field(default_factory=Event)
+    """Set: it is a checkpoint on this disk; what goes on is a copy of it."""
 
     def check(self) -> None:
         for check in self.checks:
@@ -66,7 +68,8 @@ class Draft:
             found |= {str(folder / name): described for name, described in of_a_rank.items()}
             path.unlink()
         others = (path for path in self.directory.rglob("*") if path.is_file())
-        return found | _seal(self.directory, [path for path in others if self._name(path) not in found])
+        own = [path for path in others if self._name(path) not in found]
+        return found | _seal(self.directory, own, self.raise_if_abandoned)
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.directory))
@@ -88,11 +91,40 @@ def describe(file: Path) -> dict[str, Any]:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
-def _seal(directory: Path, files: list[Path]) -> Seals:
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return dict(zip((str(file.relative_to(directory)) for file in files), threads.map(_flush, files), strict=True))
+def _seal(directory: Path, files: list[Path], check: Callable[[], None] = lambda: None) -> Seals:
+    seals: Seals = {}
+
+    def seal(file: Path) -> None:
+        check()
+        sync(file)
+        seals[str(file.relative_to(directory))] = describe(file)
+
+    for_each(seal, files)
+    return seals
 
 
-def _flush(file: Path) -> dict[str, Any]:
-    sync(file)
-    return describe(file)
+def for_each(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call it with every item, in some threads; raises the first error once they have ended.
+
+    They are daemons, which a process does not wait for when it ends, as it does for those of concurrent.futures.
+    """
+    left, lock, errors = list(items), Lock(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            while not errors:
+                with lock:
+                    if not left:
+                        return
+                    item = left.pop()
+                function(item)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
+            errors.append(error)
+
+    threads = [Thread(target=work, daemon=True) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

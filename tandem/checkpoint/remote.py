@@ -10,20 +10,19 @@ There is no rename there, so the manifest comes last and goes first: what has no
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
 
+from tandem.checkpoint.draft import for_each
 from tandem.checkpoint.run_dir import locked
 from tandem.checkpoint.store import check_sound, kept_names
 from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name, write_text
 
 _MANIFEST, _CONFIG = "manifest.json", "config.yaml"
-_THREADS = 4
 
 
 def check_url(url: str) -> None:
@@ -80,6 +79,7 @@ class RemoteCheckpoints:
 
         `check` is called between files; what it raises ends this, and leaves what is no checkpoint.
         """
+        check()
         name = checkpoint.name
         self._delete(name)  # of a run that went back, or what a push that was cut short has left
         self._put(checkpoint.parents[1] / _CONFIG, self._path(_CONFIG))
@@ -89,8 +89,7 @@ class RemoteCheckpoints:
             check()
             self._put(checkpoint / file, self._path("checkpoints", name, *file.parts))
 
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(put, (file for file in files if file != Path(_MANIFEST))))
+        for_each(put, (file for file in files if file != Path(_MANIFEST)))
         put(Path(_MANIFEST))
         for pointer, pointed in pointers.items():
             self._files.pipe_file(self._path("checkpoints", pointer), f"{pointed}\n".encode())
@@ -135,8 +134,7 @@ class RemoteCheckpoints:
             self._files.get_file(self._path("checkpoints", name, file), str(local))
 
         try:
-            with ThreadPoolExecutor(_THREADS) as threads:
-                list(threads.map(get, files))
+            for_each(get, files)
             write_text(temporary / _MANIFEST, described)
             check_sound(temporary, f"name an earlier one in {self.url}/checkpoints/latest")
             sync_tree(temporary)

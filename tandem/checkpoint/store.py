@@ -111,6 +111,7 @@ class CheckpointStore:
         if remote is None:
             return
         draft = Draft(checkpoint)
+        draft.whole.set()
 
         def complete() -> None:
             with self._told_of(remote, checkpoint):
@@ -143,17 +144,19 @@ class CheckpointStore:
                 self.check()
                 asked = now
             if now > say_at:
-                print(f"waiting for the checkpoint of step {writing.step}: {_gib(writing.draft)} written", flush=True)
+                print(f"waiting for the checkpoint of step {writing.step}: {self._done(writing.draft)}", flush=True)
                 say_at = now + _LINE_S
             self._meanwhile()
             writing.thread.join(_TURN_S)
 
     def abandon(self) -> None:
-        """Give up what is being written, unless its files are all there: then it becomes a checkpoint all the same."""
+        """Give up what is being written, unless its files are all there: then it becomes a checkpoint all the same. A
+        copy that is on its way is not waited for: it ends with the file that it is at, or with the process."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.draft.abandoned.set()
-            writing.thread.join()
+            while writing.thread.is_alive() and not writing.draft.whole.is_set():
+                writing.thread.join(_TURN_S)
 
     def _complete(self, draft: Draft, step: int, best: bool) -> None:
         temporary = draft.directory
@@ -172,6 +175,7 @@ class CheckpointStore:
         for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
             write_text(self.directory / pointer, final.name + "\n")
         self._prune(step)
+        draft.whole.set()
         if self._remote is not None:
             with self._told_of(self._remote, final):
                 self._push(self._remote, final, draft)
@@ -197,6 +201,16 @@ class CheckpointStore:
             mend = f"write the name of an earlier one into {self.directory / 'latest'}, or delete that file"
             check_sound(checkpoint, f"{mend} to start anew")
         return checkpoint
+
+    def _done(self, draft: Draft) -> str:
+        """How far it is."""
+        if self._remote is not None and draft.whole.is_set():
+            return f"written, being copied to {self._remote.url}"
+        try:
+            written = sum(path.stat().st_size for path in draft.directory.rglob("*") if path.is_file())
+        except FileNotFoundError:  # it has got its name meanwhile
+            return "written"
+        return f"{written / 2**30:.1f} GiB written"
 
     def _final(self, step: int) -> Path:
         return self.directory / f"step_{step:06d}"
@@ -253,9 +267,3 @@ def damage(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError) as error:
         return str(error)
     return f"not what was written: {', '.join(changed)}" if changed else None
-
-
-def _gib(draft: Draft) -> str:
-    """What of it is on the disk."""
-    sizes = (path.stat().st_size for path in draft.directory.rglob("*") if path.is_file())
-    return f"{sum(sizes) / 2**30:.1f} GiB"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.store import CheckpointStore, damage
 from tandem.errors import TandemError, UserError
+from tests.conftest import ROOT
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -188,3 +191,37 @@ def test_a_resumed_run_copies_what_it_had_not_copied(tmp_path: Path, url: str) -
         assert RemoteCheckpoints(url).is_behind(run / f"checkpoints/step_{step:06d}") is behind
     (run / "checkpoints/step_000002/manifest.json").write_text("of a run that went back, and came here again")
     assert RemoteCheckpoints(url).is_behind(run / "checkpoints/step_000002")
+
+
+HANGS = """
+import sys
+from pathlib import Path
+from threading import Event
+from fsspec.implementations.memory import MemoryFileSystem
+from tandem.checkpoint.remote import RemoteCheckpoints
+from tandem.checkpoint.store import CheckpointStore
+
+run, begun = Path(sys.argv[1]), Event()
+(run / "config.yaml").touch()
+
+def hang(self, here, there, **_):
+    if there.endswith("data.bin"):
+        begun.set()
+        Event().wait()
+
+MemoryFileSystem.put_file = hang
+store = CheckpointStore(run, 2, remote=RemoteCheckpoints("memory://bucket/run"))
+with store.write(1) as draft:
+    (draft.directory / "data.bin").touch()
+begun.wait()
+store.abandon()
+print(store.latest().name)
+"""
+
+
+def test_a_copy_that_hangs_holds_up_no_end(tmp_path: Path) -> None:
+    """Neither that of the attempt nor that of the process: Ctrl-C twice ends at once."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True, cwd=ROOT
+    )
+    assert ended.stdout == "step_000001\n"
