@@ -272,7 +272,7 @@ class NativeEngine:
                 scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
                 for entry in start.samples:
                     entry.prompt = scored
-        self._advance(first, logits[torch.from_numpy(prompt_B).to(logits.device)])
+        self._advance(first, logits.index_select(0, self._tensor(prompt_B)))
 
     def _prompt_logits(self, starts: list[_Start], first: int, prompt_B: IntArray) -> torch.Tensor:
         """Logits after each prompt, `[prompts, V]`; the slots from `first` on are filled."""
@@ -298,7 +298,7 @@ class NativeEngine:
         if _ALIKE * len(slot_U) > len(state):
             return self._forward(self._tensor(state["last"])[None], plan)
         plan.share(self._tensor(slot_U), like := self._tensor(like_B))
-        return self._forward(self._tensor(state["last"][slot_U])[None], plan)[like]
+        return self._forward(self._tensor(state["last"][slot_U])[None], plan).index_select(0, like)
 
     def _forward(
         self, token_1N: torch.Tensor, plan: Prefill | Extend | Decode, wanted: int | torch.Tensor = 0

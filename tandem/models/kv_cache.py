@@ -168,20 +168,23 @@ class Decode:
 
     def share(self, slot_N: Tensor, like_B: Tensor) -> None:
         """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
-        self.position_N, self._shared = self._position_B[slot_N], (slot_N, like_B)
+        self.position_N, self._shared = self._position_B.index_select(0, slot_N), (slot_N, like_B)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         caches = self._cache.layer(layer, key, value)
         for cache, new in zip(caches, (key, value), strict=True):
             made = new[0].transpose(0, 1)
-            cache[self._slot_B, :, :, self._position_B] = made[self._shared[1]] if self._shared else made
+            made_B = made.index_select(0, self._shared[1]) if self._shared else made
+            cache[self._slot_B, :, :, self._position_B] = made_B
         _, heads, rows, head_dim = query.shape
         kv_heads, window = key.shape[1], scoring.window
         if (window, kv_heads) not in self._masks:
             self._masks[window, kv_heads] = self._mask(window, kv_heads, query.dtype)
         start, mask = self._masks[window, kv_heads]
-        slots = self._shared[0] if self._shared else slice(rows)
-        keys, values = (cache[..., start : self._end][slots].flatten(0, 1) for cache in caches)
+        seen = (cache[..., start : self._end] for cache in caches)
+        if self._shared:
+            seen = [x.index_select(0, self._shared[0]) for x in seen]
+        keys, values = (x[:rows].flatten(0, 1) for x in seen)
         # The query heads of a key head attend like queries of one sequence: keys are read once and never repeated.
         queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
         scores = (

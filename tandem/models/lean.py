@@ -6,40 +6,67 @@ sharding, checkpointed activations and adapters find what they wrap.
 """
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tandem.models.attention import Scoring, refuse_arguments
 from tandem.models.attention.interface import AttentionPlan
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
+_CHANGING_ANGLES = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies depend on the longest position of a pass."""
+
+
+class Hidden(NamedTuple):
+    """What a body returns: the fields that transformers' heads read. Its own class takes 20 us to make."""
+
+    last_hidden_state: Tensor
+    """`[1, N, hidden]`."""
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+
+
+class Logits(NamedTuple):
+    """What a language model returns."""
+
+    logits: Tensor
+    """`[1, wanted, V]`."""
 
 
 def make_lean(model: PreTrainedModel) -> None:
-    """Replace the forward passes of the body and its layers, where the body is one of FAMILIES."""
+    """Replace the forward passes of the body, its layers and a language model, where the body is one of FAMILIES."""
     body: Any = model.base_model
     if type(body).__name__ in FAMILIES and type(body).__module__.startswith("transformers."):
         body.forward = MethodType(_body, body)
         for layer in body.layers:
             layer.forward = MethodType(_layer, layer)
+        if type(model).__name__ == f"{type(body).__name__.removesuffix('Model')}ForCausalLM":
+            model.forward = MethodType(_language_model, model)
 
 
-def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any) -> Any:
+def _language_model(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **others: Any) -> Logits:
+    """`logits_to_keep`: the places of the tokens to predict from, or how many of the last ones; 0: all."""
+    hidden = self.model(input_ids, **others).last_hidden_state
+    if isinstance(logits_to_keep, Tensor):
+        hidden = hidden.index_select(1, logits_to_keep)
+    else:
+        hidden = hidden[:, -logits_to_keep:]
+    return Logits(self.lm_head(hidden))
+
+
+def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any) -> Hidden:
     refuse_arguments(others)
     hidden = self.embed_tokens(input_ids)
-    cos, sin = (table[:, :, None] for table in self.rotary_emb(hidden, position_ids))
-    low, high = sin.chunk(2, -1)
-    rotation = cos, torch.cat((-low, high), -1)
+    rotation = _rotation(self.rotary_emb, hidden, position_ids)
     for layer in self.layers:
         hidden = layer(hidden, rotation=rotation, plan=attention_plan)
-    normed: Any = _norm(self.norm, hidden)
-    return BaseModelOutputWithPast(last_hidden_state=normed)
+    return Hidden(_norm(self.norm, hidden))
 
 
 def _layer(self: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
@@ -62,6 +89,16 @@ def _attention(module: Any, x: Tensor, rotation: tuple[Tensor, Tensor], plan: At
 
 def _norm(module: Any, x: Tensor) -> Tensor:
     return rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+
+
+def _rotation(module: Any, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of the angles for `_rotate`, `[1, N, 1, head_dim]` in the dtype of `hidden`."""
+    if module.rope_type in _CHANGING_ANGLES:
+        cos, sin = (table[:, :, None].chunk(2, -1)[0] for table in module(hidden, position_ids))
+    else:
+        angles = position_ids[..., None, None] * module.inv_freq.float()
+        cos, sin = ((x * module.attention_scaling).to(hidden.dtype) for x in (angles.cos(), angles.sin()))
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -37,6 +37,11 @@ FAMILIES = [
     ),
     Qwen2Config(**{**SHAPE, "head_dim": 6}, use_sliding_window=True, sliding_window=3, max_window_layers=1),
     Qwen3Config(**SHAPE, hidden_act="gelu"),
+    Qwen3Config(**SHAPE, rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}),
+    LlamaConfig(
+        **{**SHAPE, "max_position_embeddings": 4},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0},
+    ),
 ]
 TOKENS, OFFSETS, PREFIXES = torch.arange(20)[None] % 17, np.array([0, 4, 9, 11, 20]), np.array([-1, 0, 0, -1])
 
@@ -57,7 +62,9 @@ def run(model: Any) -> torch.Tensor:
     return model(TOKENS, position_ids=plan.positions[None], attention_plan=plan, use_cache=False).logits
 
 
-@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.model_type)
+@pytest.mark.parametrize(
+    "config", FAMILIES, ids=lambda config: f"{config.model_type}-{config.rope_parameters['rope_type']}"
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_logits_and_gradients_are_those_of_transformers(config: PreTrainedConfig, checkpointing: bool) -> None:
     plain, lean = make(config)
