@@ -143,7 +143,9 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
     firsts = batch.first_branches
     assert len(trajectories) == len(scores) == len(firsts), (len(trajectories), len(scores), len(firsts))
     assert len(rows) == len(batch), (len(rows), len(batch))
-    of_trajectories = _of_trajectories(trajectories, scores).take(pa.array(batch.trajectories))
+    of_trajectories = _of_trajectories(trajectories, scores)
+    if len(rows) > len(trajectories):
+        of_trajectories = of_trajectories.take(pa.array(batch.trajectories))
     numbers = np.arange(len(batch)) - firsts[batch.trajectories]
     tokens, offsets = batch.tokens, batch.response_offsets
     mismatch_max, mismatch_at = _worst_mismatch(batch)
@@ -215,8 +217,12 @@ def _ragged(offsets: IntArray, values: np.ndarray[Any, Any] | None, kind: pa.Dat
 
 def _text(values: Iterable[str | None]) -> pa.Array:
     """UTF-8 cannot hold lone surrogates, which JSON rows and user functions may bring; they become escapes."""
-    clean = [None if value is None else value.encode("utf-8", "backslashreplace").decode() for value in values]
-    return pa.array(clean, pa.string())
+    texts = list(values)
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        clean = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
+        return pa.array(clean, pa.string())
 
 
 def _mean_over_trained(batch: Batch) -> np.ndarray[Any, Any]:
