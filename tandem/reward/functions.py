@@ -76,10 +76,11 @@ class RewardFunction:
 
     def conversation(self, trajectory: Trajectory) -> dict[str, Any]:
         """What the function asks for by name of `messages` and `turns`. A column of that name goes first."""
-        if self.kind is Kind.TRL:
+        wanted = [name for name in _CONVERSATION if name in self.parameters and name not in self.given]
+        if self.kind is Kind.TRAJECTORY:
+            wanted = [name for name in wanted if name not in trajectory.prompt.row]
+        if not wanted or self.kind is Kind.TRL:
             return {}
-        columns = {} if self.kind is Kind.VERL else trajectory.prompt.row
-        wanted = [name for name in _CONVERSATION if name in self.parameters and name not in {*self.given, *columns}]
         said = _said(trajectory)
         offered = {
             "messages": [*_asked(trajectory.prompt), *said],
