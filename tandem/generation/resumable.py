@@ -65,7 +65,7 @@ class ResumableGeneration:
                 else:
                     pending, self.unfinished = pending - 1, self.unfinished - 1
                     yield part
-            for ended in asyncio.as_completed(continued):
+            for ended in asyncio.as_completed(continued) if continued else ():
                 completion = await ended
                 pending, self.unfinished = pending - 1, self.unfinished - 1
                 yield completion

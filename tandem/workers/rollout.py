@@ -327,8 +327,12 @@ class RolloutWorker(Worker[RolloutSpec]):
         )
 
     def _decode(self, rows: list[IntArray]) -> list[str]:
+        """Each different row once: siblings often answer alike."""
         tokenizer: Any = self.spec.tokenizer  # its method is not typed
-        return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
+        keys = [tuple(row.tolist()) for row in rows]
+        different = list(dict.fromkeys(keys))
+        texts = dict(zip(different, tokenizer.batch_decode(different, skip_special_tokens=True), strict=True))
+        return [texts[key] for key in keys]
 
 
 async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
