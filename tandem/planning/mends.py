@@ -40,10 +40,13 @@ def find_mend(path: Path, overrides: Sequence[str], card_bytes: int, processes: 
 
 
 def _together(path: Path, overrides: Sequence[str], changes: Sequence[Sequence[str]], card_bytes: int) -> Mend | None:
-    """Change after change, those that help are kept; when all fits, those that are not needed are dropped again."""
+    """Change after change, those that help are kept; when all fits, those that are not needed are dropped again.
+
+    Twice, as more ranks make changes possible that come before them.
+    """
     taken: list[Sequence[str]] = []
     most = _most(path, overrides, card_bytes)
-    for change in changes:
+    for change in [*changes, *changes]:
         tried = _most(path, _flat(overrides, [*taken, change]), card_bytes)
         if tried is None or most is None or tried.memory.total >= most.memory.total:
             continue

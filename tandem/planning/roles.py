@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
+from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import RoleName, TrainConfig
 from tandem.errors import UserError
@@ -68,9 +69,20 @@ def moments(config: TrainConfig, card_bytes: int) -> list[Moment]:
     if not isinstance(training, FsdpTrainingConfig):
         raise UserError("plan knows the memory of training.type: fsdp; Megatron-Core's is not worked out yet")
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
+    _refuse_what_no_run_takes(config, training, shapes)
     return [
         moment for pool in _pools(config, training, shapes) for moment in _of_pool(config, pool, shapes, card_bytes)
     ]
+
+
+def _refuse_what_no_run_takes(
+    config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]
+) -> None:
+    mistakes = list(find_engine_mistakes(config))
+    for role, shape in shapes.items():
+        mistakes += find_fsdp_mistakes(training, shape.heads, sum(config.nodes_of(role)))
+    if mistakes:
+        raise UserError("; ".join(dict.fromkeys(mistakes)))
 
 
 def model_paths(config: TrainConfig) -> dict[RoleName, Path]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tandem.cli import app
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
 from tandem.planning.memory import Memory
 from tandem.planning.mends import find_mend, fullest
@@ -134,6 +135,26 @@ def test_the_smallest_change_that_fits_is_offered_and_fits(model: Any) -> None:
     assert several is not None
     assert len(several.overrides) > 1
     assert find_mend(path, given, GIB) is None
+
+
+def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any) -> None:
+    """A rank shares its tokens with nobody, and adapters never fill weights that an engine has dropped."""
+    recipe = ROOT / "recipes/gsm8k_grpo.yaml"
+    given = [model("8b"), "cluster.ranks=6"]
+    long = [model("0.6b"), "generation.max_response_tokens=131072", "generation.max_running=1"]
+    assert find_mend(recipe, long, 30 * GIB) is None
+    mend = find_mend(recipe, long, 30 * GIB, 8)
+    assert mend is not None and mend.overrides == ("training.context_parallel=2", "cluster.ranks=2")
+    adapters = [*given, "model.lora={rank: 16}", "generation={type: vllm, memory_share: 0.9}"]
+    mend = find_mend(recipe, [*adapters, "generation.sleep=never"], H100, 8)
+    assert mend is not None and "generation.sleep=weights" not in mend.overrides
+    for wrong in (
+        "training.context_parallel=4",
+        "training.shard_size=4",
+        "generation={type: vllm, tensor_parallel: 4}",
+    ):
+        with pytest.raises(UserError, match=r"use a divisor"):
+            moments(load_config(TrainConfig, recipe, [*given, wrong]), H100)
 
 
 def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:

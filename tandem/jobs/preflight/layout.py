@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import EvalConfig, RoleName, RolloutConfig, TrainConfig
 from tandem.errors import UserError
@@ -38,7 +39,8 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
     for role in training_roles(config):
         path, ranks = paths.get(role) or model.path, sum(config.nodes_of(role))
         if isinstance(training, FsdpTrainingConfig):
-            problems = list(_find_fsdp_mistakes(training, text_config(path), ranks))
+            heads = text_config(path).get("num_attention_heads")
+            problems = list(find_fsdp_mistakes(training, heads if isinstance(heads, int) else None, ranks))
         else:
             problems = _find_megatron_mistakes(training, path, ranks)
         yield from (problem for problem in problems if problem not in reported)
@@ -49,15 +51,8 @@ def find_generation_mistakes(config: Any) -> Iterator[str]:
     """Where engines in processes of their own cannot share the devices."""
     if not isinstance(config, RolloutConfig) or config.generation.type == "native":
         return
+    yield from find_engine_mistakes(config)
     generation = config.generation
-    degree, nodes = generation.tensor_parallel, config.nodes_of("rollout")
-    if sum(nodes) > 1 and any(ranks % degree for ranks in nodes):
-        yield (
-            f"generation.tensor_parallel: {degree} does not divide the {' + '.join(map(str, nodes))} ranks of the "
-            "rollout's pool, whose neighbours share an engine; use a divisor, or one rank that sees all devices"
-        )
-    if generation.sleep == "weights" and config.model.lora is not None:
-        yield "generation.sleep: weights, but with model.lora no publish fills them again; use cache"
     if generation.type == "vllm" and generation.quantization is not None:
         twice = [key for key in ("quantization", "quantization_config", "dtype") if key in generation.engine_args]
         if twice:
@@ -65,16 +60,6 @@ def find_generation_mistakes(config: Any) -> Iterator[str]:
                 f"generation.engine_args.{twice[0]}: generation.quantization: {generation.quantization} says it, too; "
                 "leave one of them out"
             )
-
-
-def _find_fsdp_mistakes(training: FsdpTrainingConfig, model: dict[str, Any], ranks: int) -> Iterator[str]:
-    size, degree, heads = training.shard_size, training.context_parallel, model.get("num_attention_heads")
-    if size is not None and ranks % size:
-        yield f"training.shard_size: {ranks} ranks cannot be cut into groups of {size}; use a divisor"
-    if ranks % degree:
-        yield f"training.context_parallel: {ranks} ranks cannot be cut into groups of {degree}; use a divisor"
-    if isinstance(heads, int) and heads % degree:
-        yield f"training.context_parallel: {degree} ranks cannot share {heads} attention heads evenly; use a divisor"
 
 
 def _find_megatron_mistakes(training: Any, path: Any, ranks: int) -> list[str]:
