@@ -12,7 +12,7 @@ from tandem.errors import UserError
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
-from tandem.planning.roles import Moment, moments
+from tandem.planning.roles import Host, Moment, hosts, moments
 
 GIB = 2**30
 CARD = "H100"
@@ -50,6 +50,8 @@ def plan(
     path, overrides = split_arguments(arguments)
     if path is None:
         raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
+    if (response_tokens or calibrate) and not search:
+        raise UserError("--response-tokens and --calibrate are for --search")
     config = load_config(TrainConfig, path, overrides)
     machines = parse_machines(gpus or f"{max(8, processes_of(config))}x{CARD}")
     found = moments(config, machines.card.memory_bytes)
@@ -58,14 +60,14 @@ def plan(
         from tandem.planning.trace.report import traced
 
         print("\n".join(traced(config)))
-    if search:
-        print("\n".join(time_report(config, machines, response_tokens, calibrate)))
-    elif response_tokens or calibrate:
-        raise UserError("--response-tokens and --calibrate are for --search")
     fits = fullest(found).memory.total <= machines.card.memory_bytes
     print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
+    print("\n".join(of_host(host, machines.per_node) for host in hosts(config)))
     if not fits:
         print(mend_of(path, overrides, machines))
+    if search:
+        print("\n".join(time_report(config, machines, response_tokens, calibrate)))
+    if not fits:
         raise typer.Exit(2)
 
 
@@ -110,6 +112,16 @@ def _largest_causes(moment: Moment) -> str:
     sizes = moment.memory.causes()
     largest = sorted(sizes, key=lambda cause: -sizes[cause])[:3]
     return ", ".join(f"{cause} {sizes[cause] / GIB:.1f}" for cause in largest)
+
+
+def of_host(host: Host, per_node: int) -> str:
+    """What a pool keeps in host memory."""
+    processes = min(host.processes, per_node)
+    return (
+        f"{host.pool}: {host.total / GIB:.1f} GiB of host memory a process beside the program: models that wait or are "
+        f"offloaded {host.models / GIB:.1f}, copies for checkpoints {host.copies / GIB:.1f}; "
+        f"{processes * host.total / GIB:.1f} of {processes} on a node"
+    )
 
 
 def mend_of(path: Path, overrides: Sequence[str], machines: Machines) -> str:

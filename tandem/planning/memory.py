@@ -5,7 +5,7 @@ a fake step of that engine. What grows with the model is exact, what grows with 
 autograd keeps. Peaks are those of single moments: the head's, a layer's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -165,6 +165,38 @@ def resident(engine: Engine) -> Memory:
     masters = master if engine.item_bytes != 4 else 0
     on_host = engine.cpu_offload or engine.optimizer_offload
     return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + 2 * master)
+
+
+def kept_on_host(engine: Engine) -> int:
+    """Bytes of host memory that `cpu_offload` or `optimizer_offload` takes at all times, for it or on its way."""
+    learning = engine.learning
+    if engine.sharded:
+        frozen = engine.item_bytes * (engine.body + engine.head - learning)
+        whole = 12 * learning + frozen if engine.cpu_offload else 8 * learning
+        return whole // engine.shards if engine.cpu_offload or engine.optimizer_offload else 0
+    masters = 4 if engine.cpu_offload or engine.item_bytes != 4 else 0
+    return (8 + masters) * learning if engine.cpu_offload or engine.optimizer_offload else 0
+
+
+def copied_for_checkpoint(engine: Engine) -> int:
+    """Bytes of host memory that a rank keeps from the first checkpoint on: copies, from which it is written while
+    training goes on (`tandem/training/copies.py`). Of the weights that the rank writes, masters, and moments."""
+    shape = engine.shape
+    if not engine.learns:
+        return 0
+    head = [engine.head] if engine.value_head or not shape.tied else []
+    parts = [shape.embedding, *(shape.layer(index) for index in range(shape.layers)), shape.hidden, *head]
+    weights = engine.item_bytes * (_largest_file(parts, engine.ranks) + shape.layers * engine.adapters)
+    return weights + 12 * engine.learning // engine.shards
+
+
+def _largest_file(parts: Sequence[int], ranks: int) -> int:
+    """Parameters of the rank that writes the most: as `tandem/models/directory.py` deals out layers."""
+    written, before = [0] * ranks, 0
+    for size in parts:
+        written[min(ranks - 1, before * ranks // sum(parts))] += size
+        before += size
+    return max(written)
 
 
 def _largest(moments: Iterable[Memory]) -> Memory:

@@ -15,7 +15,17 @@ from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import RoleName, TrainConfig
 from tandem.errors import UserError
-from tandem.planning.memory import Engine, Generation, Memory, Phase, generation, phases, resident
+from tandem.planning.memory import (
+    Engine,
+    Generation,
+    Memory,
+    Phase,
+    copied_for_checkpoint,
+    generation,
+    kept_on_host,
+    phases,
+    resident,
+)
 from tandem.planning.model_shape import ModelShape, read_shape
 
 CONTEXT_BYTES = 2**30
@@ -55,6 +65,23 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """What a process of a pool keeps in host memory beside the program itself; bytes."""
+
+    pool: str
+    processes: int
+    """On one node, at most, as far as the configuration says it."""
+    models: int
+    """What waits for its turn on the devices, at most, and what `cpu_offload` and `optimizer_offload` keep there."""
+    copies: int
+    """Of what learns, for checkpoints."""
+
+    @property
+    def total(self) -> int:
+        return self.models + self.copies
+
+
+@dataclass(frozen=True, slots=True)
 class _Pool:
     name: str
     ranks: int
@@ -70,9 +97,26 @@ def moments(config: TrainConfig, card_bytes: int) -> list[Moment]:
         raise UserError("plan knows the memory of training.type: fsdp; Megatron-Core's is not worked out yet")
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
     _refuse_what_no_run_takes(config, training, shapes)
-    return [
-        moment for pool in _pools(config, training, shapes) for moment in _of_pool(config, pool, shapes, card_bytes)
-    ]
+    pools = _pools(config, training, shapes)
+    return [moment for pool in pools for moment in _of_pool(config, pool, shapes["actor"], card_bytes)]
+
+
+def hosts(config: TrainConfig) -> list[Host]:
+    """Host memory by pool, of those that keep models there."""
+    training = config.training
+    assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
+    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
+    return [_host(config, pool) for pool in _pools(config, training, shapes) if pool.engines]
+
+
+def _host(config: TrainConfig, pool: _Pool) -> Host:
+    away: dict[RoleName, int] = {role: resident(pool.engines[role]).total for role in _leaving(config, pool)}
+    stages: tuple[Stage, ...] = get_args(Stage)
+    waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
+    engines = pool.engines.values()
+    copies = sum(map(copied_for_checkpoint, engines))
+    nodes = config.placement.pools.get(pool.name, [pool.ranks])
+    return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies)
 
 
 def _refuse_what_no_run_takes(
@@ -92,8 +136,10 @@ def model_paths(config: TrainConfig) -> dict[RoleName, Path]:
     """
     model, algorithm = config.model, config.algorithm
     paths: dict[RoleName, Path] = {"actor": model.path}
-    placed = [config.placement.roles.get(role) for role in ("actor", "reference")]
-    if algorithm.kl.place != "none" and (model.lora is None or placed[0] != placed[1]):
+    first = next(iter(config.placement.pools), "")
+    roles = config.placement.roles
+    apart = roles.get("actor", first) != roles.get("reference", first)
+    if algorithm.kl.place != "none" and (model.lora is None or apart):
         paths["reference"] = model.path
     if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
         paths["critic"] = model.critic_path or model.path
@@ -142,11 +188,9 @@ def engine_of(
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
 
 
-def _of_pool(
-    config: TrainConfig, pool: _Pool, shapes: Mapping[RoleName, ModelShape], card_bytes: int
-) -> Iterator[Moment]:
+def _of_pool(config: TrainConfig, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[Moment]:
     held = {role: resident(engine) for role, engine in pool.engines.items()}
-    serving = _serving(config, pool, shapes["actor"], card_bytes) if pool.generates else {}
+    serving = _serving(config, pool, policy, card_bytes) if pool.generates else {}
     leaving = _leaving(config, pool)
 
     def beside(stage: Stage, role: RoleName | None = None) -> Memory:
@@ -177,7 +221,9 @@ def _leaving(config: TrainConfig, pool: _Pool) -> set[RoleName]:
 
 
 def _moment(config: TrainConfig, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
-    processes = 2 if pool.generates and config.generation.type != "native" and pool.engines else 1
+    processes = 1
+    if pool.generates and not isinstance(config.generation, NativeGenerationConfig):
+        processes = config.generation.replicas + bool(pool.engines)
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
     tensors = memory.total - memory.cache
     allowed = Memory(context=context, slack=int(SLACK * tensors))
@@ -201,31 +247,49 @@ def _native(
     config: TrainConfig, settings: NativeGenerationConfig, pool: _Pool, shape: ModelShape
 ) -> tuple[Memory, Memory]:
     """Awake and asleep. An engine with answers under way keeps their keys and values, but with `sleep: always`."""
-    asked = -(-config.data.prompts_per_step * config.algorithm.group_size // pool.ranks)
-    awake = generation(
-        Generation(
-            shape,
-            item_bytes=_item_bytes(config),
-            rows=min(settings.max_running, asked),
-            row_tokens=longest_row(config),
-            own_weights="actor" not in pool.engines or pool.ranks > 1,
-        )
+    asked = _asked_of_one(config, pool.ranks)
+    engine = Generation(
+        shape,
+        item_bytes=_item_bytes(config),
+        rows=min(settings.max_running, asked),
+        row_tokens=longest_row(config),
+        own_weights="actor" not in pool.engines or pool.ranks > 1,
     )
+    awake = generation(engine)
+    if config.conversation is not None:  # turns that have ended wait there for the next ones
+        given = settings.prefix_cache_tokens
+        room = settings.max_running * longest_row(config) if given is None else given
+        turns = generation(replace(engine, rows=1, row_tokens=min(room, asked * longest_row(config))))
+        awake = replace(awake, cache=awake.cache + turns.cache)
     busy = settings.sleep == "idle" and config.trainer.max_staleness > 0
     return awake, replace(awake, logits=0, cache=awake.cache if busy or settings.sleep == "never" else 0)
+
+
+def _asked_of_one(config: TrainConfig, engines: int) -> int:
+    """Answers that one of so many native engines may have at once. Nobody counts the rows of a validation here."""
+    trainer, generation = config.trainer, config.generation
+    assert isinstance(generation, NativeGenerationConfig)
+    if config.data.val_files and trainer.eval_every:
+        return generation.max_running
+    prompts = config.data.prompts_per_step
+    fixed = (trainer.max_staleness == 0 or not generation.partial_rollouts) and not generation.balanced
+    if fixed:
+        prompts = -(-prompts // engines)
+    greedy = config.algorithm.type == "remax"
+    return prompts * (trainer.max_staleness + 1) * (config.algorithm.group_size + greedy)
 
 
 def _replica(
     config: TrainConfig, settings: ReplicatedGenerationConfig, pool: _Pool, shape: ModelShape, card_bytes: int
 ) -> tuple[Memory, Memory]:
-    """Awake and asleep: vLLM or SGLang."""
-    weights = _item_bytes(config) * shape.parameters // settings.tensor_parallel
+    """Awake and asleep: vLLM or SGLang. Each replica takes the share."""
+    weights = settings.replicas * _item_bytes(config) * shape.parameters // settings.tensor_parallel
     given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
     share = settings.memory_share if given is None else given
     if share is None:
         share = default_memory_share(bool(pool.engines), takes_turns=settings.sleep != "never")
-    row = shape.kv_bytes(longest_row(config), _item_bytes(config)) // settings.tensor_parallel
-    awake = Memory(weights=weights, cache=max(row, int(card_bytes * share) - weights))
+    row = settings.replicas * shape.kv_bytes(longest_row(config), _item_bytes(config)) // settings.tensor_parallel
+    awake = Memory(weights=weights, cache=max(row, int(settings.replicas * card_bytes * share) - weights))
     kept = {"never": awake, "cache": Memory(weights=weights), "weights": Memory()}
     return awake, kept[settings.sleep]
 

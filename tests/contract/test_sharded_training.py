@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.planning.memory import Engine, copied_for_checkpoint
+from tandem.planning.model_shape import read_shape
 from tandem.training.fsdp import make_engine
 from tests.conftest import ROOT, load_file
 
@@ -103,6 +105,28 @@ def test_a_checkpoint_loads_at_any_number_of_ranks(
     found, wanted = worlds[resumed]["resumed"][saved][case], alone[case]
     assert_steps(found["steps"], wanted["steps"][2:])
     assert_weights(found["weights"], wanted["weights"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(1, "tied"), (2, "tied"), (4, "tied"), (1, "critic"), (2, "critic"), (1, "lora")]
+)
+def test_what_a_checkpoint_copies_is_what_planning_counts(
+    ranks: int, case: str, directory: Path, worlds: dict[int, Findings]
+) -> None:
+    """Of the rank with the most, whose files are written from its copies."""
+    checkpoint, held = directory / f"saved at {ranks}" / case, [0] * ranks
+    for part in ("model", "state", "adapter"):
+        for rank, path in enumerate(sorted((checkpoint / part).glob("*.safetensors"))):
+            held[rank] += sum(tensor.nbytes for tensor in load_file_of(path).values())
+    engine = Engine(
+        read_shape(checkpoint / "model"), ranks, 4, value_head=case == "critic", lora_rank=3 if case == "lora" else 0
+    )
+    assert copied_for_checkpoint(engine) == pytest.approx(max(held), rel=0.03)
+    if ranks == 1:
+        model: Any = sharded.engine(directory, case)
+        (copied := directory / f"copies of {case}").mkdir()
+        model.save(copied)
+        assert sum(tensor.nbytes for tensor in model._copies._kept.values()) == held[0]
 
 
 def test_a_checkpoint_of_two_ranks_loads_at_one(

@@ -14,7 +14,7 @@ from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
 from tandem.planning.memory import Memory
 from tandem.planning.mends import find_mend, fullest
-from tandem.planning.roles import moments
+from tandem.planning.roles import hosts, moments
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -112,6 +112,26 @@ def test_the_native_engine_and_the_models_take_turns(model: Any) -> None:
     assert again["actor", "backward"].cache == 0
 
 
+def test_a_native_engine_has_room_for_all_that_it_may_have_at_once(model: Any) -> None:
+    def rows(*overrides: str) -> float:
+        given = ("data.prompts_per_step=9", "algorithm.group_size=4", "trainer.eval_every=0", *overrides)
+        return held(model("0.6b"), *given)["rollout", "generation"].cache / row
+
+    row = 28 * 2 * 8 * 128 * 2 * (512 + 1024)
+    assert rows() == 2 * 4, "of nine prompts on eight ranks some have two"
+    assert rows("algorithm={type: remax}", "algorithm.group_size=4") == 2 * 5, "and a greedy answer"
+    assert rows("trainer.max_staleness=2", "generation.partial_rollouts=false") == 3 * 2 * 4
+    assert rows("trainer.max_staleness=1") == 2 * 9 * 4, "whoever is free takes more"
+    assert rows("trainer.eval_every=1", "generation.max_running=50") == 50, "of a validation's rows nobody knows"
+    assert rows("conversation={environment: {type: own, environment: 'm:Own'}}") == 2 * 2 * 4, (
+        "ended turns wait for the next ones"
+    )
+    assert (
+        rows("conversation={environment: {type: own, environment: 'm:Own'}}", "generation.prefix_cache_tokens=0")
+        == 2 * 4
+    )
+
+
 def test_an_engine_of_its_own_processes_takes_its_share(model: Any) -> None:
     def taken(*overrides: str) -> float:
         memory = held(model("4b"), "generation.type=vllm", *overrides)["rollout", "generation"]
@@ -119,6 +139,7 @@ def test_an_engine_of_its_own_processes_takes_its_share(model: Any) -> None:
 
     assert taken() == 0.8
     assert taken("generation.memory_share=0.5") == 0.5
+    assert taken("generation.memory_share=0.4", "generation.replicas=2") == 0.8, "each takes its share"
     assert taken("generation.engine_args.gpu_memory_utilization=0.6") == 0.6
 
 
@@ -142,9 +163,9 @@ def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any)
     recipe = ROOT / "recipes/gsm8k_grpo.yaml"
     given = [model("8b"), "cluster.ranks=6"]
     long = [model("0.6b"), "generation.max_response_tokens=131072", "generation.max_running=1"]
-    assert find_mend(recipe, long, 30 * GIB) is None
-    mend = find_mend(recipe, long, 30 * GIB, 8)
-    assert mend is not None and mend.overrides == ("training.context_parallel=2", "cluster.ranks=2")
+    assert find_mend(recipe, long, 20 * GIB) is None
+    mend = find_mend(recipe, long, 20 * GIB, 8)
+    assert mend is not None and mend.overrides == ("cluster.ranks=8", "training.context_parallel=2")
     adapters = [*given, "model.lora={rank: 16}", "generation={type: vllm, memory_share: 0.9}"]
     mend = find_mend(recipe, [*adapters, "generation.sleep=never"], H100, 8)
     assert mend is not None and "generation.sleep=weights" not in mend.overrides
@@ -157,11 +178,27 @@ def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any)
             moments(load_config(TrainConfig, recipe, [*given, wrong]), H100)
 
 
+def test_host_memory_is_what_waits_there_and_what_checkpoints_copy(model: Any) -> None:
+    def kept(*overrides: str) -> tuple[float, float]:
+        given = [model("8b"), "cluster.ranks=8", *overrides]
+        (host,) = hosts(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given))
+        return host.models / parameters * 8, host.copies / parameters * 8
+
+    parameters = 8_190_735_360
+    models, copies = kept()
+    assert models == pytest.approx(12 + 2), "policy and reference, while answers are generated"
+    assert 14 < copies < 14.5, "a share of the weights, and the optimizer's part: layers are written whole"
+    assert kept("generation.sleep=never")[0] == pytest.approx(2), "the reference during the update"
+    assert kept("training.optimizer_offload=true")[0] == pytest.approx(4 + 8 + 2)
+    assert kept("training.cpu_offload=true", "generation.sleep=never")[0] == pytest.approx(12 + 2)
+
+
 def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:
     recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
     fits = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--gpus", "1xH100"])
     assert fits.exit_code == 0, fits.output
     assert "main: fits: " in fits.output
+    assert "GiB of host memory a process" in fits.output
     fails = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--gpus", "1xH100"])
     assert fails.exit_code == 2
     assert "does NOT fit" in fails.output
