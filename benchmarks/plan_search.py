@@ -121,7 +121,7 @@ def generation_by_degree(billions: int) -> dict[int, float]:
     """Seconds on 16 GPUs beside a model that trains with tensor parallelism of 8 (their figure 15)."""
     model = Model(shape(billions), learns=True)
     layout = next(each for each in parallel_layouts(16) if each.tensor == 8 and each.pipeline == 1)
-    held, _ = parallel_memory(WORK)(model, layout)
+    held, _ = parallel_memory(WORK)("actor", model, layout)
     card = machines(16).card
     room = {degree: 0.9 * card.memory_bytes - held - 2 * model.shape.parameters / degree for degree in (1, 2, 4, 8)}
     decoders = {degree: Decoder(model.shape, card, degree) for degree in room}

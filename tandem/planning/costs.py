@@ -28,8 +28,8 @@ class Model:
     value_head: bool = False
 
 
-MemoryOf = Callable[[Model, Layout], tuple[int, int]]
-"""Bytes on each GPU of a model that lies so: those that it always holds, and those more while it works."""
+MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]
+"""Bytes on each GPU of a role's model that lies so: those that it always holds, and those more while it works."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class ClusterCosts:
     def _choices(self, role: str, gpus: int) -> Iterator[Choice]:
         model = self.models[role]
         for layout in self.layouts(gpus):
-            held, working = self.memory_of(model, layout)
+            held, working = self.memory_of(role, model, layout)
             if held + working <= self.memory_bytes:
                 stages = self.of_role(role, layout)
                 yield Choice(str(layout), held, working, stages.preparation, stages.update)
@@ -139,7 +139,7 @@ def parallel_memory(workload: Workload) -> MemoryOf:
     """Of Megatron-Core: bfloat16 weights and float32 gradients over the ranks of a replica, Adam's state over all, and
     of each layer its input, which is what recomputation keeps. A rough formula: nothing here has been held to a run."""
 
-    def memory_of(model: Model, layout: Layout) -> tuple[int, int]:
+    def memory_of(_: str, model: Model, layout: Layout) -> tuple[int, int]:
         shape, shared = model.shape, layout.tensor * layout.pipeline
         held = 2 * shape.parameters // shared
         if model.learns:

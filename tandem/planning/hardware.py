@@ -115,15 +115,3 @@ def _nodes(gpus: int, card: Card) -> tuple[int, int]:
     if gpus % card.node:
         raise UserError(f"--gpus: {gpus} GPUs are no whole nodes of {card.node}; write nodes too, as in 3x4xH100")
     return gpus // card.node, card.node
-
-
-def card_called(device_name: str, memory_gib: float) -> str | None:
-    """The key in CARDS of a device, from the name and memory that its driver reports; None if it is not known."""
-    words = device_name.upper().replace("-", " ").split()
-    if {"PCIE", "H100"} <= set(words):
-        return "H100-PCIE"
-    if "A100" in words and memory_gib < 60:
-        return "A100-40"
-    if "RTX" in words:
-        words = [f"RTX{word}" for word in words]
-    return next((key for key in sorted(CARDS, key=len, reverse=True) if key in words), None)

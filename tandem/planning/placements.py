@@ -12,8 +12,9 @@ from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.costs import DEGREES, ClusterCosts, MemoryOf, Model, parallel_layouts, parallel_memory
 from tandem.planning.hardware import Machines
-from tandem.planning.memory import Engine, phases, resident
+from tandem.planning.memory import phases, resident
 from tandem.planning.model_shape import read_shape
+from tandem.planning.roles import engine_of, model_paths
 from tandem.planning.search import ROLLOUT, Plan, evaluate, search, why
 from tandem.planning.time import Layout, Workload
 
@@ -132,7 +133,7 @@ def costs_of(
     )
     if isinstance(training, FsdpTrainingConfig):
         degrees = [training.context_parallel] if as_it_is else list(DEGREES[:4])
-        costs.memory_of = _fsdp_memory(config, training)
+        costs.memory_of = _fsdp_memory(config, training, as_it_is=as_it_is)
         costs.layouts = lambda gpus: [
             Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == 0
         ]
@@ -149,24 +150,20 @@ def costs_of(
     return costs
 
 
-def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig) -> MemoryOf:
-    longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
+def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig, *, as_it_is: bool) -> MemoryOf:
+    """What `roles.py` says of a role, with other degrees and other numbers of GPUs."""
+    own_models = model_paths(config)
 
-    def memory_of(model: Model, layout: Layout) -> tuple[int, int]:
-        engine = Engine(
-            shape=model.shape,
-            ranks=layout.gpus,
-            item_bytes=4 if config.model.dtype == "float32" else 2,
-            learns=model.learns,
-            value_head=model.value_head,
-            tokens=max(training.tokens_per_micro_batch, longest),
-            cpu_offload=training.cpu_offload,
-            reduce_once=training.sums_gradients_once(model.shape.parameters),
-            checkpointing=bool(training.activation_checkpointing),
-            context_parallel=layout.context,
-        )
+    def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
+        size = training.shard_size
+        degrees = {
+            "context_parallel": layout.context,
+            "shard_size": size if size is None or layout.gpus % size == 0 else None,
+        }
+        engine = engine_of(config, training.model_copy(update=degrees), role, model.shape, layout.gpus)
         held = resident(engine).total
-        return held, max(memory.total for memory in phases(engine).values()) - held
+        working = max(memory.total for memory in phases(engine).values()) - held
+        return 0 if as_it_is and role not in own_models else held, working
 
     return memory_of
 

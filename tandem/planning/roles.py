@@ -164,9 +164,7 @@ def _pools(config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[Ro
         yield _Pool(name, ranks, engines, placed["rollout"] == name)
 
 
-def engine_of(
-    config: TrainConfig, training: FsdpTrainingConfig, role: RoleName, shape: ModelShape, ranks: int
-) -> Engine:
+def engine_of(config: TrainConfig, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
     """A role in the PyTorch engine, with the longest rows that there can be."""
     lora = config.model.lora if role == "actor" else None
     engine = Engine(

@@ -319,8 +319,3 @@ def why(ranking: Ranking) -> str:
     ]
     gain, name = max(gains)
     return f"{name} takes {gain:.1f} s less than in the next, of {second.step_s - first.step_s:+.1f} s in all"
-
-
-def named(mapping: Plan) -> Mapping[str, int]:
-    """GPUs of each set, by its roles."""
-    return {"+".join(way.roles): way.gpus for way in mapping.sets}

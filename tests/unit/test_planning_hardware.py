@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.errors import UserError
-from tandem.planning.hardware import CARDS, card_called, parse_machines
+from tandem.planning.hardware import CARDS, parse_machines
 
 
 @pytest.mark.parametrize(
@@ -29,23 +29,6 @@ def test_machines_are_read(text: str, name: str, nodes: int, per_node: int) -> N
 def test_what_is_no_machine_is_refused_with_the_way_to_write_it(text: str) -> None:
     with pytest.raises(UserError, match="--gpus"):
         parse_machines(text)
-
-
-@pytest.mark.parametrize(
-    ("reported", "memory_gib", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
-        ("NVIDIA H100 PCIe", 79.1, "H100-PCIE"),
-        ("NVIDIA A100-SXM4-40GB", 39.4, "A100-40"),
-        ("NVIDIA A100-SXM4-80GB", 79.2, "A100"),
-        ("NVIDIA GeForce RTX 4090", 23.5, "RTX4090"),
-        ("NVIDIA GB200", 185.0, "GB200"),
-        ("AMD Instinct MI300X", 191.5, "MI300X"),
-        ("Tesla T4", 14.6, None),
-    ],
-)
-def test_a_device_is_known_by_what_its_driver_says(reported: str, memory_gib: float, name: str | None) -> None:
-    assert card_called(reported, memory_gib) == name
 
 
 def test_peaks_are_those_of_dense_matrices() -> None:

@@ -1,6 +1,7 @@
 """The step time and the placements of a configuration."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.hardware import parse_machines
 from tandem.planning.placements import costs_of, measured_scales, sets_of, time_report, workload_of
+from tandem.planning.roles import moments
 from tandem.planning.search import evaluate
 from tests.conftest import ROOT, load_file
 
@@ -51,6 +53,36 @@ def test_pools_are_the_sets_and_stale_generation_runs_beside(settings: dict[str,
     config = config_from(settings)
     assert list(sets_of(config, MACHINES).values()) == [8, 8]
     assert "beside the rest" in list(time_report(config, MACHINES))[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"training": {"optimizer_offload": True}},
+        {"training": {"shard_size": 8}},
+        {"training": {"activation_checkpointing": "selective"}},
+        {"model": {"lora": {"rank": 16}}},
+    ],
+    ids=str,
+)
+def test_the_search_asks_for_the_memory_that_the_plan_prints(settings: dict[str, Any], changes: dict[str, Any]) -> None:
+    settings["algorithm"] = {"type": "grpo", "kl": {"place": "loss"}}
+    settings["generation"]["sleep"] = "cache"
+    for section, values in changes.items():
+        settings[section] |= values
+    config = config_from(settings)
+    costs = costs_of(config, MACHINES, workload_of(config, None), as_it_is=True)
+    (layout,) = costs.layouts(16)
+    held, working = costs.memory_of("actor", costs.models["actor"], layout)
+    learning = [
+        moment.memory for moment in moments(config, 2**37) if moment.role == "actor" and moment.phase != "publish"
+    ]
+    without = [replace(memory, context=0, slack=0, cache=0).total for memory in learning]
+    beside = costs.memory_of("reference", costs.models["reference"], layout)[0]
+    asleep = 2 * costs.models["actor"].shape.parameters  # the engine keeps its weights
+    assert held + working == max(without[0] - beside, *without[1:]) - asleep
+    assert (beside == 0) == ("model" in changes), "adapters are all that tells policy and reference apart"
 
 
 def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
