@@ -53,7 +53,13 @@ def plan(
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
     config = load_config(TrainConfig, path, overrides)
-    machines = parse_machines(gpus or f"{max(8, processes_of(config))}x{CARD}")
+    processes = processes_of(config)
+    machines = parse_machines(gpus or f"{max(8, processes)}x{CARD}")
+    if machines.gpus < processes:
+        raise UserError(
+            f"--gpus {machines}: the configuration has {processes} processes, and each takes a GPU of its own; give as "
+            "many GPUs, or lower cluster.ranks or placement.pools"
+        )
     found = moments(config, machines.card.memory_bytes)
     print("\n".join(table(found)))
     if trace:

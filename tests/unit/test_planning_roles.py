@@ -199,6 +199,8 @@ def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:
     assert fits.exit_code == 0, fits.output
     assert "main: fits: " in fits.output
     assert "GiB of host memory a process" in fits.output
+    few = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "cluster.ranks=8", "--gpus", "4xH100"])
+    assert few.exit_code and "8 processes, and each takes a GPU of its own" in str(few.exception)
     fails = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--gpus", "1xH100"])
     assert fails.exit_code == 2
     assert "does NOT fit" in fails.output
