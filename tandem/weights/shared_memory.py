@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 
 class SharedMemorySync:
-    """A WeightSync of two halves of memory, which are kept between publishes."""
+    """A WeightSync of two halves of memory, which are kept between publishes, but where a large tensor widened them."""
 
     def __init__(
         self, bucket_bytes: int, checksum: bool = False, source: Callable[[], Weights | None] | None = None
@@ -48,6 +48,8 @@ class SharedMemorySync:
         taken()
         if last:
             last()
+        for half in self._halves:
+            half.shrink()
         deliver(Commit(version))()
 
     def repeat(self, version: int, deliver: Deliver) -> bool:
@@ -99,6 +101,11 @@ class _Half:
     def clear(self) -> None:
         self.entries = []
         self._used = 0
+
+    def shrink(self) -> None:
+        """Free what a tensor took that is larger than a half: on a GPU the models need it until the next publish."""
+        if len(self._bytes) > self._size:
+            self.close()
 
     def close(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
