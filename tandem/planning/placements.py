@@ -1,6 +1,7 @@
 """Of a configuration: how long its step takes, by stage, and how long with its roles on other GPUs."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -134,8 +135,9 @@ def costs_of(
     if isinstance(training, FsdpTrainingConfig):
         degrees = [training.context_parallel] if as_it_is else list(DEGREES[:4])
         costs.memory_of = _fsdp_memory(config, training, as_it_is=as_it_is)
+        heads = math.gcd(*(model.shape.heads for model in costs.models.values()))
         costs.layouts = lambda gpus: [
-            Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == 0
+            Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == heads % degree == 0
         ]
     elif as_it_is:
         costs.layouts = lambda gpus: [

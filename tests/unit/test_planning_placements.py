@@ -85,6 +85,14 @@ def test_the_search_asks_for_the_memory_that_the_plan_prints(settings: dict[str,
     assert (beside == 0) == ("model" in changes), "adapters are all that tells policy and reference apart"
 
 
+def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: dict[str, Any]) -> None:
+    path = Path(settings["model"]["path"]) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": 36, "num_key_value_heads": 4}))
+    config = config_from(settings)
+    layouts = costs_of(config, MACHINES, workload_of(config, None)).layouts(16)
+    assert [layout.context for layout in layouts] == [1, 2, 4], "36 heads"
+
+
 def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
     config = config_from(settings)
     work = workload_of(config, None)
