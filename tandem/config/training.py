@@ -40,6 +40,9 @@ class FsdpTrainingConfig(TrainingSection):
     activation_checkpointing: MayChange[bool | Literal["selective"]] = False
     """Recompute activations in the backward pass: less memory, about a third more time. selective: all but attention,
     whose output is kept as well as each layer's input: less time with long rows, for twice that memory."""
+    compile: MayChange[bool] = False
+    """torch.compile the layers between their attentions: for long runs on GPUs, as the first
+    step compiles."""
     attention: MayChange[Literal["auto", "fa2", "fa3", "fa4"]] = "auto"
     """FlashAttention on a GPU. fa2 comes with torch; fa3 (compute capability 9) and fa4 (9, 10) are packages of their
     own. auto: fa3 on 9 and fa4 on 10 where they are installed and compute what they should, else fa2."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from tandem.models.attention import Scoring, refuse_arguments
+from tandem.models.attention import Scoring, interface, refuse_arguments
 from tandem.models.attention.interface import AttentionPlan
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
@@ -84,7 +84,7 @@ def _attention(module: Any, x: Tensor, rotation: tuple[Tensor, Tensor], plan: At
     query, key, value = (y.transpose(1, 2) for y in (_rotate(query, *rotation), _rotate(key, *rotation), value))
     window = None if type(module).__name__ == "LlamaAttention" else module.sliding_window
     scoring = Scoring(module.scaling, window)
-    return module.o_proj(plan.attend(module.layer_idx, query, key, value, scoring).flatten(2))
+    return module.o_proj(interface.attend(module, plan, query, key, value, scoring).flatten(2))
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The PyTorch engine: plain torch on one rank, FSDP2 on several; the model families of docs/models.md."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +78,20 @@ class FsdpEngine:
         self._optimizer = MasterAdamW(model, optimizer, total_steps, *where) if optimizer else None
         how = config.activation_checkpointing
         self._checkpointed = checkpointed_layers(model, selective=how == "selective") if how else []
+        self._compiled = _compiled_layers(model) if config.compile else nullcontext
         self._head = _head_of(model, temperature, self._layout.device)
         self._copies = HostCopies()
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
-        with self._layout.gathered(), nullcontext() if adapted else adapters_off(self.model):
+        with self._layout.gathered(), self._compiled(), nullcontext() if adapted else adapters_off(self.model):
             passes = self._local_parts(self._as_many_as_others(micro_batches))
             outputs = [self._context.gather(part, self._head.forward(*self._inputs(part))) for part in passes]
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> PassResult:
         results: list[LossResult] = []
-        with self._layout.gathered(), checkpointing(self._checkpointed):
+        with self._layout.gathered(), self._compiled(), checkpointing(self._checkpointed):
             passes = self._as_many_as_others(micro_batches)
             for number, part in enumerate(self._local_parts(passes), start=1):
                 self._layout.starts(last=number == len(passes))
@@ -191,6 +192,12 @@ def _choose_attention(model: PreTrainedModel, config: FsdpTrainingConfig, layout
         _LOG.warning("%s: fa2 it is", error)
         choose_version("fa2", layout.device)
         check_attention(model.config, layout.device, layout.dtype)
+
+
+def _compiled_layers(model: PreTrainedModel) -> Callable[[], AbstractContextManager[None]]:
+    from tandem.training.compiling import CompiledLayers  # torch's compiler takes a second to import
+
+    return CompiledLayers(model).passing
 
 
 def _head_of(model: PreTrainedModel, temperature: float, device: torch.device) -> Head:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
+from shutil import which
 from typing import Any
 from weakref import ref
 
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.builtin.grpo import GRPOConfig
@@ -25,6 +28,8 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows, rows
 from tandem.models.attention.kernels import Flash
+from tandem.training import fsdp
+from tandem.training.compiling import CompiledLayers
 from tandem.training.context import ContextParallel
 from tandem.training.fsdp import FsdpEngine
 from tandem.training.tiled_head import TiledVocabularyHead
@@ -231,6 +236,38 @@ def test_a_row_without_weight_can_be_left_out(batch: Batch) -> None:
     loss, gradients = train(engine, micro_batches(batch, [row for row in range(ROWS) if row != 3], 10_000))
     assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
     assert_close(gradients, wanted)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+@pytest.mark.parametrize(("family", "checkpointing"), [("Qwen2", False), ("Gemma3Text", True), ("GPT2", "selective")])
+def test_compiled_layers_are_the_same_graphs_for_all_lengths(
+    family: str, checkpointing: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, options = CompileCounterWithBackend("eager"), {"activation_checkpointing": checkpointing}
+    torch._dynamo.reset()
+    monkeypatch.setattr(fsdp, "_compiled_layers", lambda model: CompiledLayers(model, graphs).passing)
+    plain, engine = engine_of(model_of(family), **options), engine_of(model_of(family), compile=True, **options)
+    lengths = [micro_batches(batch, range(ROWS), tokens) for tokens in (10_000, 17)]
+    counted = []
+    for packed in lengths:
+        (loss, gradients), (wanted_loss, wanted) = train(engine, packed), train(plain, packed)
+        assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
+        assert_close(gradients, wanted, 2e-6)
+        counted.append(graphs.frame_count)
+    assert 0 < counted[0] == counted[1]
+    layer = next(module for module in engine.model.modules() if isinstance(module, GradientCheckpointingLayer))
+    assert "compile" not in repr(layer.forward), "generation with this model would run it compiled"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+@pytest.mark.skipif(which("g++") is None, reason="on a CPU torch.compile needs a C++ compiler")
+def test_compiled_code_computes_what_layers_do(batch: Batch) -> None:
+    torch._dynamo.reset()
+    packed = micro_batches(batch, range(ROWS), 40)
+    loss, gradients = train(engine_of(model_of("Qwen2")), packed)
+    compiled_loss, compiled_gradients = train(engine_of(model_of("Qwen2"), compile=True), packed)
+    assert compiled_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert_close(compiled_gradients, gradients, 2e-6)
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])

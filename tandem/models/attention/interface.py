@@ -7,6 +7,7 @@ values are kept; the model knows neither, so nothing is padded outside attention
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -58,7 +59,23 @@ def _attend(
         raise NotImplementedError(f"attention with dropout {dropout}, is_causal {is_causal} is not what ours computes")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, s_aux, softcap)
-    return attention_plan.attend(module.layer_idx, query, key, value, scoring), None
+    return attend(module, attention_plan, query, key, value, scoring), None
+
+
+def _attend_by_plan(
+    module: Any, plan: AttentionPlan, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+) -> Tensor:
+    return plan.attend(module.layer_idx, query, key, value, scoring)
+
+
+attend = _attend_by_plan
+"""The plan's attention in the layer of which `module` is the attention: all that layers call."""
+
+
+def leave_out_of_graphs() -> None:
+    """From now on torch.compile ends a graph before `attend`: a plan differs from pass to pass and calls kernels."""
+    global attend
+    attend = torch.compiler.disable(_attend_by_plan)
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:
