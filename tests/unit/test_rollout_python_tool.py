@@ -329,7 +329,8 @@ class TestAttacks:
 )
 def test_containers_end_with_the_process(number: signal.Signals | None) -> None:
     program = f"""
-import sys, threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may have had it ignored
 from tandem.sandbox.base import Limits
 from tandem.sandbox.interpreter import Interpreters
 from tandem.sandbox.local import LocalSandbox

@@ -4,7 +4,7 @@
 values are kept; the model knows neither, so nothing is padded outside attention.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -68,14 +68,15 @@ def _attend_by_plan(
     return plan.attend(module.layer_idx, query, key, value, scoring)
 
 
-attend = _attend_by_plan
+attend: Callable[[Any, AttentionPlan, Tensor, Tensor, Tensor, Scoring], Tensor] = _attend_by_plan
 """The plan's attention in the layer of which `module` is the attention: all that layers call."""
 
 
 def leave_out_of_graphs() -> None:
     """From now on torch.compile ends a graph before `attend`: a plan differs from pass to pass and calls kernels."""
     global attend
-    attend = torch.compiler.disable(_attend_by_plan)
+    disable: Any = torch.compiler.disable
+    attend = disable(_attend_by_plan)
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:
