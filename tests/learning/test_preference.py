@@ -97,15 +97,15 @@ def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> 
     sections["data"] |= {"prompts_per_step": 64}
     sections["algorithm"] |= {"normalize_rewards": True, "clip_rewards": 2.0}
     sections["training"]["optimizer"] = {"lr": 2e-3}
-    sections["trainer"] = {"run_dir": str(tmp_path / "run"), "steps": 40, "eval_every": 20}
+    sections["trainer"] = {"run_dir": str(tmp_path / "run"), "steps": 80, "eval_every": 40}
     del sections["reward"]
     (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(sections))
     assert main(["train", str(tmp_path / "ppo.yaml")]) == 0
     before, *_, after = records(tmp_path / "run")
     assert after["val/sort4/reward/mean@4"] > before["val/sort4/reward/mean@4"] + 0.5
     assert after["reward/model"] == after["reward/mean"]
-    state = json.loads((tmp_path / "run/checkpoints/step_000040/state/rl.json").read_text())
-    assert state["algorithm"]["count"] == 40 * 64
+    state = json.loads((tmp_path / "run/checkpoints/step_000080/state/rl.json").read_text())
+    assert state["algorithm"]["count"] == 80 * 64
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL, which scripts/setup installs")
