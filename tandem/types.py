@@ -38,19 +38,33 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture among token ids, as it travels: its pixels stay where they are stored."""
+
+    key: str
+    """SHA-256 of its size and pixels, in hexadecimal: the name that it is stored under."""
+    grid: tuple[int, int]
+    """Rows and columns of the tokens that it takes."""
+    place: int
+    """Where the first of them stands among the token ids: rows * columns times the model's placeholder."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A data row that is ready to ask."""
 
     index: int
     """Position of the row in its data set, over all its files."""
     token_ids: IntArray
-    """Chat template applied, special tokens included."""
+    """Chat template applied, special tokens included, and of each picture as many placeholders as it takes tokens."""
     text: str
     data_source: str
     """Chooses the reward function and names the validation metrics."""
     ground_truth: Any
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The data row as read, every column, for reward functions that ask for columns by name."""
+    pictures: tuple[Picture, ...] = ()
+    """In the order in which they stand in `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
