@@ -1,6 +1,6 @@
 """Copies of a run's checkpoints in object storage, by whatever fsspec has a file system for.
 
-    <url>/config.yaml                                        the run's
+    <url>/config.yaml, run_id                                the run's
     <url>/checkpoints/step_000010/{model/, state/, manifest.json}
     <url>/checkpoints/latest, best                           text files that hold a name: step_000010
 
@@ -9,6 +9,7 @@ There is no rename there, so the manifest comes last and goes first: what has no
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name, write_text
 
 _MANIFEST, _CONFIG = "manifest.json", "config.yaml"
+_RUN_ID = "run_id"
+"""A random number that a run gets when it is first copied: two runs may have the same settings, and the same steps."""
 
 
 def check_url(url: str) -> None:
@@ -46,16 +49,27 @@ class RemoteCheckpoints:
 
     def claim(self, run_dir: Path) -> None:
         """Begin to copy the run in `run_dir` there: its config.yaml, so that what is wrong with the URL is known before
-        the first checkpoint. UserError where it cannot be written, and where the checkpoints there are not this run's,
-        which would delete them."""
+        the first checkpoint. UserError where it cannot be written, and where what is there would be lost: checkpoints
+        of another run, or later ones than the run has."""
+        own_id, latest = run_dir / _RUN_ID, run_dir / "checkpoints" / "latest"
         try:
-            there = self._names()
-            if there and not (run_dir / "checkpoints" / "latest").exists():
+            there = self._whole()
+            newest = max(there, default="")
+            if there and not (latest.exists() and own_id.exists() and own_id.read_text() == self._read(_RUN_ID)):
                 raise UserError(
-                    f"trainer.checkpoint_url: {self.url} holds the checkpoints of a run ({max(there)}), and {run_dir} "
-                    f"has none; continue that run with --resume {self.url}, or give another URL"
+                    f"trainer.checkpoint_url: {self.url} holds the checkpoints of another run ({newest}) than "
+                    f"{run_dir}; continue that run with --resume {self.url}, or give another URL"
                 )
-            self._put(run_dir / _CONFIG, self._path(_CONFIG))
+            if there and newest > (own := latest.read_text(encoding="utf-8").strip()):
+                raise UserError(
+                    f"trainer.checkpoint_url: {self.url} is further ({newest}) than {run_dir} ({own}), and going on "
+                    f"from that would delete what is newer; continue with --resume {self.url}, or, to go back to "
+                    f"{own}, delete the later ones there"
+                )
+            if not own_id.exists():
+                write_text(own_id, f"{uuid.uuid4()}\n")
+            for name in (_CONFIG, _RUN_ID):
+                self._put(run_dir / name, self._path(name))
         except UserError:
             raise
         except Exception as error:  # of whatever file system
@@ -68,7 +82,7 @@ class RemoteCheckpoints:
         latest = self._pointed("latest") or ""
         if latest != checkpoint.name:
             return latest < checkpoint.name
-        manifest = self._path("checkpoints", latest, _MANIFEST)
+        manifest = self._manifest(latest)
         return not self._files.exists(manifest) or (
             self._files.cat_file(manifest) != (checkpoint / _MANIFEST).read_bytes()
         )
@@ -81,6 +95,7 @@ class RemoteCheckpoints:
         """
         check()
         name = checkpoint.name
+        self._point_elsewhere(name)
         self._delete(name)  # of a run that went back, or what a push that was cut short has left
         self._put(checkpoint.parents[1] / _CONFIG, self._path(_CONFIG))
         files = [path.relative_to(checkpoint) for path in checkpoint.rglob("*") if path.is_file()]
@@ -100,13 +115,15 @@ class RemoteCheckpoints:
     def fetch(self, run_dir: Path) -> None:
         """Make `run_dir` a run whose latest checkpoint is the one at the URL, unless its own is as new.
 
-        Raises UserError where there is no checkpoint at the URL, or a damaged one.
+        Raises UserError where there is no checkpoint at the URL, or a damaged one, or `run_dir` holds another run.
         """
         name = self._read("checkpoints", "latest").strip()
         checkpoints = run_dir / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         with locked(run_dir):
-            pointer = checkpoints / "latest"
+            pointer, own_id, run_id = checkpoints / "latest", run_dir / _RUN_ID, self._read(_RUN_ID)
+            if pointer.exists() and (not own_id.exists() or own_id.read_text() != run_id):
+                raise UserError(f"{run_dir}: holds another run than {self.url}; give another trainer.run_dir")
             if pointer.exists() and pointer.read_text(encoding="utf-8").strip() >= name:
                 print(f"{run_dir} has a checkpoint as new as {name} of {self.url}: nothing is fetched", flush=True)
                 return
@@ -114,6 +131,7 @@ class RemoteCheckpoints:
             self._fetch_checkpoint(name, checkpoints / name)
             if not (run_dir / _CONFIG).exists():
                 write_text(run_dir / _CONFIG, self._read(_CONFIG))
+            write_text(own_id, run_id)
             write_text(pointer, f"{name}\n")
 
     def config(self) -> str:
@@ -168,13 +186,30 @@ class RemoteCheckpoints:
         names = {path.rstrip("/").rpartition("/")[2] for path in found}
         return {name for name in names if name.startswith("step_")}
 
+    def _whole(self) -> set[str]:
+        """Without those whose copy, or deletion, was cut short."""
+        return {name for name in self._names() if self._files.exists(self._manifest(name))}
+
+    def _point_elsewhere(self, name: str) -> None:
+        """While the checkpoint `name` is replaced, nothing points to it: the latest is meanwhile the one before."""
+        if self._pointed("latest") != name:
+            return
+        others, pointer = self._whole() - {name}, self._path("checkpoints", "latest")
+        if others:
+            self._files.pipe_file(pointer, f"{max(others)}\n".encode())
+        else:
+            self._files.rm_file(pointer)
+
     def _delete(self, name: str) -> None:
         """The manifest first: what a deletion that is cut short leaves must not look like a checkpoint."""
-        folder = self._path("checkpoints", name)
-        if self._files.exists(f"{folder}/{_MANIFEST}"):
-            self._files.rm_file(f"{folder}/{_MANIFEST}")
+        folder, manifest = self._path("checkpoints", name), self._manifest(name)
+        if self._files.exists(manifest):
+            self._files.rm_file(manifest)
         if self._files.exists(folder):
             self._files.rm(folder, recursive=True)
+
+    def _manifest(self, name: str) -> str:
+        return self._path("checkpoints", name, _MANIFEST)
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *parts))

@@ -29,7 +29,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def store_of(run: Path, url: str, keep_last: int = 2) -> CheckpointStore:
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text("trainer: {run_dir: elsewhere}\n")
-    return CheckpointStore(run, keep_last, remote=RemoteCheckpoints(url))
+    remote = RemoteCheckpoints(url)
+    remote.claim(run)
+    return CheckpointStore(run, keep_last, remote=remote)
 
 
 def save(store: CheckpointStore, step: int, best: bool = False) -> None:
@@ -130,6 +132,7 @@ def test_a_url_that_nobody_knows() -> None:
 
 def test_what_fails_there_is_told_and_the_checkpoint_is_whole_here(tmp_path: Path) -> None:
     store = store_of(tmp_path / "run", f"file://{tmp_path}/bucket")
+    shutil.rmtree(tmp_path / "bucket", ignore_errors=True)
     (tmp_path / "bucket").write_text("a file, where a directory is needed")
     with pytest.raises(TandemError, match=r"checkpoint_url: step_000005 cannot be copied to file://.* it is whole in"):
         save(store, 5)
@@ -156,22 +159,75 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_best_there(tmp_path: Path, url: 
     assert "checkpoints/step_000001/manifest.json" not in there(url)
 
 
+def run_directory(path: Path) -> Path:
+    path.mkdir()
+    (path / "config.yaml").write_text("trainer: {run_dir: elsewhere}\n")
+    return path
+
+
 def test_another_run_cannot_take_the_place_of_the_one_there(tmp_path: Path, url: str) -> None:
+    """Whether it has no checkpoint yet, or more of them, by the same settings; nor does it get that run's."""
     save(store_of(tmp_path / "run", url), 3)
     before = there(url)
-    store_of(tmp_path / "new", url)
-    with pytest.raises(
-        UserError, match=r"holds the checkpoints of a run \(step_000003\), and .*/new has none; continue"
-    ):
-        RemoteCheckpoints(url).claim(tmp_path / "new")
+    new = run_directory(tmp_path / "new")
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"holds the checkpoints of another run \(step_000003\) than .*/new; continue"
+        ):
+            RemoteCheckpoints(url).claim(new)
+        save(CheckpointStore(new, 2), 4)
+        with pytest.raises(UserError, match=r"/new: holds another run than .*; give another trainer.run_dir"):
+            RemoteCheckpoints(url).fetch(new)
     assert there(url) == before
     RemoteCheckpoints(url).claim(tmp_path / "run")
-    RemoteCheckpoints(f"{url}/new").claim(tmp_path / "new")
-    assert there(f"{url}/new") == ["config.yaml"]
+    RemoteCheckpoints(f"{url}/new").claim(new)
+    assert there(f"{url}/new") == ["config.yaml", "run_id"]
+
+
+def test_an_old_copy_of_a_run_does_not_delete_what_is_newer_there(tmp_path: Path, url: str) -> None:
+    store = store_of(tmp_path / "run", url)
+    save(store, 1)
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    save(store, 2)
+    before = there(url)
+    with pytest.raises(
+        UserError, match=r"is further \(step_000002\) than .*/old \(step_000001\).*continue with --resume"
+    ):
+        RemoteCheckpoints(url).claim(tmp_path / "old")
+    RemoteCheckpoints(url).fetch(tmp_path / "old")
+    RemoteCheckpoints(url).claim(tmp_path / "old")
+    assert there(url) == before
+    files, root = fsspec.core.url_to_fs(url)
+    files.makedirs(f"{root}/checkpoints/step_000003")
+    files.pipe_file(f"{root}/checkpoints/step_000003/model", b"the rest was not copied")
+    RemoteCheckpoints(url).claim(tmp_path / "old")
+
+
+def test_while_a_checkpoint_is_replaced_the_latest_is_the_one_before(tmp_path: Path, url: str) -> None:
+    store = store_of(tmp_path / "run", url)
+    for step in (1, 2):
+        save(store, step)
+    pushed = tmp_path / "run/checkpoints/step_000002"
+    for left in ("step_000001", None):
+        calls = iter(range(9))
+
+        def stop_at_the_second_file(calls: Iterator[int] = calls) -> None:
+            if next(calls) == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            RemoteCheckpoints(url).push(pushed, {"latest": pushed.name}, 2, stop_at_the_second_file)
+        assert ("checkpoints/latest" in there(url)) is (left is not None)
+        if left is not None:
+            RemoteCheckpoints(url).fetch(tmp_path / "fetched")
+            assert (tmp_path / "fetched/checkpoints/latest").read_text() == f"{left}\n"
+        RemoteCheckpoints(url).push(pushed, {"latest": pushed.name}, 1, lambda: None)
+        assert "checkpoints/step_000001/manifest.json" not in there(url)
 
 
 def test_a_url_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
-    store_of(tmp_path / "run", f"file://{tmp_path}/bucket")
+    run_directory(tmp_path / "run")
+    shutil.rmtree(tmp_path / "bucket", ignore_errors=True)
     (tmp_path / "bucket").write_text("a file, where a directory is needed")
     with pytest.raises(UserError, match=r"trainer.checkpoint_url: file://.*/bucket cannot be written .*another URL"):
         RemoteCheckpoints(f"file://{tmp_path}/bucket").claim(tmp_path / "run")
