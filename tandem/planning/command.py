@@ -1,22 +1,31 @@
 """The command `tandem plan`: what a configuration needs, before anything is loaded."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
+from tandem.config import yaml12
 from tandem.config.load import load_config, split_arguments
-from tandem.config.tree import TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
-from tandem.planning.roles import Host, Moment, hosts, moments
+from tandem.planning.roles import Host, Moment, Planned, hosts, moments
 
 GIB = 2**30
 CARD = "H100"
 """Where nobody says which."""
+
+Job = Literal["train", "sft", "dpo", "reward-model"]
+_KINDS: Mapping[Job, type[Planned]] = {
+    "train": TrainConfig,
+    "sft": SftConfig,
+    "dpo": DpoConfig,
+    "reward-model": RewardModelConfig,
+}
 
 
 def plan(
@@ -28,6 +37,9 @@ def plan(
         typer.Option(
             help="8xH100, or 2x8xH100 for two nodes.", show_default="as many H100 as the configuration has processes"
         ),
+    ] = None,
+    job: Annotated[
+        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Run the real engine on fake tensors instead of formulas: a minute or more.")
@@ -52,7 +64,11 @@ def plan(
         raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
-    config = load_config(TrainConfig, path, overrides)
+    job = job or _job_of(path)
+    kind = _KINDS[job]
+    config = load_config(kind, path, overrides)
+    if search and not isinstance(config, TrainConfig):
+        raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
     processes = processes_of(config)
     machines = parse_machines(gpus or f"{max(8, processes)}x{CARD}")
     if machines.gpus < processes:
@@ -61,6 +77,8 @@ def plan(
             "many GPUs, or lower cluster.ranks or placement.pools"
         )
     found = moments(config, machines.card.memory_bytes)
+    if kind is SftConfig:
+        print("planned as tandem sft; a configuration of a reward model looks alike: --job reward-model")
     print("\n".join(table(found)))
     if trace:
         from tandem.planning.trace.report import traced
@@ -70,15 +88,28 @@ def plan(
     print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
     print("\n".join(of_host(host, machines.per_node) for host in hosts(config)))
     if not fits:
-        print(mend_of(path, overrides, machines))
-    if search:
+        print(mend_of(kind, path, overrides, machines))
+    if search and isinstance(config, TrainConfig):
         print("\n".join(time_report(config, machines, response_tokens, calibrate)))
     if not fits:
         raise typer.Exit(2)
 
 
-def processes_of(config: TrainConfig) -> int:
-    return sum(map(sum, config.placement.pools.values())) or config.cluster.ranks or 1
+def _job_of(path: Path) -> Job:
+    """By the keys that no other command has; what is wrong with the file is told when it is loaded."""
+    try:
+        tree: Any = yaml12.read(path.read_text(encoding="utf-8"))
+        data = tree["data"]
+    except (OSError, ValueError, TypeError, KeyError, yaml12.YAMLError):
+        return "train"
+    if "preference" in tree:
+        return "dpo"
+    return "sft" if isinstance(data, dict) and ("rows_per_step" in data or "max_tokens" in data) else "train"
+
+
+def processes_of(config: Planned) -> int:
+    pools = config.placement.pools if isinstance(config, TrainConfig) else {}
+    return sum(map(sum, pools.values())) or config.cluster.ranks or 1
 
 
 def table(found: Sequence[Moment]) -> Iterator[str]:
@@ -130,8 +161,8 @@ def of_host(host: Host, per_node: int) -> str:
     )
 
 
-def mend_of(path: Path, overrides: Sequence[str], machines: Machines) -> str:
-    mend = find_mend(path, overrides, machines.card.memory_bytes, machines.gpus)
+def mend_of(kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines) -> str:
+    mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus)
     if mend is None:
         return "no change that plan knows makes it fit: take more GPUs, larger ones, or a smaller model"
     total = mend.most.memory.total / GIB

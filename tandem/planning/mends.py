@@ -1,6 +1,6 @@
 """What would not fit on a card, and the smallest change of a configuration that makes it fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import Moment, longest_row, moments
+from tandem.planning.roles import Moment, Planned, longest_row, moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +26,42 @@ def fullest(found: Sequence[Moment]) -> Moment:
     return max(found, key=lambda moment: moment.memory.total)
 
 
-def find_mend(path: Path, overrides: Sequence[str], card_bytes: int, processes: int | None = None) -> Mend | None:
+def find_mend(
+    kind: type[Planned], path: Path, overrides: Sequence[str], card_bytes: int, processes: int | None = None
+) -> Mend | None:
     """The first single change that is enough, in the order of what it costs; else the fewest of them together.
 
     None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now.
     """
-    config = load_config(TrainConfig, path, overrides)
-    changes = list(_changes(config, processes))
+
+    def most_of(overrides: Sequence[str]) -> Moment | None:
+        """None where the configuration refuses a change."""
+        try:
+            return fullest(moments(load_config(kind, path, overrides), card_bytes))
+        except UserError:
+            return None
+
+    changes = list(_changes(load_config(kind, path, overrides), processes))
     for change in changes:
-        if (most := _most(path, [*overrides, *change], card_bytes)) and most.memory.total <= card_bytes:
+        if (most := most_of([*overrides, *change])) and most.memory.total <= card_bytes:
             return Mend(tuple(change), most)
-    return _together(path, overrides, changes, card_bytes)
+    return _together(most_of, overrides, changes, card_bytes)
 
 
-def _together(path: Path, overrides: Sequence[str], changes: Sequence[Sequence[str]], card_bytes: int) -> Mend | None:
+def _together(
+    most_of: Callable[[Sequence[str]], Moment | None],
+    overrides: Sequence[str],
+    changes: Sequence[Sequence[str]],
+    card_bytes: int,
+) -> Mend | None:
     """Change after change, those that help are kept; when all fits, those that are not needed are dropped again.
 
     Twice, as more ranks make changes possible that come before them.
     """
     taken: list[Sequence[str]] = []
-    most = _most(path, overrides, card_bytes)
+    most = most_of(overrides)
     for change in [*changes, *changes]:
-        tried = _most(path, _flat(overrides, [*taken, change]), card_bytes)
+        tried = most_of(_flat(overrides, [*taken, change]))
         if tried is None or most is None or tried.memory.total >= most.memory.total:
             continue
         taken, most = [*taken, change], tried
@@ -57,7 +71,7 @@ def _together(path: Path, overrides: Sequence[str], changes: Sequence[Sequence[s
         return None
     for change in list(taken):
         fewer = [kept for kept in taken if kept is not change]
-        tried = _most(path, _flat(overrides, fewer), card_bytes)
+        tried = most_of(_flat(overrides, fewer))
         if tried is not None and tried.memory.total <= card_bytes:
             taken, most = fewer, tried
     return Mend(tuple(_flat((), taken)), most)
@@ -67,19 +81,12 @@ def _flat(overrides: Sequence[str], changes: Sequence[Sequence[str]]) -> list[st
     return [*overrides, *(override for change in changes for override in change)]
 
 
-def _most(path: Path, overrides: Sequence[str], card_bytes: int) -> Moment | None:
-    """None where the configuration refuses a change."""
-    try:
-        return fullest(moments(load_config(TrainConfig, path, overrides), card_bytes))
-    except UserError:
-        return None
-
-
-def _changes(config: TrainConfig, processes: int | None) -> Iterator[list[str]]:
+def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
     """Those that cost no time first, then those that cost some, then those that take more GPUs."""
-    training, generation = config.training, config.generation
+    training = config.training
     if not isinstance(training, FsdpTrainingConfig):
         return
+    generation = config.generation if isinstance(config, TrainConfig) else NativeGenerationConfig()
     if training.reduce_once is not False:
         yield ["training.reduce_once=false"]
     if not isinstance(generation, NativeGenerationConfig) and generation.sleep != "weights":
@@ -92,7 +99,8 @@ def _changes(config: TrainConfig, processes: int | None) -> Iterator[list[str]]:
         yield ["training.shard_size=null"]
     if training.activation_checkpointing is not True:
         yield ["training.activation_checkpointing=true"]
-    yield from _of_generation(config)
+    if isinstance(config, TrainConfig):
+        yield from _of_generation(config)
     yield from _slower(training)
     yield from _more_processes(config, processes)
 
@@ -136,8 +144,8 @@ def _of_generation(config: TrainConfig) -> Iterator[list[str]]:
         degree *= 2
 
 
-def _more_processes(config: TrainConfig, processes: int | None) -> Iterator[list[str]]:
-    if config.placement.pools or processes is None:
+def _more_processes(config: Planned, processes: int | None) -> Iterator[list[str]]:
+    if processes is None or (isinstance(config, TrainConfig) and config.placement.pools):
         return
     ranks = (config.cluster.ranks or 1) * 2
     while ranks <= processes:

@@ -13,7 +13,7 @@ from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
 from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import RoleName, TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, RoleName, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.memory import (
     Engine,
@@ -34,6 +34,9 @@ NCCL_BYTES = 2**29
 """The same of its process groups, where it has several ranks."""
 SLACK = 0.05
 """Share of all tensors that an allocator needs besides, for gaps between blocks."""
+
+Planned = TrainConfig | SftConfig
+"""The configurations whose memory is known: of `tandem train`, `sft`, `dpo` and `reward-model`."""
 
 Stage = Literal["generation", "scoring", "preparation", "update", "publish"]
 """Of a step, as `controller/timesharing.py` has them."""
@@ -90,7 +93,7 @@ class _Pool:
     generates: bool
 
 
-def moments(config: TrainConfig, card_bytes: int) -> list[Moment]:
+def moments(config: Planned, card_bytes: int) -> list[Moment]:
     """The phases of a step, pool by pool. UserError for what planning does not know."""
     training = config.training
     if not isinstance(training, FsdpTrainingConfig):
@@ -98,10 +101,11 @@ def moments(config: TrainConfig, card_bytes: int) -> list[Moment]:
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
     _refuse_what_no_run_takes(config, training, shapes)
     pools = _pools(config, training, shapes)
-    return [moment for pool in pools for moment in _of_pool(config, pool, shapes["actor"], card_bytes)]
+    policy = next(iter(shapes.values()))
+    return [moment for pool in pools for moment in _of_pool(config, pool, policy, card_bytes)]
 
 
-def hosts(config: TrainConfig) -> list[Host]:
+def hosts(config: Planned) -> list[Host]:
     """Host memory by pool, of those that keep models there."""
     training = config.training
     assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
@@ -109,31 +113,36 @@ def hosts(config: TrainConfig) -> list[Host]:
     return [_host(config, pool) for pool in _pools(config, training, shapes) if pool.engines]
 
 
-def _host(config: TrainConfig, pool: _Pool) -> Host:
+def _host(config: Planned, pool: _Pool) -> Host:
     away: dict[RoleName, int] = {role: resident(pool.engines[role]).total for role in _leaving(config, pool)}
     stages: tuple[Stage, ...] = get_args(Stage)
     waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
     engines = pool.engines.values()
     copies = sum(map(copied_for_checkpoint, engines))
-    nodes = config.placement.pools.get(pool.name, [pool.ranks])
+    nodes = config.placement.pools.get(pool.name, [pool.ranks]) if isinstance(config, TrainConfig) else [pool.ranks]
     return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies)
 
 
 def _refuse_what_no_run_takes(
-    config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]
+    config: Planned, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]
 ) -> None:
-    mistakes = list(find_engine_mistakes(config))
+    mistakes = list(find_engine_mistakes(config)) if isinstance(config, TrainConfig) else []
     for role, shape in shapes.items():
         mistakes += find_fsdp_mistakes(training, shape.heads, sum(config.nodes_of(role)))
     if mistakes:
         raise UserError("; ".join(dict.fromkeys(mistakes)))
 
 
-def model_paths(config: TrainConfig) -> dict[RoleName, Path]:
+def model_paths(config: Planned) -> dict[RoleName, Path]:
     """The roles of a run besides the generation engine, and the directory that each starts from.
 
     A policy with adapters is its own reference, without them, in one pool.
     """
+    if isinstance(config, RewardModelConfig):
+        return {"reward_model": config.model.path}
+    if isinstance(config, SftConfig):
+        compares = isinstance(config, DpoConfig) and config.preference.loss != "simpo" and config.model.lora is None
+        return dict.fromkeys(("actor", "reference") if compares else ("actor",), config.model.path)
     model, algorithm = config.model, config.algorithm
     paths: dict[RoleName, Path] = {"actor": model.path}
     first = next(iter(config.placement.pools), "")
@@ -148,11 +157,20 @@ def model_paths(config: TrainConfig) -> dict[RoleName, Path]:
     return paths
 
 
-def longest_row(config: TrainConfig) -> int:
+def longest_row(config: Planned) -> int:
+    if isinstance(config, SftConfig):
+        return config.data.max_tokens + isinstance(config, RewardModelConfig)  # the token whose value is the score
     return config.data.max_prompt_tokens + config.generation.max_response_tokens
 
 
-def _pools(config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
+def _pools(config: Planned, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
+    if isinstance(config, SftConfig):
+        ranks = config.cluster.ranks or 1
+        models: dict[RoleName, Engine] = {
+            role: engine_of(config, training, role, shape, ranks) for role, shape in shapes.items()
+        }
+        yield _Pool("main", ranks, models, generates=False)
+        return
     names = list(config.placement.pools) or ["main"]
     placed = {role: config.placement.roles.get(role, names[0]) for role in get_args(RoleName)}
     for name in names:
@@ -164,17 +182,24 @@ def _pools(config: TrainConfig, training: FsdpTrainingConfig, shapes: Mapping[Ro
         yield _Pool(name, ranks, engines, placed["rollout"] == name)
 
 
-def engine_of(config: TrainConfig, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
+def learning_roles(config: Planned) -> tuple[RoleName, ...]:
+    return ("reward_model",) if isinstance(config, RewardModelConfig) else ("actor", "critic")
+
+
+def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
     """A role in the PyTorch engine, with the longest rows that there can be."""
-    lora = config.model.lora if role == "actor" else None
+    learns = role in learning_roles(config)
+    lora = config.model.lora if learns and role != "critic" else None
+    siblings = config.algorithm.group_size if isinstance(config, TrainConfig) else 1
+    pairs = isinstance(config, (DpoConfig, RewardModelConfig))
     engine = Engine(
         shape=shape,
         ranks=ranks,
         item_bytes=_item_bytes(config),
-        learns=role in ("actor", "critic"),
+        learns=learns,
         value_head=role in ("critic", "reward_model"),
         tokens=max(training.tokens_per_micro_batch, longest_row(config)),
-        shared_prompts=config.algorithm.group_size > 1,
+        shared_prompts=siblings > 1 or pairs,
         shard_size=training.shard_size,
         cpu_offload=training.cpu_offload,
         optimizer_offload=training.optimizer_offload,
@@ -186,9 +211,10 @@ def engine_of(config: TrainConfig, training: FsdpTrainingConfig, role: str, shap
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
 
 
-def _of_pool(config: TrainConfig, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[Moment]:
+def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[Moment]:
     held = {role: resident(engine) for role, engine in pool.engines.items()}
-    serving = _serving(config, pool, policy, card_bytes) if pool.generates else {}
+    trains_by_rewards = isinstance(config, TrainConfig)
+    serving = _serving(config, pool, policy, card_bytes) if trains_by_rewards and pool.generates else {}
     leaving = _leaving(config, pool)
 
     def beside(stage: Stage, role: RoleName | None = None) -> Memory:
@@ -200,14 +226,16 @@ def _of_pool(config: TrainConfig, pool: _Pool, policy: ModelShape, card_bytes: i
         yield _moment(config, pool, "rollout", "generation", beside("generation"))
     for role, engine in pool.engines.items():
         for phase, memory in phases(engine).items():
-            if phase == "offloaded" or (phase == "publish" and role != "actor"):
+            if phase == "offloaded" or (phase == "publish" and not (role == "actor" and trains_by_rewards)):
                 continue
-            stage: Stage = "scoring" if role == "reward_model" else _STAGES[phase]
+            stage: Stage = "scoring" if role == "reward_model" and trains_by_rewards else _STAGES[phase]
             yield _moment(config, pool, role, phase, memory + beside(stage, role))
 
 
-def _leaving(config: TrainConfig, pool: _Pool) -> set[RoleName]:
+def _leaving(config: Planned, pool: _Pool) -> set[RoleName]:
     """The roles that take turns on the pool's devices."""
+    if isinstance(config, SftConfig):
+        return set()
     leaving: set[RoleName] = set()
     if len(pool.engines) > 1:
         leaving |= {"reference", "reward_model"}
@@ -218,9 +246,9 @@ def _leaving(config: TrainConfig, pool: _Pool) -> set[RoleName]:
     return {role for role in pool.engines if role in leaving}
 
 
-def _moment(config: TrainConfig, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
+def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
     processes = 1
-    if pool.generates and not isinstance(config.generation, NativeGenerationConfig):
+    if pool.generates and isinstance(config, TrainConfig) and not isinstance(config.generation, NativeGenerationConfig):
         processes = config.generation.replicas + bool(pool.engines)
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
     tensors = memory.total - memory.cache
@@ -292,5 +320,5 @@ def _replica(
     return awake, kept[settings.sleep]
 
 
-def _item_bytes(config: TrainConfig) -> int:
+def _item_bytes(config: Planned) -> int:
     return 4 if config.model.dtype == "float32" else 2

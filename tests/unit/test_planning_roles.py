@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 from tandem.cli import app
 from tandem.config.load import load_config
-from tandem.config.tree import TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
-from tandem.planning.memory import Memory
+from tandem.planning.memory import Engine, Memory, resident
 from tandem.planning.mends import find_mend, fullest
-from tandem.planning.roles import hosts, moments
+from tandem.planning.model_shape import read_shape
+from tandem.planning.roles import Planned, hosts, moments
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -74,6 +75,43 @@ def test_dapos_recipe_fits_on_two_nodes(model: Any) -> None:
     config = load_config(TrainConfig, ROOT / "recipes/dapo.yaml", [model("32b")])
     assert sum(config.nodes_of("actor")) == 16
     assert fullest(moments(config, H100)).memory.total <= H100
+
+
+def supervised(kind: type[Planned], recipe: str, *overrides: str) -> dict[tuple[str, str], Memory]:
+    found = moments(load_config(kind, ROOT / "recipes" / recipe, overrides), H100)
+    return {(moment.role, moment.phase): moment.memory for moment in found}
+
+
+def test_what_learns_from_rows_is_planned_too(model: Any) -> None:
+    """The policy alone; with DPO its reference beside it, unless that is the policy without adapters, or unused; a
+    reward model with a value head beside a tied output layer."""
+    path = model("0.6b")
+    sft = supervised(SftConfig, "hh_sft.yaml", path)
+    assert list(sft) == [("actor", "forward"), ("actor", "backward"), ("actor", "step")]
+    dpo = supervised(DpoConfig, "hh_dpo.yaml", path, "training.activation_checkpointing=true")
+    assert list(dpo) == [*sft, ("reference", "forward")]
+    shape = Engine(read_shape(Path(path.partition("=")[2])), learns=False)
+    assert dpo["actor", "step"].weights - sft["actor", "step"].weights == resident(shape).weights
+    for alone in ("preference.loss=simpo", "model.lora.rank=8"):
+        assert list(supervised(DpoConfig, "hh_dpo.yaml", path, alone)) == list(sft)
+    reward = supervised(RewardModelConfig, "hh_reward_model.yaml", path)
+    assert list(reward) == [("reward_model", phase) for phase in ("forward", "backward", "step")]
+    assert reward["reward_model", "step"].weights - sft["actor", "step"].weights == 2 * (1024 + 1)
+    long = supervised(SftConfig, "hh_sft.yaml", path, "data.max_tokens=65536")
+    assert long["actor", "backward"].activations > 3 * sft["actor", "backward"].activations
+
+
+@pytest.mark.parametrize("job", ["sft", "dpo", "reward-model"])
+def test_the_command_plans_each_job(job: str, model: Any) -> None:
+    recipe = str(ROOT / f"recipes/hh_{job.replace('-', '_')}.yaml")
+    given = ["--job", job] if job == "reward-model" else []
+    shown = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--gpus", "1xH100", *given])
+    assert shown.exit_code == 2, shown.output
+    assert "does NOT fit" in shown.output
+    assert "the smallest change that fits" in shown.output or "no change that plan knows" in shown.output
+    assert ("planned as tandem sft" in shown.output) is (job == "sft")
+    searched = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--search", *given])
+    assert "has one pool" in str(searched.exception)
 
 
 def held(model: str, *overrides: str) -> dict[tuple[str, str], Memory]:
@@ -147,15 +185,15 @@ def test_the_smallest_change_that_fits_is_offered_and_fits(model: Any) -> None:
     path, overrides = script("grpo_trainer/run_qwen3-4b_8gpus.sh")
     given = [*overrides, model("4b"), "generation.max_running=64", "training.reduce_once=true"]
     room = fullest(moments(load_config(TrainConfig, path, given), H100)).memory.total
-    mend = find_mend(path, given, room - GIB)
+    mend = find_mend(TrainConfig, path, given, room - GIB)
     assert mend is not None
     assert mend.overrides == ("training.reduce_once=false",)
     found = moments(load_config(TrainConfig, path, [*given, *mend.overrides]), room - GIB)
     assert fullest(found).memory.total == mend.most.memory.total <= room - GIB
-    several = find_mend(path, given, room // 2)
+    several = find_mend(TrainConfig, path, given, room // 2)
     assert several is not None
     assert len(several.overrides) > 1
-    assert find_mend(path, given, GIB) is None
+    assert find_mend(TrainConfig, path, given, GIB) is None
 
 
 def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any) -> None:
@@ -163,11 +201,11 @@ def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any)
     recipe = ROOT / "recipes/gsm8k_grpo.yaml"
     given = [model("8b"), "cluster.ranks=6"]
     long = [model("0.6b"), "generation.max_response_tokens=131072", "generation.max_running=1"]
-    assert find_mend(recipe, long, 20 * GIB) is None
-    mend = find_mend(recipe, long, 20 * GIB, 8)
+    assert find_mend(TrainConfig, recipe, long, 20 * GIB) is None
+    mend = find_mend(TrainConfig, recipe, long, 20 * GIB, 8)
     assert mend is not None and mend.overrides == ("cluster.ranks=8", "training.context_parallel=2")
     adapters = [*given, "model.lora={rank: 16}", "generation={type: vllm, memory_share: 0.9}"]
-    mend = find_mend(recipe, [*adapters, "generation.sleep=never"], H100, 8)
+    mend = find_mend(TrainConfig, recipe, [*adapters, "generation.sleep=never"], H100, 8)
     assert mend is not None and "generation.sleep=weights" not in mend.overrides
     for wrong in (
         "training.context_parallel=4",

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import RoleName, TrainConfig
+from tandem.config.tree import RoleName, SftConfig
 from tandem.errors import UserError
 from tandem.planning.memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.roles import engine_of, longest_row, model_paths
+from tandem.planning.roles import Planned, engine_of, learning_roles, longest_row, model_paths
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
 
@@ -32,7 +32,7 @@ def run_fake(runs: list[FakeRun]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def traced(config: TrainConfig) -> Iterator[str]:
+def traced(config: Planned) -> Iterator[str]:
     """A line a phase of each role: bytes of the fake step, and of the formulas."""
     training = config.training
     assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
@@ -65,13 +65,17 @@ def _peaks(run: FakeRun, shape: ModelShape) -> Mapping[str, int]:
 
 
 def _fake_run(
-    config: TrainConfig, training: FsdpTrainingConfig, role: RoleName, path: Path, ranks: int, device: str
+    config: Planned, training: FsdpTrainingConfig, role: RoleName, path: Path, ranks: int, device: str
 ) -> FakeRun:
     """Micro-batches of the longest prompt and as many of its answers, the longest, as there is room for."""
-    prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
+    if isinstance(config, SftConfig):
+        prompt, answer = 1, longest_row(config) - 1
+    else:
+        prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
     room = max(training.tokens_per_micro_batch, longest_row(config)) - prompt
     answers = [answer] * (room // answer)
-    lora = config.model.lora if role == "actor" else None
+    learns = role in learning_roles(config)
+    lora = config.model.lora if learns and role != "critic" else None
     return FakeRun(
         directory=str(path),
         prompt_tokens=prompt,
@@ -79,7 +83,7 @@ def _fake_run(
         ranks=ranks,
         device=device,
         dtype=config.model.dtype,
-        learns=role in ("actor", "critic"),
+        learns=learns,
         value_head=role in ("critic", "reward_model"),
         training=training.model_dump(exclude={"type", "optimizer"}),
         lora=lora.model_dump() if lora else None,
