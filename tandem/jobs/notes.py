@@ -26,7 +26,7 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
             f"algorithm.loss.type: {loss} does not bound its ratio, and with trainer.max_staleness above 1 it learned "
             f"far worse (docs/algorithms/{loss}.md)"
         )
-    if isinstance(config, TrainConfig) and torch.cuda.is_available():
+    if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
         yield from memory_notes(config, device.total_memory, device.name)
     processes, cores = sum(pool.size for pool in pools_of(config).pools.values()), len(os.sched_getaffinity(0))
@@ -35,7 +35,7 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
         yield f"{key}: {processes} processes compute on {cores} cores, and wait for one another; fewer are faster"
 
 
-def memory_notes(config: TrainConfig, card_bytes: int, card: str) -> Iterator[str]:
+def memory_notes(config: TrainConfig | SftConfig, card_bytes: int, card: str) -> Iterator[str]:
     """What `tandem plan` says of this machine's cards, or why it cannot: it is an estimate, which stops no run."""
     try:
         yield from (f"memory of {line}" for line in verdict(moments(config, card_bytes), card_bytes, card))

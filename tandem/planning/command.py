@@ -88,7 +88,7 @@ def plan(
     print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
     print("\n".join(of_host(host, machines.per_node) for host in hosts(config)))
     if not fits:
-        print(mend_of(kind, path, overrides, machines))
+        print("\n".join(mend_of(kind, path, overrides, machines)))
     if search and isinstance(config, TrainConfig):
         print("\n".join(time_report(config, machines, response_tokens, calibrate)))
     if not fits:
@@ -161,12 +161,16 @@ def of_host(host: Host, per_node: int) -> str:
     )
 
 
-def mend_of(kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines) -> str:
+def mend_of(kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines) -> Iterator[str]:
+    """The change, and the host memory that it takes, or that there is none."""
     mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus)
     if mend is None:
-        return "no change that plan knows makes it fit: take more GPUs, larger ones, or a smaller model"
+        yield "no change that plan knows makes it fit: take more GPUs, larger ones, or a smaller model"
+        return
     total = mend.most.memory.total / GIB
-    return f"the smallest change that fits ({total:.1f} GiB): {_joined(mend.overrides)}"
+    yield f"the smallest change that fits ({total:.1f} GiB): {_joined(mend.overrides)}"
+    mended = hosts(load_config(kind, path, [*overrides, *mend.overrides]))
+    yield from (f"then {of_host(host, machines.per_node)}" for host in mended)
 
 
 def _joined(overrides: Iterable[str]) -> str:

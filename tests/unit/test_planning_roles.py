@@ -109,6 +109,9 @@ def test_the_command_plans_each_job(job: str, model: Any) -> None:
     assert shown.exit_code == 2, shown.output
     assert "does NOT fit" in shown.output
     assert "the smallest change that fits" in shown.output or "no change that plan knows" in shown.output
+    hosts_lines = [line for line in shown.output.splitlines() if "GiB of host memory a process" in line]
+    assert [line.startswith("then ") for line in hosts_lines] == [False, True][: len(hosts_lines)]
+    assert len(hosts_lines) == 1 + ("the smallest change" in shown.output)
     assert ("planned as tandem sft" in shown.output) is (job == "sft")
     searched = CliRunner().invoke(app, ["plan", recipe, model("8b"), "--search", *given])
     assert "has one pool" in str(searched.exception)
