@@ -209,11 +209,11 @@ def placed_call(own: Models, batch: Batch, minibatches: int) -> Callable[[], Non
             for column in filling:
                 check(batch, column.get())
             batch.tokens.advantages, batch.tokens.returns = np.zeros((2, len(batch.response_ids)), np.float32)
-            for rows in cuts:
-                weights = np.ones(lengths[rows].sum(), np.float32)
-                learning = own.actor.learn(placed.rows(rows, weights=weights, answers=False), LOSS)
-                own.critic.learn(placed.rows(rows, weights=weights, answers=False), LOSS).get()
-                learning.get()
+            weights = [np.ones(lengths[rows].sum(), np.float32) for rows in cuts]
+            steps = [placed.cut(rows, weights=of_rows, answers=False) for rows, of_rows in zip(cuts, weights, strict=True)]
+            learning = own.actor.learn_steps(placed.steps(steps), LOSS)
+            own.critic.learn_steps(placed.steps(steps), LOSS).get()
+            learning.get()
 
     return call
 

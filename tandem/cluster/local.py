@@ -61,7 +61,7 @@ class _Process:
         self._requests = requests
         self.pending = deque([up])
         self.since = time.monotonic()
-        """When it began the first of `pending`."""
+        """When it began the first of `pending`, or last said that this one has got on."""
         self.printed: deque[str] = deque(maxlen=_STACK_LINES)
         self.printer = Thread(target=self._forward, daemon=True)
 
@@ -104,9 +104,12 @@ class _Process:
 
     def receive(self, events: Events) -> None:
         """Take an answer in. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
-        slot, failed, free = self.connection.recv()
+        message, self.since = self.connection.recv(), time.monotonic()
+        if message is None:
+            return  # the call has got on
+        slot, failed, free = message
         self._requests.free(free)
-        call, self.since = self.pending.popleft(), time.monotonic()
+        call = self.pending.popleft()
         answer = self.answers.read(slot)
         if failed:
             raise answer

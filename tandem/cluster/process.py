@@ -1,6 +1,6 @@
 """What a process of the local cluster runs: a WorkerHost that does what comes over a pipe.
 
-    (worker's name, slot, free) --> process_main --> (slot, failed, free)
+    (worker's name, slot, free) --> process_main --> (slot, failed, free), and before that None while a call gets on
 
 In the slots of shared memory lie the call and what it returned or raised; `free` are slots of the other side that this
 one needs no more. The first answer is to no call: the process is up. None ends it, and so does the end of the
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,6 +35,8 @@ from tandem.workers.registration import Arguments
 TELL_STACKS = signal.SIGUSR1
 """Makes a process print the Python stacks of its threads, whatever it is doing."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TELL_S = 0.2
+"""Between two messages that a call has got on."""
 _FOR_EVER_S = 7 * 86_400.0
 """The time-out of a collective: the controller's own ends it before, unless somebody is debugging."""
 
@@ -75,7 +78,15 @@ class CallRequest:
 def process_main(setup: ProcessSetup) -> None:
     """The process's main function."""
     _prepare(setup)
-    host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno())
+    told = time.monotonic()
+
+    def goes_on() -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_S:
+            told = time.monotonic()
+            setup.connection.send(None)
+
+    host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno(), goes_on=goes_on)
     requests, answers = View(setup.requests), Arena(setup.answers)
 
     def join() -> None:

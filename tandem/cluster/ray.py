@@ -93,7 +93,9 @@ class _Process:
         leave_stopping_to_the_controller()
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
         self._address = ray.util.get_node_ip_address()
-        self._host = WorkerHost(rank, pool.size, self._address)
+        self._steps = 0
+        """How often a call has got on, as from one optimizer step to the next."""
+        self._host = WorkerHost(rank, pool.size, self._address, goes_on=self._goes_on)
         for name, addresses in psutil.net_if_addrs().items():  # gloo would go by what the host's name stands for
             if any(address.address == self._address for address in addresses):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -134,6 +136,14 @@ class _Process:
 
     def close(self) -> None:
         self._host.close()
+
+    def _goes_on(self) -> None:
+        self._steps += 1
+
+    @ray.method(concurrency_group="watch")
+    def steps(self) -> int:
+        """How often a call has got on: a sign of life."""
+        return self._steps
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
@@ -177,8 +187,9 @@ class RayRanks:
         self.pending: list[dict[ObjectRef, _Pending]] = [{} for _ in self._actors]
         """The calls of each rank, which does the first."""
         self._since = [0.0] * pool.size
-        """When each rank began the first."""
-        self._signs_of_life = [actor.stacks.remote() for actor in self._actors]
+        """When each rank began the first, or was last seen to have got on with it."""
+        self._steps = [0] * pool.size
+        self._signs_of_life = [actor.steps.remote() for actor in self._actors]
 
     def start(self) -> None:
         """Wait until all processes answer, joined in one torch.distributed world."""
@@ -249,13 +260,15 @@ class RayRanks:
 
     def check_alive(self) -> None:
         """WorkerLost when a process is dead; does not wait, so that a busy process tells the next time."""
-        for rank in self._told(self._signs_of_life, 0):
-            self._signs_of_life[rank] = self._actors[rank].stacks.remote()
+        for rank, steps in self._told(self._signs_of_life, 0).items():
+            if steps != self._steps[rank]:
+                self._steps[rank], self._since[rank] = steps, time.monotonic()
+            self._signs_of_life[rank] = self._actors[rank].steps.remote()
 
-    def _told(self, references: list[ObjectRef], patience_s: float) -> dict[int, str]:
-        """The stacks of the ranks that tell them; WorkerLost when one is dead."""
+    def _told(self, references: list[ObjectRef], patience_s: float) -> dict[int, Any]:
+        """What the ranks that answer tell; WorkerLost when one is dead."""
         ready = set(ray.wait(references, num_returns=self.size, timeout=patience_s)[0])
-        told: dict[int, str] = {}
+        told: dict[int, Any] = {}
         for rank, reference in enumerate(references):
             try:
                 if reference in ready:

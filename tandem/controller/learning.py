@@ -16,6 +16,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Critic
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
+from tandem.workers.placed import Cut
 
 MISMATCH_BOUND = 0.01
 """Log-probs of engine and trainer that differ by more are counted in `rollout/mismatch_share`."""
@@ -31,7 +32,7 @@ class PlacedStep(Placed):
 
     def __init__(self, batch: Batch, step: int, epochs: Sequence[Sequence[IntArray]], passes: Sequence[Pass]) -> None:
         """`step` counts from 1: the weights that it trains are of version `step - 1`."""
-        super().__init__(batch, passes)
+        super().__init__(batch, passes, f"training step {step}")
         self.step = step
         self.epochs = epochs
         """The rows of each optimizer step, by epoch."""
@@ -66,7 +67,7 @@ def _rewards_differ(batch: Batch) -> BoolArray:
 def update(
     actor: Actor, critic: Critic | None, algorithm: Algorithm, placed: PlacedStep, config: TrainConfig
 ) -> StepMetrics:
-    """Every optimizer step of one training step, the actor's and the critic's on the same rows at the same time.
+    """Every optimizer step of one training step: one call of the actor's ranks, and one of the critic's, for all.
 
     Returns the mean of each metric over them. Where the trainer has computed no log-probs before, `old_logprobs` become
     those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it.
@@ -80,28 +81,38 @@ def update(
     )
     trainable_B = _trainable_rows(batch, algorithm, config)
     correction_metrics = _set_rollout_correction(batch, config)
-    first_logprobs = None
-    wanted = batch.tokens.old_logprobs is None or config.takes_engine_logprobs
+    wants_logprobs = batch.tokens.old_logprobs is None or config.takes_engine_logprobs
+    trained, evaluated = _cuts(placed, algorithm, trainable_B, wants_logprobs)
+    learning = actor.learn_steps(placed.steps(trained), algorithm.loss)
     step_metrics: list[StepMetrics] = []
-    for rows in (rows for epoch in placed.epochs for rows in epoch):
-        weights = _token_weights(batch, rows, algorithm)
-        trained = rows[trainable_B[rows]]
-        own_weights = take_rows(weights, _offsets(batch, rows), np.searchsorted(rows, trained))
-        first = wanted and not step_metrics
-        learning = actor.learn(placed.rows(trained, weights=own_weights, answers=first), algorithm.loss)
-        if critic:
-            assert algorithm.value_loss is not None
-            learning_values = critic.learn(placed.rows(rows, weights=weights, answers=False), algorithm.value_loss)
-            step_metrics.append(learning_values.get()[0])
-        metrics, logprobs = learning.get()
-        step_metrics.append(metrics)
-        if first:
-            first_logprobs = _in_the_batch(batch, trained, logprobs)
-    if first_logprobs is not None:
-        batch.tokens.old_logprobs = first_logprobs
+    if critic:
+        assert algorithm.value_loss is not None
+        learning_values = critic.learn_steps(placed.steps(evaluated), algorithm.value_loss)
+        step_metrics += [metrics for metrics, _ in learning_values.get()]
+    learned = learning.get()
+    step_metrics += [metrics for metrics, _ in learned]
+    if wants_logprobs:
+        assert trained[0].rows is not None
+        batch.tokens.old_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
     trained_share = {"actor/trained_share": float(trainable_B[batch.first_branches].mean())}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
+
+
+def _cuts(
+    placed: PlacedStep, algorithm: Algorithm, trainable_B: BoolArray, wants_logprobs: bool
+) -> tuple[list[Cut], list[Cut]]:
+    """The optimizer steps of the actor, on the rows that it can learn from, and those of the critic, on all rows.
+    `wants_logprobs`: the actor's first one tells them."""
+    trained: list[Cut] = []
+    evaluated: list[Cut] = []
+    for rows in (rows for epoch in placed.epochs for rows in epoch):
+        weights = _token_weights(placed.batch, rows, algorithm)
+        own = rows[trainable_B[rows]]
+        own_weights = take_rows(weights, _offsets(placed.batch, rows), np.searchsorted(rows, own))
+        trained.append(placed.cut(own, weights=own_weights, answers=wants_logprobs and not trained))
+        evaluated.append(placed.cut(rows, weights=weights, answers=False))
+    return trained, evaluated
 
 
 def needs_old_logprobs(config: TrainConfig, algorithm: Algorithm) -> bool:

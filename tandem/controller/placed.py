@@ -3,7 +3,8 @@
     Placed.rows(…) --argument of a data-parallel method--> PlacedPart by rank --answers--> columns of the batch
 
 The controller keeps the whole batch, for algorithms look at all of it. Which rows a rank has is decided once, by all
-passes of the step (`tandem.batching.balance`), so that optimizer steps are cut by index.
+passes of the step (`tandem.batching.balance`), so that optimizer steps are cut by index: one call brings all of them
+(`Placed.steps`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from tandem.batching.balance import Pass, balance_rows
 from tandem.batching.packing import select_rows, take_rows, token_shares
 from tandem.controller.dispatch import Collect, Split, join
 from tandem.types import Batch, FloatArray, IntArray, TokenColumns
-from tandem.workers.placed import Column, PlacedPart
+from tandem.workers.placed import ByRow, Column, Cut, PlacedPart
 from tandem.workers.registration import Arguments, Calls, Mesh, Returns
 
 Forget = Callable[[str], object]
@@ -45,9 +46,11 @@ class Placed:
     ranks, or is about to: nothing is called after it.
     """
 
-    def __init__(self, batch: Batch, passes: Sequence[Pass] = ()) -> None:
-        """`passes`: those of the step, for which rows are balanced; default: every pass is about all rows."""
+    def __init__(self, batch: Batch, passes: Sequence[Pass] = (), name: str = "this call") -> None:
+        """`passes`: those of the step, for which rows are balanced; default: every pass is about all rows. `name`: what
+        a failure says that the batch is of."""
         self.batch = batch
+        self.name = name
         self.trained_tokens_B = batch.tokens_by_row(batch.loss_mask)
         self._passes = passes
         self._key = uuid4().hex
@@ -75,7 +78,31 @@ class Placed:
         `fills`: of a call about all rows, the column of the batch that each of the answer's columns by token becomes,
         here and on the ranks. `answers`: whether columns by token come to the controller; else they are None.
         """
-        return PlacedRows(self, rows, weights, tuple(fills), answers)
+        return PlacedRows(self, self.cut(rows, weights=weights, answers=answers), tuple(fills))
+
+    def cut(self, rows: IntArray | None = None, *, weights: FloatArray | None = None, answers: bool = True) -> Cut:
+        """One of the optimizer steps of `steps`; arguments as those of `rows`. A cut is small where the trained tokens
+        of each row weigh the same."""
+        if weights is None:
+            return Cut(rows, answers=answers)
+        trained = self.trained_tokens_B if rows is None else self.trained_tokens_B[rows]
+        return Cut(rows, self._by_row(rows, weights), int(trained.sum()), answers)
+
+    def steps(self, cuts: Sequence[Cut]) -> "PlacedSteps":
+        """Several optimizer steps, of which the ranks make one after the other in one call."""
+        return PlacedSteps(self, tuple(cuts))
+
+    def _by_row(self, rows: IntArray | None, weights: FloatArray) -> FloatArray | ByRow:
+        """A number a row where the trained tokens of each row weigh the same, and others nothing."""
+        batch, lengths_B = self.batch, np.diff(self.batch.response_offsets)
+        mask, lengths_R = batch.loss_mask, lengths_B
+        if rows is not None:
+            mask, lengths_R = take_rows(mask, batch.response_offsets, rows), lengths_B[rows]
+        weights_R = np.zeros(len(lengths_R), dtype=np.float32)
+        if len(weights):
+            begins_R = lengths_R.cumsum() - lengths_R
+            weights_R[lengths_R > 0] = np.maximum.reduceat(weights, begins_R[lengths_R > 0])
+        return ByRow(weights_R) if np.array_equal(np.repeat(weights_R, lengths_R) * mask, weights) else weights
 
     def news(self, holder: Holder) -> list[tuple[Batch | None, dict[str, Column | str | None]]]:
         """For each data-parallel group what it lacks of the batch: its rows, once, and columns of theirs."""
@@ -108,73 +135,28 @@ class PlacedRows:
     """Rows of a placed batch: the first argument of a data-parallel method, in the place of a Batch."""
 
     placed: Placed
-    rows: IntArray | None
-    weights: FloatArray | None
-    fills: tuple[str | None, ...]
-    answers: bool
+    cut: Cut
+    fills: tuple[str | None, ...] = ()
 
     def whole(self) -> Batch:
         """The rows as a batch of its own: what a single rank sees."""
-        batch = self.placed.batch
-        part = batch if self.rows is None else select_rows(batch, self.rows)
-        if self.weights is None:
+        batch, cut = self.placed.batch, self.cut
+        part = batch if cut.rows is None else select_rows(batch, cut.rows)
+        if cut.weights is None:
             return part
-        return replace(part, tokens=replace(part.tokens, weights=self.weights, shares=token_shares(part.loss_mask)))
+        weights = cut.weights.by_token(part) if isinstance(cut.weights, ByRow) else cut.weights
+        return replace(part, tokens=replace(part.tokens, weights=weights, shares=token_shares(part.loss_mask)))
 
     def distribute(
         self, ranks: object, forget: Forget, mesh: Mesh, returns: Returns | tuple[Returns, ...], others: Arguments
     ) -> tuple[Calls, Collect]:
         """The calls of a method that takes these rows and, after them, `others`; how its answers become one."""
-        placed = self.placed
-        holder = placed.holder(ranks, mesh, forget)
-        rows_R = np.arange(len(placed.batch)) if self.rows is None else self.rows
-        offsets = np.r_[0, np.diff(placed.batch.response_offsets)[rows_R].cumsum()]
-        wanted_B = np.zeros(len(placed.batch), dtype=np.bool_)
-        wanted_B[rows_R] = True
-        rows_of_groups = [held[wanted_B[held]] for held in holder.rows_of_groups]
-        split = Split([np.searchsorted(rows_R, rows) for rows in rows_of_groups], len(rows_R), offsets)
-        calls: Calls = {}
-        news, by_row = placed.news(holder), self._weights_by_row(rows_R, offsets)
-        weights = self.weights if by_row is None else by_row
-        for group, held, places, (new, columns) in zip(
-            mesh.data_groups(), holder.rows_of_groups, split.rows_of_groups, news, strict=True
-        ):
-            part = PlacedPart(
-                key=holder.key,
-                new=new,
-                columns=columns,
-                rows=None if self.rows is None else np.searchsorted(held, rows_R[places]),
-                weights=_of_places(weights, None if by_row is not None else offsets, places),
-                weights_by_row=by_row is not None,
-                trained_tokens=int(placed.trained_tokens_B[rows_R].sum()),
-                fills=self.fills,
-                answers=self.answers,
-            )
-            calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
-        return calls, partial(self._collect, holder, mesh, returns, split)
+        holder = self.placed.holder(ranks, mesh, forget)
+        calls, collect = _distribute(self.placed, holder, (self.cut,), self.fills, mesh, returns, others)
+        return calls, lambda answers: self._filled(holder, returns, collect(answers)[0])
 
-    def _weights_by_row(self, rows_R: IntArray, offsets: IntArray) -> FloatArray | None:
-        """A number a row where the trained tokens of each row weigh the same, and others nothing; else None."""
-        if self.weights is None:
-            return None
-        batch = self.placed.batch
-        mask = take_rows(batch.loss_mask, batch.response_offsets, rows_R)
-        lengths = np.diff(offsets)
-        weights_R = np.zeros(len(rows_R), dtype=np.float32)
-        if len(self.weights):
-            weights_R[lengths > 0] = np.maximum.reduceat(self.weights, offsets[:-1][lengths > 0])
-        return weights_R if np.array_equal(np.repeat(weights_R, lengths) * mask, self.weights) else None
-
-    def _collect(
-        self,
-        holder: Holder,
-        mesh: Mesh,
-        returns: Returns | tuple[Returns, ...],
-        split: Split,
-        answers: Mapping[int, Any],
-    ) -> Any:
-        """The one answer, of which the columns that are to fill the batch's do so."""
-        answer = join(returns, mesh, split, answers)
+    def _filled(self, holder: Holder, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
+        """The answer, of which the columns that are to fill the batch's do so."""
         kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
         by_token = [part for kind, part in zip(kinds, parts, strict=True) if kind is Returns.PER_TOKEN]
         for name, column in zip(self.fills, by_token, strict=False):
@@ -184,11 +166,78 @@ class PlacedRows:
         return answer
 
 
-def _of_places(weights: FloatArray | None, offsets: IntArray | None, places: IntArray) -> FloatArray | None:
-    """The weights of some rows: by token, with the `offsets` of all, or by row."""
-    if weights is None or offsets is None:
-        return None if weights is None else weights[places]
-    return take_rows(weights, offsets, places)
+@dataclass(frozen=True, slots=True)
+class PlacedSteps:
+    """Cuts of a placed batch: the first argument of a data-parallel method, which is called about one after the other
+    on the ranks. The answer is the list of the methods' answers."""
+
+    placed: Placed
+    cuts: tuple[Cut, ...]
+
+    def each(self) -> list[PlacedRows]:
+        """The cuts, each as the rows of a call of its own."""
+        return [PlacedRows(self.placed, cut) for cut in self.cuts]
+
+    def distribute(
+        self, ranks: object, forget: Forget, mesh: Mesh, returns: Returns | tuple[Returns, ...], others: Arguments
+    ) -> tuple[Calls, Collect]:
+        """As `PlacedRows.distribute`; the answers become a list, of an answer a cut."""
+        holder = self.placed.holder(ranks, mesh, forget)
+        return _distribute(self.placed, holder, self.cuts, (), mesh, returns, others)
+
+
+def _distribute(
+    placed: Placed,
+    holder: Holder,
+    cuts: Sequence[Cut],
+    fills: tuple[str | None, ...],
+    mesh: Mesh,
+    returns: Returns | tuple[Returns, ...],
+    others: Arguments,
+) -> tuple[Calls, Collect]:
+    splits, cuts_of_groups = zip(*(_split(placed.batch, holder, cut) for cut in cuts), strict=True)
+    calls: Calls = {}
+    for group, (new, columns), own in zip(
+        mesh.data_groups(), placed.news(holder), zip(*cuts_of_groups, strict=True), strict=True
+    ):
+        part = PlacedPart(holder.key, placed.name, new, columns, own, fills)
+        calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
+    return calls, partial(_join_each, returns, mesh, splits)
+
+
+def _split(batch: Batch, holder: Holder, cut: Cut) -> tuple[Split, list[Cut]]:
+    """Which rows of a cut each data-parallel group has, and the cut as each group is sent it."""
+    rows_R = np.arange(len(batch)) if cut.rows is None else cut.rows
+    offsets = np.r_[0, np.diff(batch.response_offsets)[rows_R].cumsum()]
+    wanted_B = np.zeros(len(batch), dtype=np.bool_)
+    wanted_B[rows_R] = True
+    rows_of_groups = [held[wanted_B[held]] for held in holder.rows_of_groups]
+    split = Split([np.searchsorted(rows_R, rows) for rows in rows_of_groups], len(rows_R), offsets)
+    return split, [
+        replace(
+            cut,
+            rows=None if cut.rows is None else np.searchsorted(held, rows_R[places]),
+            weights=_of_places(cut.weights, offsets, places),
+        )
+        for held, places in zip(holder.rows_of_groups, split.rows_of_groups, strict=True)
+    ]
+
+
+def _of_places(weights: FloatArray | ByRow | None, offsets: IntArray, places: IntArray) -> FloatArray | ByRow | None:
+    """The weights of some rows of a cut."""
+    if isinstance(weights, ByRow):
+        return ByRow(weights.values_B[places])
+    return None if weights is None else take_rows(weights, offsets, places)
+
+
+def _join_each(
+    returns: Returns | tuple[Returns, ...], mesh: Mesh, splits: Sequence[Split], answers: Mapping[int, Any]
+) -> list[Any]:
+    """The one answer about each cut."""
+    return [
+        join(returns, mesh, split, {rank: answers[rank][number] for rank in mesh.answering_ranks})
+        for number, split in enumerate(splits)
+    ]
 
 
 def _changed(tokens: TokenColumns[Column], known: dict[str, Column | None]) -> dict[str, Column | str | None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.checkpoint.draft import Draft
 from tandem.controller.groups import Future, RemoteWorkers
-from tandem.controller.placed import PlacedRows
+from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.types import Batch, FloatArray, StepMetrics, TokenLoss, Trajectory
 from tandem.weights.bridge import Address
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutWorker
@@ -38,6 +38,12 @@ class Trained(Model):
         """One optimizer step: the loss's metrics and the optimizer's, and a policy's log-probs before it, `[T]`, NaN
         outside `loss_mask`. `batch.tokens` holds every column that the loss reads."""
         return self.call_rows(TrainWorker.learn, batch, loss)
+
+    def learn_steps(
+        self, steps: PlacedSteps, loss: TokenLoss[Tensor]
+    ) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        """Several optimizer steps, one after the other, in one call; of each, what `learn` returns."""
+        return self.call_steps(TrainWorker.learn, steps, loss)
 
     def save(self, draft: Draft, name: str = ".") -> None:
         """Copy the state, and begin to write `model/` and `state/` into the directory `name` of a checkpoint, which

@@ -73,15 +73,23 @@ class Worker(Generic[Spec]):
 class WorkerHost:
     """Makes the workers of one process and runs the controller's calls on them, one at a time."""
 
-    def __init__(self, rank: int = 0, size: int = 1, address: str = "127.0.0.1", calls: int | None = None) -> None:
-        """`calls`: as in WorkerContext."""
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        address: str = "127.0.0.1",
+        calls: int | None = None,
+        goes_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`calls`: as in WorkerContext. `goes_on` is called where a call that is long has got on, as from one optimizer
+        step to the next: from then on `cluster.timeout_s` counts anew."""
         self._rank = rank
         self._size = size
         self._address = address
         self._calls = calls
         self.workers: dict[str, Worker[Any]] = {}
         self._memory = PeakMemory()
-        self._placed = PlacedBatches()
+        self._placed = PlacedBatches(goes_on)
         find_user_files()
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
@@ -108,7 +116,7 @@ class WorkerHost:
         return self.workers[name].meshes
 
     def call(self, name: str, method: str, arguments: Arguments) -> Any:
-        """What the worker's method returns."""
+        """What the worker's method returns; of placed rows, what it returns about each cut of them."""
         worker = self.workers[name]
         bound: Callable[..., Any] = getattr(worker, method)
         with self._memory.measured(method):

@@ -1,11 +1,11 @@
 """Rows that stay with a rank for a step: they come with the first call, later calls name them.
 
-    PlacedPart --take--> Batch --method of a worker--> answer --keep--> answer for the controller
+    PlacedPart --cut by cut--> Batch --method of a worker--> answer --keep--> answers for the controller
 
 The workers of one process share them: actor, critic and reference see the same rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,47 +20,83 @@ Column = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class ByRow:
+    """A token column of which each row's tokens in the loss mask have the same number, and others 0."""
+
+    values_B: FloatArray
+
+    def by_token(self, batch: Batch) -> FloatArray:
+        """The column, of the rows of this batch."""
+        return np.repeat(self.values_B, np.diff(batch.response_offsets)) * batch.loss_mask
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Some of the placed rows: what one call of the worker's method is about, as an optimizer step."""
+
+    rows: IntArray | None = None
+    """Ascending numbers, of the batch in the controller and of the rank's rows on the rank; None: all."""
+    weights: FloatArray | ByRow | None = None
+    """The column `weights` of these rows."""
+    trained_tokens: int = 0
+    """Those of all ranks in this cut: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
+    answers: bool = True
+    """Whether columns by token go to the controller."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedPart:
-    """What a rank is sent in the place of a Batch."""
+    """What a rank is sent in the place of a Batch. It answers with a list: what the method answers about each cut."""
 
     key: str
     """Of the step's batch on this rank."""
+    name: str = "this call"
+    """What the batch is of, for who reads of a failure."""
     new: Batch | None = None
     """The rank's rows, with the first call."""
     columns: Mapping[str, Column | str | None] = field(default_factory=dict[str, "Column | str | None"])
     """Token columns that have changed since the call before, of all the rank's rows; a name: the same as that one."""
-    rows: IntArray | None = None
-    """The rows that this call is about, counted among the rank's; None: all."""
-    weights: FloatArray | None = None
-    """The column `weights` of these rows."""
-    weights_by_row: bool = False
-    """`weights` is a number a row, which its trained tokens all weigh. Rows may be empty: lengths do not tell."""
-    trained_tokens: int = 0
-    """Those of all ranks in this call: `shares` is 1 / trained_tokens on each of them."""
+    cuts: Sequence[Cut] = (Cut(),)
+    """The method is called about each of them, one after the other."""
     fills: tuple[str | None, ...] = ()
     """The column that each of the answer's columns by token becomes here; without rows."""
-    answers: bool = True
-    """Whether columns by token go to the controller."""
 
 
 class PlacedBatches:
     """What was placed in this process, by key, until it is forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, goes_on: Callable[[], None] = lambda: None) -> None:
+        """`goes_on` is called between two cuts of a call: the time of each is limited, not that of all."""
         self._batches: dict[str, Batch] = {}
+        self._goes_on = goes_on
 
-    def call(self, part: PlacedPart, returns: Returns | tuple[Returns, ...], method: Callable[[Batch], Any]) -> Any:
-        """What the method answers about the part's rows, without the columns that nobody waits for."""
-        answer = method(self._take(part))
-        if isinstance(returns, tuple):
-            return tuple(self._keep(part, list(zip(returns, answer, strict=True))))
-        return self._keep(part, [(returns, answer)])[0]
+    def call(
+        self, part: PlacedPart, returns: Returns | tuple[Returns, ...], method: Callable[[Batch], Any]
+    ) -> list[Any]:
+        """What the method answers about each of the part's cuts, without the columns that nobody waits for.
+
+        What it raises has a note where there are several cuts: which one it was.
+        """
+        self._update(part)
+        answers: list[Any] = []
+        for number, cut in enumerate(part.cuts, 1):
+            if answers:
+                self._goes_on()
+            try:
+                answer = method(self._take(part.key, cut))
+            except Exception as error:
+                if len(part.cuts) > 1:
+                    error.add_note(f"in optimizer step {number} of the {len(part.cuts)} of {part.name}")
+                raise
+            answers.append(self._keep(part, cut, returns, answer))
+        return answers
 
     def forget(self, key: str) -> None:
         """The step is over. Safe to repeat."""
         self._batches.pop(key, None)
 
-    def _take(self, part: PlacedPart) -> Batch:
+    def _update(self, part: PlacedPart) -> None:
+        """Keep what the part brings."""
         if part.new is not None:
             self._batches[part.key] = part.new
         held = self._batches.get(part.key)
@@ -69,24 +105,28 @@ class PlacedBatches:
         for name, column in part.columns.items():
             held = _with(held, name, getattr(held.tokens, column) if isinstance(column, str) else column)
         self._batches[part.key] = held
-        batch = held if part.rows is None else select_rows(held, part.rows)
-        if part.weights is None:
+
+    def _take(self, key: str, cut: Cut) -> Batch:
+        held = self._batches[key]
+        batch = held if cut.rows is None else select_rows(held, cut.rows)
+        if cut.weights is None:
             return batch
-        share, weights = np.float32(1 / max(part.trained_tokens, 1)), part.weights
-        if part.weights_by_row:
-            weights = np.repeat(weights, np.diff(batch.response_offsets)) * batch.loss_mask
+        weights = cut.weights.by_token(batch) if isinstance(cut.weights, ByRow) else cut.weights
+        share = np.float32(1 / max(cut.trained_tokens, 1))
         return _with(_with(batch, "weights", weights), "shares", batch.loss_mask * share)
 
-    def _keep(self, part: PlacedPart, answers: list[tuple[Returns, Any]]) -> list[Any]:
+    def _keep(self, part: PlacedPart, cut: Cut, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
+        if not isinstance(returns, tuple):
+            return self._keep(part, cut, (returns,), (answer,))[0]
         names = iter(part.fills)
         kept: list[Any] = []
-        for how, answer in answers:
+        for how, one in zip(returns, answer, strict=True):
             by_token = how is Returns.PER_TOKEN
             name = next(names, None) if by_token else None
             if name is not None:
-                self._batches[part.key] = _with(self._batches[part.key], name, answer)
-            kept.append(None if by_token and not part.answers else answer)
-        return kept
+                self._batches[part.key] = _with(self._batches[part.key], name, one)
+            kept.append(None if by_token and not cut.answers else one)
+        return tuple(kept)
 
 
 def _with(batch: Batch, name: str, column: Column | None) -> Batch:

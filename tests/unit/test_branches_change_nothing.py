@@ -27,7 +27,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import compute_advantages, describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import placed_step, update
-from tandem.controller.placed import PlacedRows
+from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.types import Batch, Branch, FloatArray, Group, Outputs, Prompt, Score, Status, StepMetrics, Trajectory
 
 ALGORITHMS = BUILTIN.sections(PolicyGradientConfig)
@@ -70,6 +70,10 @@ class Table:
             lambda: (metrics, known_T if logprobs is None else logprobs.detach().numpy()[batch.response_ids]),
             notify=[].append,
         )
+
+    def learn_steps(self, steps: PlacedSteps, loss: Any) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+        return Future(lambda: learned, notify=[].append)
 
     @property
     def gradients(self) -> list[torch.Tensor]:

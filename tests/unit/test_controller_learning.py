@@ -12,7 +12,7 @@ from tandem.algorithms import make_algorithm
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
 from tandem.controller.learning import needs_old_logprobs, placed_step, update
-from tandem.controller.placed import PlacedRows
+from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.types import Batch, FloatArray, StepMetrics
 from tests.cluster_workers import ragged_batch
 
@@ -41,6 +41,10 @@ class MovingActor:
         self.steps += 1
         self.batches.append(batch)
         return Future(lambda: ({"actor/grad_norm": 1.0}, logprobs_T), notify=[].append)
+
+    def learn_steps(self, steps: PlacedSteps, loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+        return Future(lambda: learned, notify=[].append)
 
 
 def scored_batch() -> Batch:

@@ -17,7 +17,7 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import mismatch_warning, needs_old_logprobs, placed_step, update
-from tandem.controller.placed import PlacedRows
+from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
 from tests.cluster_workers import ragged_batch
@@ -97,6 +97,10 @@ class FixedActor:
     def learn(self, rows: PlacedRows, loss: object) -> Future[tuple[StepMetrics, FloatArray]]:
         self.batches.append(rows.whole())
         return Future(lambda: ({}, self.logprobs_T), notify=[].append)
+
+    def learn_steps(self, steps: PlacedSteps, loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+        return Future(lambda: learned, notify=[].append)
 
 
 DIFFERENCE = np.array([0, 0.02, 0.5, log(2), -0.005, -log(2), 0, 0, 0, 0], np.float32)
