@@ -24,10 +24,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from tandem.cluster.channel import CallRequest, Channel, CreateRequest
 from tandem.cluster.debugger import is_open
 from tandem.cluster.events import Call, Events
-from tandem.cluster.process import TELL_STACKS, CallRequest, CreateRequest, ProcessSetup, process_main
-from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
+from tandem.cluster.process import TELL_STACKS, ProcessSetup, process_main
+from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
@@ -46,22 +47,19 @@ _LAST_LINES, _STACK_LINES = 20, 500
 """Lines of what a process has printed: those shown when it dies, and those kept."""
 
 
-class _Process:
+class _Process(Channel):
     """The controller's side of a process, which `start` starts."""
 
     def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: Call, *shared: Any) -> None:
-        self.name, self.rank, self.gpu = f"{pool.name} rank {rank}", rank, gpu
+        self.name, self.gpu = f"{pool.name} rank {rank}", gpu
         pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
-        (self.connection, theirs), (self._output, output) = pipes
+        (connection, theirs), (self._output, output) = pipes
         self._given_away = theirs, output
-        self.answers = View(answers := SharedFile(), writable=True)
+        super().__init__(rank, connection, connection, requests, View(answers := SharedFile(), writable=True))
+        self.pending.append(up)
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         setup = ProcessSetup(self.name, rank, pool.size, theirs, output, environment, answers, *shared)
         self.process = _FORK.Process(target=process_main, args=(setup,), name=self.name)
-        self._requests = requests
-        self.pending = deque([up])
-        self.since = time.monotonic()
-        """When it began the first of `pending`, or last said that this one has got on."""
         self.printed: deque[str] = deque(maxlen=_STACK_LINES)
         self.printer = Thread(target=self._forward, daemon=True)
 
@@ -81,7 +79,7 @@ class _Process:
         """Wait until it has ended, and what it has printed is out."""
         if self.process.pid is not None:
             self.process.join()
-        self.connection.close()
+        self.close()
         if self.printer.ident is not None:
             self.printer.join(_GRACE_S)
 
@@ -91,29 +89,6 @@ class _Process:
             for line in lines:
                 self.printed.append(line.rstrip().rpartition("\r")[2])  # of a progress bar, its last state
                 print(f"({self.name}) {self.printed[-1]}\n", end="", flush=True)
-
-    def request(self, call: Call, name: str, slot: Slot) -> None:
-        """Tell the process of a request that lies in `slot`, for the worker `name`."""
-        self.since = self.since if self.pending else time.monotonic()
-        self.pending.append(call)
-        self.send((name, slot, self.answers.released()))
-
-    def send(self, request: tuple[Any, ...] | None) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which its sentinel tells
-            self.connection.send(request)
-
-    def receive(self, events: Events) -> None:
-        """Take an answer in. Raises what the worker raised; EOFError, ConnectionResetError when the process is dead."""
-        message, self.since = self.connection.recv(), time.monotonic()
-        if message is None:
-            return  # the call has got on
-        slot, failed, free = message
-        self._requests.free(free)
-        call = self.pending.popleft()
-        answer = self.answers.read(slot)
-        if failed:
-            raise answer
-        events.answered(call, self.rank, answer)
 
     def report_end(self) -> str:
         """How the process ended, and what it printed last."""
@@ -187,7 +162,7 @@ class LocalRanks:
         """End the processes: at once when a call is under way, else after a moment to free what they hold elsewhere."""
         if not any(process.pending for process in self.processes):
             for process in self.processes:
-                process.send(None)
+                process.end()
             deadline = time.monotonic() + _GRACE_S
             for process in self.processes:
                 process.process.join(max(0.0, deadline - time.monotonic()))

@@ -1,10 +1,7 @@
-"""What a process of the local cluster runs: a WorkerHost that does what comes over a pipe.
+"""What a process of the local cluster runs: a WorkerHost that does what comes over a channel (`channel.py`).
 
-    (worker's name, slot, free) --> process_main --> (slot, failed, free), and before that None while a call gets on
-
-In the slots of shared memory lie the call and what it returned or raised; `free` are slots of the other side that this
-one needs no more. The first answer is to no call: the process is up. None ends it, and so does the end of the
-controller, at which the kernel kills us and whatever we started.
+The first answer is to no call: the process is up. The end of the controller ends it, too: the kernel kills us and
+whatever we started.
 """
 
 import ctypes
@@ -14,29 +11,20 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import torch
 
+from tandem.cluster.channel import Server
 from tandem.cluster.debugger import TerminalPdb
-from tandem.cluster.shared_memory import Arena, SharedFile, Slot, View
-from tandem.errors import TandemError, WorkerError
+from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.signals import leave_stopping_to_the_controller
-from tandem.workers.host import Worker, WorkerHost
-from tandem.workers.registration import Arguments
+from tandem.workers.host import WorkerHost
 
 TELL_STACKS = signal.SIGUSR1
 """Makes a process print the Python stacks of its threads, whatever it is doing."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_TELL_S = 0.2
-"""Between two messages that a call has got on."""
 _FOR_EVER_S = 7 * 86_400.0
 """The time-out of a collective: the controller's own ends it before, unless somebody is debugging."""
 
@@ -58,62 +46,18 @@ class ProcessSetup:
     terminal: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateRequest:
-    """Make a worker."""
-
-    kind: type[Worker[Any]]
-    spec: Any
-
-
-@dataclass(frozen=True, slots=True)
-class CallRequest:
-    """Call a worker's method; ranks that get the same arguments read the same request."""
-
-    method: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 def process_main(setup: ProcessSetup) -> None:
     """The process's main function."""
     _prepare(setup)
-    told = time.monotonic()
-
-    def goes_on() -> None:
-        nonlocal told
-        if time.monotonic() - told > _TELL_S:
-            told = time.monotonic()
-            setup.connection.send(None)
-
-    host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno(), goes_on=goes_on)
-    requests, answers = View(setup.requests), Arena(setup.answers)
+    server = Server(setup.connection, setup.connection, View(setup.requests), Arena(setup.answers))
+    host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno(), goes_on=server.goes_on)
 
     def join() -> None:
         if setup.size > 1:
             host.join(f"file:///proc/self/fd/{setup.rendezvous.descriptor}", setup.rank, _FOR_EVER_S)
 
-    def perform(name: str, slot: Slot) -> Any:
-        request = requests.read(slot)
-        if isinstance(request, CreateRequest):
-            return host.create(name, request.kind, request.spec)
-        return host.call(name, request.method, Arguments(request.args, request.kwargs))
-
-    def answer(name: str, work: Callable[[], Any]) -> None:
-        try:
-            slot, failed = answers.write(work()), False
-        except TandemError as error:
-            slot, failed = answers.write(error), True
-        except Exception:  # noqa: BLE001 - whatever it is, the controller raises it
-            slot, failed = answers.write(WorkerError(f"{name}, {host}:\n{traceback.format_exc()}")), True
-        setup.connection.send((slot, failed, requests.released()))
-
-    answer(setup.name, join)
-    with suppress(EOFError):
-        while request := setup.connection.recv():
-            name, slot, free = request
-            answers.free(free)
-            answer(name, partial(perform, name, slot))
+    server.answer(f"{setup.name}, {host}", join)
+    server.serve(host)
     host.close()
 
 
@@ -134,10 +78,15 @@ def _prepare(setup: ProcessSetup) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     os.environ |= setup.environment
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    mallopt = ctypes.CDLL(None).mallopt  # freed memory is kept: page faults cost more than the copies of a batch
-    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
-    mallopt(_M_TRIM_THRESHOLD, 1 << 28)
+    keep_freed_memory()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     faulthandler.enable()
     faulthandler.register(TELL_STACKS)
     sys.breakpointhook = lambda: TerminalPdb(setup.name, setup.terminal, setup.turn).set_trace(sys._getframe(1))
+
+
+def keep_freed_memory() -> None:
+    """Of this process, for its next use: page faults cost more than the copies of a batch."""
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 28)

@@ -2,13 +2,16 @@
 
     controller --each group's arguments--> object store --fetched by its node, zero-copy--> actor --> WorkerHost.call
                <-------- Future <--------- object store <------------------ answer ------------------
+               <--- channel: pipes and shared memory (`channel.py`) ---> actors on its node, in one call, `serve`
 
-A second thread of each actor reports the stack of the first one, and with it that the process is alive. All answers are
-taken in by `RayCluster.watch`.
+A call of an actor takes Ray milliseconds, and so does an object of some megabytes: an actor that can open the
+controller's files is told of calls through them. A second thread of each actor reports the stack of the first one, and
+with it that the process is alive. All answers are taken in by `RayCluster.watch`.
 """
 
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -16,9 +19,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pickle import PickleBuffer
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import psutil
 import ray
@@ -28,7 +31,10 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tandem.cluster.channel import CallRequest, Channel, CreateRequest, Server
 from tandem.cluster.events import Call, Events
+from tandem.cluster.process import keep_freed_memory
+from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
@@ -38,6 +44,7 @@ from tandem.workers.registration import Arguments, Calls, Mesh
 
 Spec = TypeVar("Spec")
 _COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out ends a call that hangs, with all stacks
+_dumps = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
 _CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
 _IN_A_MESSAGE_BYTES = 1 << 16
@@ -62,6 +69,18 @@ _FORWARDED = (
 _Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray passes without copying
 
 
+class _Ends(NamedTuple):
+    """The server's ends of a channel: descriptors of the controller's process."""
+
+    process: int
+    secret: bytes
+    """What the file for answers begins with until an arena is made of it."""
+    answers: int
+    requests: int
+    incoming: int
+    outgoing: int
+
+
 def _pack(value: Any) -> _Packed:
     buffers: list[PickleBuffer] = []
 
@@ -71,7 +90,7 @@ def _pack(value: Any) -> _Packed:
             buffers.append(buffer)
         return not large
 
-    return cloudpickle.dumps(value, buffer_callback=keep_in_band), buffers  # pyright: ignore[reportPrivateImportUsage]
+    return _dumps(value, buffer_callback=keep_in_band), buffers
 
 
 def _unpack(packed: _Packed, own: bool = True) -> Any:
@@ -91,6 +110,8 @@ class _Process:
 
     def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
         leave_stopping_to_the_controller()
+        keep_freed_memory()
+        self._server: Server | None = None
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
         self._address = ray.util.get_node_ip_address()
         self._steps = 0
@@ -114,6 +135,29 @@ class _Process:
         if self._pool.size > 1:
             self._host.join(rendezvous, self._local_rank, _COLLECTIVE_S)
         return _pack(f"pool {self._pool.name}, {self._host}")
+
+    def attach(self, ends: _Ends) -> _Packed:
+        """Whether this process can open the ends, and has: then `serve` comes next."""
+        try:
+            answers = SharedFile(_opened(ends.process, ends.answers))
+            if os.pread(answers.descriptor, len(ends.secret), 0) != ends.secret:
+                return _pack(False)  # the number is that of another process here
+            requests = SharedFile(_opened(ends.process, ends.requests))
+            incoming = Connection(_opened(ends.process, ends.incoming, os.O_RDONLY), writable=False)
+            outgoing = Connection(_opened(ends.process, ends.outgoing, os.O_WRONLY), readable=False)
+        except OSError:
+            return _pack(False)
+        self._server = Server(incoming, outgoing, View(requests), Arena(answers, _dumps))
+        self._host.calls = incoming.fileno()
+        return _pack(True)
+
+    def serve(self) -> None:
+        """Do what comes over the channel until its end, which a failure is, too."""
+        assert self._server is not None
+        try:
+            self._server.serve(self._host)
+        finally:
+            self._server.close()
 
     def create(self, name: str, packed: _Packed) -> _Packed | TandemError:
         return self._guarded(name, lambda: self._host.create(name, *_unpack(packed)))
@@ -139,6 +183,8 @@ class _Process:
 
     def _goes_on(self) -> None:
         self._steps += 1
+        if self._server is not None:
+            self._server.goes_on()
 
     @ray.method(concurrency_group="watch")
     def steps(self) -> int:
@@ -153,6 +199,11 @@ class _Process:
 
 
 _Actor: Any = ray.remote(concurrency_groups={"watch": 1})(_Process)  # pyright: ignore[reportCallIssue]
+
+
+def _opened(process: int, descriptor: int, how: int = os.O_RDWR) -> int:
+    """A descriptor of another process's file."""
+    return os.open(f"/proc/{process}/fd/{descriptor}", how | os.O_CLOEXEC)
 
 
 class _Pending(Call):
@@ -184,10 +235,14 @@ class RayRanks:
             for rank, (node, local_rank) in enumerate(places)
         ]
         self._ranks = [f"pool {pool.name}, rank {rank} of {pool.size}" for rank in range(pool.size)]
+        self.channels: dict[int, Channel] = {}
+        """By rank: those of the actors on the controller's node."""
+        self._requests_file = SharedFile()
+        self._requests = Arena(self._requests_file, _dumps)
         self.pending: list[dict[ObjectRef, _Pending]] = [{} for _ in self._actors]
-        """The calls of each rank, which does the first."""
+        """The calls of each rank that has no channel; it does the first."""
         self._since = [0.0] * pool.size
-        """When each rank began the first, or was last seen to have got on with it."""
+        """When each of these began the first, or was last seen to have got on with it."""
         self._steps = [0] * pool.size
         self._signs_of_life = [actor.steps.remote() for actor in self._actors]
 
@@ -197,25 +252,71 @@ class RayRanks:
         meeting = self._wait(self._call("rendezvous", {0: ()}, limit_s))[0]
         names = self._wait(self._call("join", dict.fromkeys(range(self.size), (meeting,)), limit_s))
         self._ranks = list(names.values())
+        self._open_channels(limit_s)
+
+    def _open_channels(self, limit_s: float) -> None:
+        """To the actors that can open this process's files."""
+        offered: dict[int, tuple[Channel, tuple[Any, ...], _Ends]] = {}
+        for rank in range(self.size):
+            (incoming, theirs_out), (theirs_in, outgoing) = Pipe(duplex=False), Pipe(duplex=False)
+            answers, secret = SharedFile(), secrets.token_bytes(32)
+            os.pwrite(answers.descriptor, secret, 0)
+            files = answers.descriptor, self._requests_file.descriptor
+            ends = _Ends(os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
+            channel = Channel(rank, incoming, outgoing, self._requests, View(answers, writable=True))
+            offered[rank] = channel, (theirs_in, theirs_out), ends
+        arguments = {rank: (ends,) for rank, (_, _, ends) in offered.items()}
+        attached = self._wait(self._call("attach", arguments, limit_s))
+        for rank, (channel, theirs, _) in offered.items():
+            for end in theirs:
+                end.close()  # so that the end of the process is the end of the pipe
+            if attached[rank]:
+                self.channels[rank] = channel
+                self._actors[rank].serve.remote()
+            else:
+                channel.close()
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
-        arguments = name, ray.put(_pack((kind, spec)))
-        return self._wait(self._call("create", dict.fromkeys(range(self.size), arguments)))[0]
+        call = _Pending(range(self.size), self._cluster.timeout_s)
+        others = [rank for rank in range(self.size) if rank not in self.channels]
+        if others:
+            self._call("create", dict.fromkeys(others, (name, ray.put(_pack((kind, spec))))), call=call)
+        self._request(call, name, CreateRequest(kind, spec), list(self.channels))
+        return self._wait(call)[0]
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
-        sent: dict[int, _Packed | ObjectRef] = {}
-        arguments: dict[int, tuple[Any, ...]] = {}
-        for rank, call in calls.items():
-            if id(call) not in sent:
-                sent[id(call)] = _put(_pack((method, call.args, call.kwargs)))
-            arguments[rank] = name, sent[id(call)]
-        call = self._call("perform", arguments)
+        sharing: dict[int, list[int]] = {}
+        for rank, own in calls.items():
+            sharing.setdefault(id(own), []).append(rank)
+        call = _Pending(calls, self._cluster.timeout_s)
+        for ranks in sharing.values():
+            own = calls[ranks[0]]
+            others = [rank for rank in ranks if rank not in self.channels]
+            if others:
+                packed = _put(_pack((method, own.args, own.kwargs)))
+                self._call("perform", dict.fromkeys(others, (name, packed)), call=call)
+            near = [rank for rank in ranks if rank in self.channels]
+            self._request(call, name, CallRequest(method, own.args, own.kwargs), near)
         return self._cluster.events.future(call, partial(self._wait, call))
 
-    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]], limit_s: float | None = None) -> _Pending:
-        """Call the actors of these ranks."""
+    def _request(self, call: Call, name: str, request: CreateRequest | CallRequest, ranks: list[int]) -> None:
+        """Ask these ranks over their channels."""
         self._check_open()
-        call = _Pending(arguments, limit_s or self._cluster.timeout_s)
+        if ranks:
+            slot = self._requests.write(request, len(ranks))
+            for rank in ranks:
+                self.channels[rank].request(call, name, slot)
+
+    def _call(
+        self,
+        method: str,
+        arguments: dict[int, tuple[Any, ...]],
+        limit_s: float | None = None,
+        call: _Pending | None = None,
+    ) -> _Pending:
+        """Call the actors of these ranks; their answers are a call's own, or part of `call`'s."""
+        self._check_open()
+        call = call or _Pending(arguments, limit_s or self._cluster.timeout_s)
         for rank, own in arguments.items():
             if not self.pending[rank]:
                 self._since[rank] = time.monotonic()
@@ -244,12 +345,23 @@ class RayRanks:
             raise answer
         events.answered(call, rank, _unpack(answer))
 
+    def receive_near(self, rank: int, events: Events) -> None:
+        """As `receive`, over the rank's channel."""
+        try:
+            self.channels[rank].receive(events)
+        except (EOFError, ConnectionResetError):
+            self._cluster.stacks()  # which tells of the process that died
+            raise WorkerLost(f"{self._ranks[rank]}: the process serves no more") from None
+
     def overdue(self) -> str:
         """What is said of a rank that does its first call for too long, "" where none does."""
         now = time.monotonic()
         for pending, since in zip(self.pending, self._since, strict=True):
             if pending and now - since > (limit_s := next(iter(pending.values())).limit_s):
                 return f"pool {self._pool.name}: no answer in {limit_s:g} s"
+        limit_s = self._cluster.timeout_s
+        if any(channel.pending and now - channel.since > limit_s for channel in self.channels.values()):
+            return f"pool {self._pool.name}: no answer in {limit_s:g} s"
         return ""
 
     def stacks(self) -> str:
@@ -280,10 +392,14 @@ class RayRanks:
     def close(self, patience_s: float = _PATIENCE_S) -> None:
         if self in self._cluster.spawned:
             self._cluster.spawned.remove(self)
+            for channel in self.channels.values():
+                channel.end()
             closing = [actor.close.remote() for actor in self._actors]
             ray.wait(closing, num_returns=self.size, timeout=patience_s)
             for actor in self._actors:
                 ray.kill(actor)
+            for channel in self.channels.values():
+                channel.close()
             remove_placement_group(self._group)
 
 
@@ -332,18 +448,23 @@ class RayCluster:
 
     def watch(self, timeout_s: float | None = None) -> None:
         """Raises when anything is wrong with any process."""
-        connections = self.events.connections()
+        near = {channel.connection: (ranks, rank) for ranks in self.spawned for rank, channel in ranks.channels.items()}
+        sources = self.events.connections()
         pending = {
             reference: (ranks, rank)
             for ranks in self.spawned
             for rank, references in enumerate(ranks.pending)
             for reference in references
         }
-        patience_s = self.events.patience_s(timeout_s, under_way=bool(connections or pending))
+        asked = any(ranks.channels[rank].pending for ranks, rank in near.values())
+        patience_s = self.events.patience_s(timeout_s, under_way=bool(sources or pending or asked))
         try:
-            for reference in _ready(list(pending), connections, patience_s):
+            for reference in _ready(list(pending), [*near, *sources], patience_s):
                 ranks, rank = pending[reference]
                 ranks.receive(rank, reference, self.events)
+            for connection in wait(list(near), 0):
+                ranks, rank = near[connection]
+                ranks.receive_near(rank, self.events)
             if time.monotonic() - self._looked > _LOOK_S:
                 self._looked = time.monotonic()
                 self._look()

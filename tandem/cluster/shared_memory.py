@@ -11,7 +11,7 @@ import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -28,21 +28,28 @@ Slot = tuple[tuple[int, int], ...]
 class SharedFile:
     """An anonymous file in memory, gone with its last user; as an argument of a new process the same file there."""
 
-    def __init__(self, duplicate: Any = None) -> None:
-        self.descriptor: int = duplicate.detach() if duplicate else os.memfd_create("tandem")
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: of a file that is there already, to close with this; default: a new file."""
+        self.descriptor = os.memfd_create("tandem") if descriptor is None else descriptor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedFile, (DupFd(self.descriptor),)
+        return _duplicated, (DupFd(self.descriptor),)
 
     def __del__(self) -> None:
         os.close(self.descriptor)
 
 
+def _duplicated(duplicate: Any) -> SharedFile:
+    return SharedFile(duplicate.detach())
+
+
 class Arena:
     """The writing end of a file."""
 
-    def __init__(self, file: SharedFile) -> None:
+    def __init__(self, file: SharedFile, dumps: Callable[..., bytes] = pickle.dumps) -> None:
+        """`dumps` pickles: it takes a value, a protocol and a `buffer_callback`."""
         self._file = file
+        self._dumps = dumps
         self._used: dict[Slot, int] = {}
         """How many readers each slot has."""
         self._grow(1 << 20)
@@ -50,7 +57,7 @@ class Arena:
     def write(self, value: Any, readers: int = 1) -> Slot:
         """Raises what pickling the value raises."""
         buffers: list[pickle.PickleBuffer] = []
-        data = pickle.dumps(value, 5, buffer_callback=lambda b: len(b.raw()) < OUT_OF_BAND_BYTES or buffers.append(b))
+        data = self._dumps(value, 5, buffer_callback=lambda b: len(b.raw()) < OUT_OF_BAND_BYTES or buffers.append(b))
         parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]
         ends = list(accumulate((-(-len(part) // _ALIGNMENT) * _ALIGNMENT for part in parts), initial=0))
         first = self._find(ends[-1])

@@ -39,9 +39,7 @@ class Trained(Model):
         outside `loss_mask`. `batch.tokens` holds every column that the loss reads."""
         return self.call_rows(TrainWorker.learn, batch, loss)
 
-    def learn_steps(
-        self, steps: PlacedSteps, loss: TokenLoss[Tensor]
-    ) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+    def learn_steps(self, steps: PlacedSteps, loss: TokenLoss[Tensor]) -> Future[list[tuple[StepMetrics, FloatArray]]]:
         """Several optimizer steps, one after the other, in one call; of each, what `learn` returns."""
         return self.call_steps(TrainWorker.learn, steps, loss)
 

@@ -83,10 +83,10 @@ class WorkerHost:
     ) -> None:
         """`calls`: as in WorkerContext. `goes_on` is called where a call that is long has got on, as from one optimizer
         step to the next: from then on `cluster.timeout_s` counts anew."""
+        self.calls = calls
         self._rank = rank
         self._size = size
         self._address = address
-        self._calls = calls
         self.workers: dict[str, Worker[Any]] = {}
         self._memory = PeakMemory()
         self._placed = PlacedBatches(goes_on)
@@ -110,7 +110,7 @@ class WorkerHost:
     def create(self, name: str, kind: type[Worker[AnySpec]], spec: AnySpec) -> dict[str, Mesh]:
         """Make a worker; returns its meshes."""
         place = name, self._rank, self._size, self._address
-        context = WorkerContext(*place, self.workers, self._memory, self._placed, self._calls)
+        context = WorkerContext(*place, self.workers, self._memory, self._placed, self.calls)
         with self._memory.measured("create"):
             self.workers[name] = kind(context, spec)
         return self.workers[name].meshes
