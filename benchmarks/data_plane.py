@@ -9,13 +9,15 @@ controller, advantages and returns go out, then each optimizer step trains actor
 read every token that they are called about and compute nothing else. 1,024 trajectories: prompts of 40 to 512 tokens,
 responses lognormal with mean about 640, at most 2,048.
 
-placed   `tandem.controller.placed`: rows balanced over ranks and sent once; optimizer steps are cut there by index
+placed   `tandem.controller.placed`: rows balanced over ranks and sent once; optimizer steps are cut there by index, all
+         of a role's in one call
 sent     each call gets a Batch: as things were before, and still are for a dataflow that passes batches
 padded   int64 tensors padded to the longest prompt and response (prompts, responses, input ids, attention mask,
          position ids) and float32 columns of responses, in five calls (each trains all its optimizer steps), cut in
          four, as arguments of Ray actors that answer with float32 tensors
 
-Medians of wall-clock time, all in turn. Before that, 64 local workers are started, the fork server included, in one
+Medians of wall-clock time, all in turn; then of each the CPU time of all processes, which other work on the machine
+changes less. Before that, 64 local workers are started, the fork server included, in one
 torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with nobody, after a call.
 """
 
@@ -27,10 +29,12 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import psutil
 import ray
 import torch
 
@@ -210,7 +214,9 @@ def placed_call(own: Models, batch: Batch, minibatches: int) -> Callable[[], Non
                 check(batch, column.get())
             batch.tokens.advantages, batch.tokens.returns = np.zeros((2, len(batch.response_ids)), np.float32)
             weights = [np.ones(lengths[rows].sum(), np.float32) for rows in cuts]
-            steps = [placed.cut(rows, weights=of_rows, answers=False) for rows, of_rows in zip(cuts, weights, strict=True)]
+            steps = [
+                placed.cut(rows, weights=of_rows, answers=False) for rows, of_rows in zip(cuts, weights, strict=True)
+            ]
             learning = own.actor.learn_steps(placed.steps(steps), LOSS)
             own.critic.learn_steps(placed.steps(steps), LOSS).get()
             learning.get()
@@ -280,6 +286,27 @@ def milliseconds(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e3
+
+
+def cpu_ms(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """CPU time of a call, of this process and all that it has started: Ray's own ones, idle ones included."""
+    used: dict[str, float] = {}
+    for name, call in calls.items():
+        before = cpu_s()
+        for _ in range(rounds):
+            call()
+        used[name] = (cpu_s() - before) * 1e3 / rounds
+    return used
+
+
+def cpu_s() -> float:
+    this = psutil.Process()
+    total = 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def memory(samples: int, tokens: int) -> dict[str, float]:
@@ -355,13 +382,16 @@ def main() -> None:
             for name, call in calls.items():
                 took = milliseconds(call)
                 times.setdefault(name, []).extend([took] if number >= WARM_UP else [])
+        cpu = cpu_ms(calls, arguments.rounds)
     finally:
         for cluster in clusters.values():
             cluster.close()
     median = {name: statistics.median(taken) for name, taken in times.items()}
     figures = {f"{name}_ms": round(value, 2) for name, value in median.items()}
+    figures |= {f"{name}_cpu_ms": round(value, 1) for name, value in cpu.items()}
     figures |= {f"{name}_min_ms": round(min(taken), 2) for name, taken in times.items()} | many | carried
     ratio = {name: round(median["padded"] / value, 1) for name, value in median.items() if name != "padded"}
+    ratio |= {f"{name}_cpu": round(cpu["padded"] / value, 1) for name, value in cpu.items() if name != "padded"}
     baseline = "padded int64 tensors, pickled, through Ray"
     print(json.dumps({"benchmark": "data_plane", "figures": figures, "baseline": baseline, "ratio": ratio}))
 

@@ -24,7 +24,7 @@ from tandem.config.tree import (
     SftConfig,
     TrainConfig,
 )
-from tandem.errors import TandemError, UserError
+from tandem.errors import TandemError, UserError, with_notes
 from tandem.planning.command import plan
 from tandem.simulation.command import simulate
 
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         typer.main.get_command(app).main(None if arguments is None else list(arguments), prog_name="tandem")
     except TandemError as error:
-        print(f"tandem: {error}", file=sys.stderr)
+        print(f"tandem: {with_notes(error)}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except SystemExit as ending:
         if isinstance(ending.code, str):  # sys.exit("a reason"), in a user's own code

@@ -13,6 +13,11 @@ class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
 
 
+def with_notes(error: TandemError) -> str:
+    """The message, and the lines of its notes: as in which optimizer step a worker raised it."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
 class UserError(TandemError, ValueError):
     """The user's mistake: the message names the place, the value, the reason and the mend (exit status 2)."""
 

@@ -85,6 +85,9 @@ class Probe(Worker[ProbeSpec | None]):
         rows = torch.tensor([float(len(batch))])
         if self.context.size > 1:
             torch.distributed.all_reduce(rows)
+        if factor < 0 and batch.rewards[0] == 3:
+            raise ZeroDivisionError("of this step")
+        time.sleep(max(0.0, factor - 2))
         return {"rows": rows.item()}, self.score(batch) * np.float32(factor)
 
     @register(Dispatch.DATA_PARALLEL, mesh="grid", returns=Returns.PER_ROW)

@@ -170,24 +170,24 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
     """A batch of `rows`, all of them: the batch itself. Columns are copies, or views where rows follow one another."""
     if len(rows) == len(batch) and (rows[1:] > rows[:-1]).all():
         return batch
-    prompts, responses = batch.prompt_offsets, batch.response_offsets
+    prompts, responses = runs_of(batch.prompt_offsets, rows), runs_of(batch.response_offsets, rows)
     experts = None
     if batch.experts is not None:
-        of_prompts, of_responses = np.split(batch.experts, [int(prompts[-1])])
-        experts = np.concatenate((take_rows(of_prompts, prompts, rows), take_rows(of_responses, responses, rows)))
+        of_prompts, of_responses = np.split(batch.experts, [int(batch.prompt_offsets[-1])])
+        experts = np.concatenate((take_runs(of_prompts, prompts), take_runs(of_responses, responses)))
     return Batch(
-        prompt_ids=take_rows(batch.prompt_ids, prompts, rows),
-        prompt_offsets=np.r_[0, np.diff(prompts)[rows]].cumsum(),
-        response_ids=take_rows(batch.response_ids, responses, rows),
-        response_offsets=np.r_[0, np.diff(responses)[rows]].cumsum(),
-        loss_mask=take_rows(batch.loss_mask, responses, rows),
-        versions=take_rows(batch.versions, responses, rows),
+        prompt_ids=take_runs(batch.prompt_ids, prompts),
+        prompt_offsets=_offsets_of(batch.prompt_offsets, rows),
+        response_ids=take_runs(batch.response_ids, responses),
+        response_offsets=_offsets_of(batch.response_offsets, rows),
+        loss_mask=take_runs(batch.loss_mask, responses),
+        versions=take_runs(batch.versions, responses),
         groups=batch.groups[rows],
         trajectories=batch.trajectories[rows],
         prompts=batch.prompts[rows],
         rewards=batch.rewards[rows],
         scored=batch.scored[rows],
-        tokens=batch.tokens.map(lambda column: take_rows(column, responses, rows)),
+        tokens=batch.tokens.map(lambda column: take_runs(column, responses)),
         experts=experts,
         pictures=tuple(_pictures_of(batch, rows)) if batch.pictures else (),
     )
@@ -195,12 +195,30 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
 
 def take_rows(values: Any, offsets: IntArray, rows: IntArray) -> Any:
     """The values of `rows`, head to tail: a view where each row follows the one before it, else a copy."""
+    return take_runs(values, runs_of(offsets, rows))
+
+
+def runs_of(offsets: IntArray, rows: IntArray) -> list[slice]:
+    """Where the values of `rows` stand, with a slice for those that follow one another; at least one slice."""
     if not len(rows):
-        return values[:0]
-    breaks = np.flatnonzero(np.diff(rows) != 1)
-    starts, stops = offsets[rows[np.r_[0, breaks + 1]]], offsets[rows[np.r_[breaks, len(rows) - 1]] + 1]
-    runs = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return runs[0] if len(runs) == 1 else np.concatenate(runs)
+        return [slice(0, 0)]
+    follows = rows[1:] == rows[:-1] + 1
+    first, last = np.ones((2, len(rows)), dtype=np.bool_)
+    first[1:] = last[:-1] = ~follows
+    starts, stops = offsets[rows[first]].tolist(), offsets[rows[last] + 1].tolist()
+    return list(map(slice, starts, stops))
+
+
+def take_runs(values: Any, runs: Sequence[slice]) -> Any:
+    """The values that stand there, head to tail: a view where there is one slice, else a copy."""
+    return values[runs[0]] if len(runs) == 1 else np.concatenate([values[run] for run in runs])
+
+
+def _offsets_of(offsets: IntArray, rows: IntArray) -> IntArray:
+    """Of the values of `rows`, head to tail."""
+    own = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(offsets[rows + 1] - offsets[rows], out=own[1:])
+    return own
 
 
 def token_shares(mask: BoolArray) -> FloatArray:

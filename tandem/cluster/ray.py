@@ -72,6 +72,8 @@ _Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray p
 class _Ends(NamedTuple):
     """The server's ends of a channel: descriptors of the controller's process."""
 
+    node: str
+    """Ray's, that the controller is on."""
     process: int
     secret: bytes
     """What the file for answers begins with until an arena is made of it."""
@@ -137,7 +139,9 @@ class _Process:
         return _pack(f"pool {self._pool.name}, {self._host}")
 
     def attach(self, ends: _Ends) -> _Packed:
-        """Whether this process can open the ends, and has: then `serve` comes next."""
+        """Whether this process is on the controller's node and has opened the ends: then `serve` comes next."""
+        if ray.get_runtime_context().get_node_id() != ends.node:
+            return _pack(False)
         try:
             answers = SharedFile(_opened(ends.process, ends.answers))
             if os.pread(answers.descriptor, len(ends.secret), 0) != ends.secret:
@@ -255,14 +259,15 @@ class RayRanks:
         self._open_channels(limit_s)
 
     def _open_channels(self, limit_s: float) -> None:
-        """To the actors that can open this process's files."""
+        """To the actors on the controller's node, where they can open this process's files."""
+        node = ray.get_runtime_context().get_node_id()
         offered: dict[int, tuple[Channel, tuple[Any, ...], _Ends]] = {}
         for rank in range(self.size):
             (incoming, theirs_out), (theirs_in, outgoing) = Pipe(duplex=False), Pipe(duplex=False)
             answers, secret = SharedFile(), secrets.token_bytes(32)
             os.pwrite(answers.descriptor, secret, 0)
             files = answers.descriptor, self._requests_file.descriptor
-            ends = _Ends(os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
+            ends = _Ends(node, os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
             channel = Channel(rank, incoming, outgoing, self._requests, View(answers, writable=True))
             offered[rank] = channel, (theirs_in, theirs_out), ends
         arguments = {rank: (ends,) for rank, (_, _, ends) in offered.items()}

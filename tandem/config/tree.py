@@ -175,8 +175,8 @@ class LocalClusterConfig(Section):
     ranks: PositiveInt | None = None
     """Processes of the one pool that all roles share, default 1; not together with `placement.pools`."""
     timeout_s: PositiveFloat = 1800.0
-    """A call that takes a worker longer ends the run, with the stacks of all ranks. So does an engine that runs so long
-    without ending an answer."""
+    """A call that takes a worker longer ends the run, with the stacks of all ranks; of several optimizer steps in one
+    call, each. So does an engine that runs so long without ending an answer."""
 
 
 class RayClusterConfig(Section):
@@ -188,8 +188,8 @@ class RayClusterConfig(Section):
     address: str | None = None
     """Where a cluster runs, as `ray.init` takes it; default: that of the environment, else a new local cluster."""
     timeout_s: PositiveFloat = 1800.0
-    """A call that takes a worker longer ends the run, with the stacks of all ranks. So does an engine that runs so long
-    without ending an answer."""
+    """A call that takes a worker longer ends the run, with the stacks of all ranks; of several optimizer steps in one
+    call, each. So does an engine that runs so long without ending an answer."""
 
 
 ClusterConfig = Annotated[

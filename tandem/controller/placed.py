@@ -16,7 +16,7 @@ from uuid import uuid4
 import numpy as np
 
 from tandem.batching.balance import Pass, balance_rows
-from tandem.batching.packing import select_rows, take_rows, token_shares
+from tandem.batching.packing import runs_of, select_rows, take_rows, take_runs, token_shares
 from tandem.controller.dispatch import Collect, Split, join
 from tandem.types import Batch, FloatArray, IntArray, TokenColumns
 from tandem.workers.placed import ByRow, Column, Cut, PlacedPart
@@ -110,16 +110,15 @@ class Placed:
         bare = None if holder.placed else replace(batch, tokens=TokenColumns())
         changed = _changed(batch.tokens, holder.columns)
         holder.placed = True
-        return [
-            (
-                None if bare is None else select_rows(bare, rows),
-                {
-                    name: take_rows(column, offsets, rows) if isinstance(column, np.ndarray) else column
-                    for name, column in changed.items()
-                },
-            )
-            for rows in holder.rows_of_groups
-        ]
+        news: list[tuple[Batch | None, dict[str, Column | str | None]]] = []
+        for rows in holder.rows_of_groups:
+            runs = runs_of(offsets, rows) if changed else []
+            columns = {
+                name: take_runs(column, runs) if isinstance(column, np.ndarray) else column
+                for name, column in changed.items()
+            }
+            news.append((None if bare is None else select_rows(bare, rows), columns))
+        return news
 
     def holder(self, ranks: object, mesh: Mesh, forget: Forget) -> Holder:
         """What these ranks have of the batch; in the beginning nothing."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from tandem.config.tree import ModelsConfig, RunConfig
-from tandem.errors import TandemError, UserError
+from tandem.errors import TandemError, UserError, with_notes
 from tandem.jobs.preflight import load_checked
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -27,6 +27,6 @@ def run_program(kind: type[Config], main: Callable[[Config], object]) -> NoRetur
         path, *overrides = arguments
         main(load_checked(kind, Path(path), overrides, claims_run_dir=issubclass(kind, RunConfig)))
     except TandemError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {with_notes(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     sys.exit(0)

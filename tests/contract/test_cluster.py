@@ -112,6 +112,17 @@ def test_rows_stay_on_the_ranks(probe: WorkerGroup, ranks: Ranks) -> None:
     assert probe.total().get() == sum(range(1, ranks.size + 1)), "the ranks go on after the rows are forgotten"
 
 
+def test_several_optimizer_steps_in_one_call(probe: WorkerGroup) -> None:
+    batch = ragged_batch([1 + (997 * row) % 2048 for row in range(60)])
+    expected = batch.row_of_token + batch.response_ids / 1000
+    with Placed(batch) as placed:
+        cuts = [np.arange(first, 60, 3) for first in range(3)]
+        learned = probe.learn(placed.steps([placed.cut(rows) for rows in cuts]), 2.0).get()
+    for rows, (metrics, tokens) in zip(cuts, learned, strict=True):
+        assert metrics == {"rows": len(rows)}
+        np.testing.assert_allclose(tokens, 2 * expected[np.isin(batch.row_of_token, rows)], rtol=1e-5)
+
+
 def test_a_grid_gets_its_rows_once_and_answers_once(cluster: Cluster, ranks: Ranks) -> None:
     if ranks.size < 4:
         pytest.skip("needs four ranks")
@@ -351,6 +362,16 @@ def test_an_error_of_a_worker_tells_where_it_was_raised(cluster: Cluster, kind: 
     for part in ("probe, rank 1 of 2 on ", "in fail", "ZeroDivisionError: of this rank"):
         assert part in told
     assert "cannot pickle" in raised(lambda: spawned(cluster, kind).unpicklable(), WorkerError)
+
+
+def test_an_error_in_one_of_several_optimizer_steps_tells_which(cluster: Cluster, kind: str) -> None:
+    if kind == "inline":
+        pytest.skip("tests/unit/test_placed.py has it")
+    placed = Placed(ragged_batch([1] * 8), name="training step 7")
+    cuts = placed.steps([placed.cut(np.array(rows)) for rows in ([0, 1], [4, 5], [2, 3], [6, 7])])
+    told = raised(lambda: spawned(cluster, kind).learn(cuts, -1.0), WorkerError)
+    for part in ("probe, rank ", " of 2 on ", "of this step", "in optimizer step 3 of the 4 of training step 7"):
+        assert part in told, told
 
 
 def test_a_failure_that_nobody_waits_for_comes_out_and_ends_all_pools(cluster: Cluster, kind: str) -> None:

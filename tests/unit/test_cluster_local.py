@@ -22,9 +22,10 @@ import torch
 from tandem.cluster import local
 from tandem.cluster.local import LocalCluster
 from tandem.controller.groups import WorkerGroup
+from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError, WorkerLost
-from tests.cluster_workers import Probe
+from tests.cluster_workers import Probe, ragged_batch
 from tests.conftest import ROOT
 
 SCRIPT = Path(__file__).parents[1] / "cluster_script.py"
@@ -126,6 +127,15 @@ def test_a_call_that_hangs_ends_with_all_stacks() -> None:
     assert "in barrier" in parts[1] and "in hang" in parts[1]  # inside of a collective
     assert "others rank 0:" in message and "others rank 1:" in message
     assert gone(pids)
+
+
+def test_the_time_out_is_that_of_each_optimizer_step() -> None:
+    """Six take 3 s together, which no single call may."""
+    cluster = LocalCluster(timeout_s=2)
+    placed = Placed(ragged_batch([1, 1]))
+    learned = spawn(cluster, size=2).learn(placed.steps([placed.cut() for _ in range(6)]), 2.5).get()
+    assert [metrics for metrics, _ in learned] == [{"rows": 2}] * 6
+    cluster.close()
 
 
 def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything() -> None:

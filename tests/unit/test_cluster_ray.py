@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from threading import Timer
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -15,10 +16,13 @@ from ray.cluster_utils import Cluster
 
 from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import WorkerGroup
+from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError, WorkerLost
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
+from tests.cluster_workers import Probe as Rows
+from tests.cluster_workers import ragged_batch
 
 OVER_BOTH = ResourcePool("main", (1, 1))
 
@@ -59,6 +63,23 @@ def test_a_pool_over_two_nodes_is_one_world(ray_nodes: Cluster, monkeypatch: pyt
     assert sorted(probes.node().get()) == sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
     assert probes.sum(10.0).get() == [30.0, 30.0]
     assert probes.environment("TANDEM_TEST").get() == ["forwarded", "forwarded"]
+    cluster.close()
+
+
+def test_calls_reach_the_controllers_node_and_others_alike(ray_nodes: Cluster) -> None:
+    """The one over a channel, the other through Ray; the time-out is that of each of the optimizer steps."""
+    cluster = RayCluster(timeout_s=4.0)
+    ranks = cluster.spawn(OVER_BOTH)
+    assert len(ranks.channels) == 1
+    probes = WorkerGroup(ranks, "probe", Rows)
+    batch = ragged_batch([1 + (997 * row) % 2048 for row in range(60)])
+    expected = batch.row_of_token + batch.response_ids / 1000
+    with Placed(batch) as placed:
+        np.testing.assert_allclose(probes.score(placed.rows(fills=("values",))).get(), expected, rtol=1e-5)
+        learned = probes.learn(placed.steps([placed.cut() for _ in range(4)]), 3.5).get()
+    for metrics, tokens in learned:
+        assert metrics == {"rows": 60}
+        np.testing.assert_allclose(tokens, 3.5 * expected, rtol=1e-5)
     cluster.close()
 
 

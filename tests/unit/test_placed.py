@@ -18,7 +18,7 @@ from tandem.controller.groups import Future
 from tandem.controller.learning import placed_step
 from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Policy
-from tandem.errors import WorkerError
+from tandem.errors import EngineError, WorkerError, with_notes
 from tandem.types import Batch, FloatArray, StepMetrics, TokenColumns
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.placed import PlacedPart
@@ -68,6 +68,8 @@ class Model(Worker[None]):
 
     @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
     def learn(self, batch: Batch, loss: Any) -> tuple[StepMetrics, FloatArray]:
+        if isinstance(loss, Exception) and 3 in batch.rewards:
+            raise loss
         return {"loss": 1.0}, self.logprobs(batch)
 
 
@@ -130,6 +132,50 @@ def test_optimizer_steps_are_cut_by_index(size: int, by_row: bool) -> None:
             np.testing.assert_array_equal(getattr(part.tokens, name), getattr(own.tokens, name), err_msg=name)
         np.testing.assert_array_equal(part.response_ids, own.response_ids)
     np.testing.assert_array_equal(whole.tokens.shares, token_shares(wanted.loss_mask))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_one_call_makes_all_optimizer_steps(size: int) -> None:
+    """Each as a call of its own would: the same rows, weights and columns, and an answer a step. The column that the
+    first step's answer brings is for the controller alone."""
+    batch, cuts = ragged_batch(LENGTHS), [np.array([0, 3, 4, 7]), np.array([1, 2, 5, 6]), np.arange(8)]
+    lengths = np.diff(batch.response_offsets)
+    seen: list[list[list[Batch]]] = []
+    for in_one_call in (True, False):
+        ranks, actor, _ = world(size)
+        with Placed(batch) as placed:
+            weights = [np.arange(lengths[rows].sum(), dtype=np.float32) for rows in cuts]
+            weights[1] = np.repeat(np.arange(4, dtype=np.float32), lengths[cuts[1]])
+            each = list(zip(cuts, weights, [True, False, False], strict=True))
+            if in_one_call:
+                steps = [placed.cut(rows, weights=own, answers=answers) for rows, own, answers in each]
+                learned = actor.learn_steps(placed.steps(steps), LOSS).get()
+                assert len(ranks.sent_bytes) == 1
+            else:
+                calls = [placed.rows(rows, weights=own, answers=answers) for rows, own, answers in each]
+                learned = [actor.learn(rows, LOSS).get() for rows in calls]
+        assert [metrics for metrics, _ in learned] == [{"loss": 1.0}] * 3
+        np.testing.assert_array_equal(learned[0][1], expected(select_rows(batch, cuts[0])))
+        assert learned[1][1] is None and learned[2][1] is None
+        seen.append([model(ranks, rank).seen for rank in range(size)])
+    for together, apart in zip(*seen, strict=True):
+        assert len(together) == len(apart) == 3
+        for own, other in zip(together, apart, strict=True):
+            np.testing.assert_array_equal(own.trajectories, other.trajectories)
+            for name in (one.name for one in fields(TokenColumns)):
+                np.testing.assert_array_equal(getattr(own.tokens, name), getattr(other.tokens, name), err_msg=name)
+
+
+def test_a_failure_names_the_optimizer_step() -> None:
+    """Row 3 is in the third."""
+    _, actor, _ = world(1)
+    placed = Placed(ragged_batch(LENGTHS), name="training step 7")
+    steps = placed.steps([placed.cut(rows) for rows in np.array([[0, 1], [4, 5], [2, 3], [6, 7]])])
+    failure: Any = EngineError("of this rank")
+    with pytest.raises(EngineError) as raised:
+        actor.learn_steps(steps, failure)
+    found = pickle.loads(pickle.dumps(raised.value))
+    assert with_notes(found) == "of this rank\nin optimizer step 3 of the 4 of training step 7"
 
 
 @pytest.mark.parametrize("lengths", [[2, 0], [0, 3, 0], [2, 0, 1, 2, 1, 0]])
