@@ -1,5 +1,6 @@
 """The typed configuration tree. Sizes carry their unit in the name; validators raise, and rewrite paths alone."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
@@ -50,6 +51,28 @@ class ModelConfig(Section):
     """Train adapters in place of the policy's weights; a critic trains its own weights."""
 
 
+class ImagesConfig(Section):
+    """Pictures of rows (docs/pictures.md): each is resized once, and stored."""
+
+    min_pixels: PositiveInt | None = None
+    """A smaller picture is enlarged to as many. Default: that of the model's image processor."""
+    max_pixels: PositiveInt | None = None
+    """A larger one is reduced to as many. Default: that of the model's image processor."""
+    max_image_tokens: PositiveInt | None = None
+    """A row whose pictures take more tokens is a bad row. Default: no limit but that of the row's length."""
+    directory: MayChange[LocalPath | None] = None
+    """The store, which all nodes must see and several runs may share. Default: `pictures/` in the run directory; of
+    `tandem eval`, `~/.cache/tandem/pictures`."""
+    max_source_pixels: PositiveInt = Field(default=50_000_000, le=178_956_970)
+    """A picture that has more before it is resized is a bad row, found before it is decoded."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
+        return self
+
+
 class DataFilesConfig(Section):
     """Parquet or JSON-lines (also .gz)."""
 
@@ -58,6 +81,7 @@ class DataFilesConfig(Section):
     shuffle: bool = True
     """A new order every epoch, from `trainer.seed`."""
     on_bad_row: Literal["error", "skip"] = "error"
+    images: ImagesConfig = ImagesConfig()
 
 
 class DataConfig(DataFilesConfig):
@@ -367,3 +391,12 @@ class TrainConfig(RolloutConfig, RunConfig):
         """The generation engine's log-probs stand in for those of the old policy, so that the ratio of the loss is to
         the policy that drew each token, whatever its version."""
         return self.algorithm.rollout_correction.takes_engine_logprobs(self.trainer.max_staleness)
+
+
+def pictures_directory(config: TrainConfig | EvalConfig | SftConfig) -> Path:
+    """Where the pictures of a run's rows are stored."""
+    if config.data.images.directory is not None:
+        return config.data.images.directory
+    if isinstance(config, EvalConfig):
+        return Path("~/.cache/tandem/pictures").expanduser()
+    return config.trainer.run_dir / "pictures"

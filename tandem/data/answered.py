@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.data.rows import BadRow, Row, ground_truth_of, read_rows
+from tandem.data.rows import BadRow, Row, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 from tandem.types import Prompt
 
@@ -14,7 +14,7 @@ def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
 
     UserError names the first row that has no right answer in full.
     """
-    rows = list(read_rows(path))
+    rows = [(number, row if isinstance(row, BadRow) else without_pictures(row)) for number, row in read_rows(path)]
     count = min(count, len(rows))
     prompts: list[Prompt] = []
     answers: list[str] = []

@@ -9,18 +9,38 @@ from tandem.data.rows import BadRow, Row, cell
 from tandem.errors import UserError
 
 Messages = list[dict[str, Any]]
+IMAGE_PARTS = ("image", "image_url")
+"""Types of the parts of a message that stand for a picture."""
 
 
 def messages_of(row: Row, column: str) -> Messages:
-    """The messages in `column`, each {role, content}, both text; further keys reach the template. Raises BadRow."""
+    """The messages in `column`, each {role, content}: role is text, content is text or a list of parts, each with its
+    `type`: text, or a picture. Further keys reach the template. Raises BadRow."""
     messages: Messages = []
     for number, item in enumerate(cell(row, column, list), start=1):
-        if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
+        if not isinstance(item, dict) or not isinstance(item.get("role"), str):
             raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
-        messages.append({key: value for key, value in item.items() if value is not None})
-    if not messages[-1]["content"].strip():
+        message = {key: value for key, value in item.items() if value is not None}
+        content = message.get("content")
+        if isinstance(content, list):
+            message["content"] = [_part(part, f"column `{column}`, message {number}") for part in content]
+        elif not isinstance(content, str):
+            raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
+        messages.append(message)
+    last = messages[-1]["content"]
+    if not (last.strip() if isinstance(last, str) else any(part.get("text", "?").strip() for part in last)):
         raise BadRow(f"column `{column}` is empty: its last message has no content")
     return messages
+
+
+def _part(part: Any, place: str) -> dict[str, Any]:
+    """Parquet has every key of any part in every part: null ones are left out."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("text", *IMAGE_PARTS) or (kind == "text" and not isinstance(part.get("text"), str)):
+        known = "text with its `text`, image and image_url"
+        raise BadRow(f"{place} has a part of type {kind!r}, or one without its text; parts are {known}")
+    own = ("type", "text") if kind == "text" else part
+    return {key: part[key] for key in own if part[key] is not None}
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False) -> str:

@@ -10,28 +10,37 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import DataConfig, SftDataConfig
-from tandem.data.chat import encode, messages_of, render
+from tandem.data.chat import Messages, encode, messages_of, render
+from tandem.data.pictures import RowPictures, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
-from tandem.types import Prompt
+from tandem.types import IntArray, Picture, Prompt
 
 Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
-UNSUPPORTED = ("images", "videos", "tools")
+UNSUPPORTED = ("videos", "tools")
 """Columns of the verl format that change what the prompt means."""
 
 
 class Dataset(ABC, Generic[Item, Config]):
     """The rows of some data files, each checked and tokenised at construction.
 
-    Raises UserError for unreadable files, for bad rows if `config.on_bad_row` is "error", and when no row is left.
+    Raises UserError for unreadable files, for bad rows if `config.on_bad_row` is "error", when no row is left, and for
+    pictures that the model does not see. `pictures` prepares them; without it there may be none.
     """
 
     description: str
     """One line: files, rows by detected format, rows skipped."""
 
-    def __init__(self, data_files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, config: Config):
+    def __init__(
+        self,
+        data_files: Sequence[Path],
+        tokenizer: PreTrainedTokenizerBase,
+        config: Config,
+        pictures: RowPictures | None = None,
+    ):
         self._tokenizer = tokenizer
+        self._pictures = pictures
         self._config: Config = config
         self._items: list[Item] = []
         formats: Counter[str] = Counter()
@@ -39,7 +48,7 @@ class Dataset(ABC, Generic[Item, Config]):
         for path in data_files:
             for number, row in read_rows(path):
                 try:
-                    row_format, item = self._read(_supported(row))
+                    row_format, item = self._read(_supported(row), path.parent)
                 except BadRow as error:
                     bad.append(f"{path}, row {number}: {error}")
                 else:
@@ -61,8 +70,27 @@ class Dataset(ABC, Generic[Item, Config]):
         return self._items[index]
 
     @abstractmethod
-    def _read(self, row: Row) -> tuple[str, Item]:
-        """The format of a row, and what is made of it. Raises BadRow."""
+    def _read(self, row: Row, folder: Path) -> tuple[str, Item]:
+        """The format of a row, and what is made of it. `folder`: that of its file. Raises BadRow."""
+
+    def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture]]:
+        """The messages as the chat template takes them, and the pictures in them, stored. Raises BadRow."""
+        sees = self._pictures is not None and self._pictures.format is not None
+        messages, sources = take_pictures(row, messages, takes_pictures=sees)
+        if not sources:
+            return messages, []
+        if self._pictures is None:
+            raise BadRow("it has pictures, and no store was given for them")
+        return messages, self._pictures.prepare(sources, folder)
+
+    def _expand(
+        self, ids: Sequence[int], pictures: Sequence[Picture]
+    ) -> tuple[IntArray, IntArray, tuple[Picture, ...]]:
+        """Token ids with all placeholders, which token of `ids` each comes from, and the pictures with their places."""
+        if self._pictures is None:
+            return np.array(ids, np.int32), np.arange(len(ids)), ()
+        expanded, origins, placed = self._pictures.expand(ids, pictures)
+        return expanded, origins, tuple(placed)
 
 
 def _supported(row: Row | BadRow) -> Row:
@@ -81,15 +109,22 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
     def prompts(self) -> Sequence[Prompt]:
         return self._items
 
-    def _read(self, row: Row) -> tuple[str, Prompt]:
+    def _read(self, row: Row, folder: Path) -> tuple[str, Prompt]:
         templated = not isinstance(row.get("prompt"), str)
-        text = render(self._tokenizer, messages_of(row, "prompt"), True) if templated else cell(row, "prompt", str)
-        token_ids = encode(self._tokenizer, text, special_tokens=not templated)
+        pictures: list[Picture] = []
+        if templated:
+            messages, pictures = self._take_pictures(row, messages_of(row, "prompt"), folder)
+            text = render(self._tokenizer, messages, True)
+            row = without_pixels(row, messages, pictures) if pictures else row
+        else:
+            refuse_pictures(row)
+            text = cell(row, "prompt", str)
+        token_ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=not templated), pictures)
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
             raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if has_source else "default"
-        prompt = Prompt(len(self), np.array(token_ids, np.int32), text, data_source, ground_truth_of(row), row)
+        prompt = Prompt(len(self), token_ids, text, data_source, ground_truth_of(row), row, placed)
         if row.get("reward_model"):
             return "verl", prompt
         return "`prompt` + `data_source`" if has_source else "`prompt`", prompt

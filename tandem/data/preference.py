@@ -1,5 +1,6 @@
 """Pairs of answers: `chosen` and `rejected`, with or without `prompt` -> Preference."""
 
+from pathlib import Path
 from typing import Any
 
 from tandem.data.rows import BadRow, Row, cell
@@ -14,7 +15,7 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
     or line break in it.
     """
 
-    def _read(self, row: Row) -> tuple[str, Preference]:
+    def _read(self, row: Row, folder: Path) -> tuple[str, Preference]:
         kind = str if isinstance(row.get("chosen"), str) else list
         chosen: Any = cell(row, "chosen", kind)
         rejected: Any = cell(row, "rejected", kind)
@@ -27,8 +28,9 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
         margin = row.get("margin") or 0.0
         if not isinstance(margin, int | float):
             raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
-        _, better = self._demonstration({"prompt": prompt, "completion": chosen})
-        _, worse = self._demonstration({"prompt": prompt, "completion": rejected})
+        pictures = {name: row[name] for name in ("images", "image") if name in row}
+        _, better = self._demonstration({"prompt": prompt, "completion": chosen, **pictures}, folder)
+        _, worse = self._demonstration({"prompt": prompt, "completion": rejected, **pictures}, folder)
         row_format = "`chosen` + `rejected`" if row.get("prompt") is None else "`prompt` + `chosen` + `rejected`"
         return row_format, Preference(better, worse, float(margin))
 

@@ -1,5 +1,6 @@
 """Rows to imitate: `messages`, or `prompt` + `completion` -> Demonstration."""
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -7,8 +8,9 @@ import numpy as np
 from tandem.config.tree import SftDataConfig
 from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.dataset import Dataset
+from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
-from tandem.types import BoolArray, Demonstration
+from tandem.types import BoolArray, Demonstration, Picture
 
 Item = TypeVar("Item")
 
@@ -21,22 +23,27 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     completion are tokenised apart, and the completion ends with the EOS token.
     """
 
-    def _demonstration(self, row: Row) -> tuple[str, Demonstration]:
+    def _demonstration(self, row: Row, folder: Path) -> tuple[str, Demonstration]:
         row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
+        pictures: list[Picture] = []
         if row_format == "`messages`":
-            ids, learned = self._encode_messages(messages_of(row, "messages"), first=1)
+            messages, pictures = self._take_pictures(row, messages_of(row, "messages"), folder)
+            ids, learned = self._encode_messages(messages, first=1)
         elif isinstance(row.get("prompt"), str):
+            refuse_pictures(row)
             ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, "completion", str))
         else:
             prompt = messages_of(row, "prompt")
-            ids, learned = self._encode_messages(prompt + messages_of(row, "completion"), first=len(prompt))
-        if len(ids) > (limit := self._config.max_tokens):
-            raise BadRow(f"the row is {len(ids):,} tokens long; data.max_tokens is {limit:,}")
+            messages, pictures = self._take_pictures(row, prompt + messages_of(row, "completion"), folder)
+            ids, learned = self._encode_messages(messages, first=len(prompt))
+        tokens, origins, placed = self._expand(ids, pictures)
+        learned = learned[origins]
+        if len(tokens) > (limit := self._config.max_tokens):
+            raise BadRow(f"the row is {len(tokens):,} tokens long; data.max_tokens is {limit:,}")
         cut = int(np.argmax(learned))
         if cut == 0:
             raise BadRow("the tokenizer makes no token of the prompt, or none of the answer")
-        tokens = np.array(ids, dtype=np.int32)
-        return row_format, Demonstration(len(self._items), tokens[:cut], tokens[cut:], learned[cut:])
+        return row_format, Demonstration(len(self._items), tokens[:cut], tokens[cut:], learned[cut:], placed)
 
     def _encode_strings(self, prompt: str, completion: str) -> tuple[list[int], BoolArray]:
         prompt_ids = encode(self._tokenizer, prompt, special_tokens=True)
@@ -67,5 +74,5 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
 class SftDataset(DemonstrationDataset[Demonstration]):
     """Rows to imitate."""
 
-    def _read(self, row: Row) -> tuple[str, Demonstration]:
-        return self._demonstration(row)
+    def _read(self, row: Row, folder: Path) -> tuple[str, Demonstration]:
+        return self._demonstration(row, folder)

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from tandem.algorithms import make_algorithm
 from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
-from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
+from tandem.data.pictures import RowPictures
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.models.loading import load_tokenizer, stop_token_ids
@@ -37,10 +38,11 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train_files = [] if isinstance(config, EvalConfig) else config.data.train_files
     files = {"data.train_files": train_files, "data.val_files": config.data.val_files}
+    pictures = RowPictures(config.model.path, config.data.images, pictures_directory(config))
     read: dict[str, Dataset | None] = {}
     for key, paths in files.items():
         usable = paths and tokenizer is not None
-        read[key] = _catch(problems, dataset, paths, tokenizer, config.data, key=key) if usable else None
+        read[key] = _catch(problems, dataset, paths, tokenizer, config.data, pictures, key=key) if usable else None
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     if not isinstance(config, SftConfig):
@@ -48,6 +50,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
+            _catch(problems, _check_no_pictures, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged = config.model.reward_model_path is not None or config.conversation is not None
         _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
@@ -94,6 +97,13 @@ def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prom
             raise UserError(
                 f"data row {prompt.index} has agent_name {name!r}, and this run answers as {expected}; {mend}"
             )
+
+
+def _check_no_pictures(config: ConversationConfig | None, prompts: Sequence[Prompt]) -> None:
+    pictured = next((prompt for prompt in prompts if prompt.pictures), None)
+    if config is not None and pictured is not None:
+        mend = "leave the section `conversation` out, or such rows"
+        raise UserError(f"data row {pictured.index} has pictures, which conversations do not show yet; {mend}")
 
 
 def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -137,7 +137,7 @@ BAD_ROWS = [
     ({"messages": [USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
     ({"messages": [assistant("a"), USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
     ({"messages": [USER, SYSTEM, assistant("a")]}, "refused by the chat template", CHAT_TEMPLATE),
-    ({"messages": [USER, assistant("a")], "images": ["x"]}, "column `images` is not supported", CHAT_TEMPLATE),
+    ({"messages": [USER, assistant("a")], "images": ["x"]}, "no store was given for them", CHAT_TEMPLATE),
     ({"prompt": "a" * 20, "completion": "b" * 20}, "the row is 41 tokens long; data.max_tokens is 40", CHAT_TEMPLATE),
     (
         {"messages": [USER, assistant("a"), USER, assistant("b")]},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig
-from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
+from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 
 _ROWS, _ROWS_OF_ALL = 2000, 40_000
@@ -97,4 +97,4 @@ def _checked(row: Row | BadRow, config: ModelsConfig) -> Row:
             cell(row, "completion", kind)
         else:
             ground_truth_of(row)
-    return row
+    return without_pictures(row)

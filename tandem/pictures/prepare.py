@@ -1,0 +1,159 @@
+"""Encoded pictures, as data rows hold them -> stored pictures of their final size. Each is decoded once.
+
+<store>/index-<limits>.jsonl    a line a picture: the SHA-256 of its bytes, the key it is stored under, its size
+"""
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tandem.pictures.sizes import resized, token_grid
+from tandem.pictures.store import PictureStore, Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Pillow's names. It knows more, some of which start other programs."""
+
+
+class BadPicture(ValueError):
+    """Bytes that are no picture that can be used; the message says why."""
+
+
+class Limits(NamedTuple):
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    max_source_pixels: int
+    """Of a picture before it is resized: decoding takes four bytes of memory or more for each."""
+
+
+class Prepared(NamedTuple):
+    key: str
+    grid: tuple[int, int]
+
+
+def decode(data: bytes, max_source_pixels: int) -> "Image":
+    """The picture in `data`: RGB, upright as its EXIF says, white where it is transparent. Raises BadPicture."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow's own limit on pixels, and of odd metadata
+            image = _opened(data, max_source_pixels)
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image))
+    except BadPicture:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise BadPicture(f"the {len(data):,} bytes are no picture ({', '.join(FORMATS)} are read)") from error
+    except Image.DecompressionBombError as error:  # Pillow's own limit is above any that can be configured
+        told = f"more pixels than data.images.max_source_pixels, {max_source_pixels:,}"
+        raise BadPicture(f"{told}: {error}") from error
+    except Exception as error:  # damaged files make decoders raise anything
+        raise BadPicture(f"the picture is damaged: {type(error).__name__}: {error}") from error
+
+
+def _opened(data: bytes, max_source_pixels: int) -> "Image":
+    """What the header says is checked before any pixel is decoded."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    image = Image.open(BytesIO(data), formats=FORMATS)
+    if image.width * image.height > max_source_pixels:
+        told = f"{image.width:,} x {image.height:,} pixels are more than data.images.max_source_pixels"
+        raise BadPicture(f"{told}, {max_source_pixels:,}")
+    # A second frame of a JPEG is a thumbnail or another exposure; of others, it moves or is another page.
+    if image.format not in ("JPEG", "MPO") and getattr(image, "n_frames", 1) > 1:
+        raise BadPicture(
+            f"an animated {image.format}, or one of several pages; write the frame that is meant by itself"
+        )
+    return image
+
+
+def _rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip at 255
+    if image.mode in ("I", "F"):
+        raise BadPicture(
+            f"pixels of 32 bits (Pillow's mode {image.mode}), whose white is not known; write 8 or 16 bits"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+class Preparer:
+    """Puts pictures into a store, and knows those that it, or an earlier one with the same limits, has put there."""
+
+    def __init__(self, store: PictureStore, limits: Limits):
+        self._store, self._limits = store, limits
+        self._index_path = store.directory / f"index-{'-'.join(map(str, limits))}.jsonl"
+        self._index = dict(self._read_index())
+        self.decoded = 0
+        """Pictures that were not known."""
+
+    def prepare(self, data: bytes) -> Prepared:
+        """The stored picture of encoded ones. Raises BadPicture."""
+        source = hashlib.sha256(data).hexdigest()
+        known = self._index.get(source)
+        if known is not None and self._store.path(known.key).exists():
+            return known
+        pixels = self._resized(data)
+        self.decoded += 1
+        made = Prepared(self._store.add(pixels), token_grid(pixels.shape[0], pixels.shape[1], self._limits.factor))
+        line = json.dumps([source, made.key, made.grid]) + "\n"
+        # One write of a short line at the end of the file: two runs that share a store do not mix theirs.
+        with self._index_path.open("a", encoding="ascii") as file:
+            file.write(line)
+        self._index[source] = made
+        return made
+
+    def _resized(self, data: bytes) -> Pixels:
+        from PIL import Image
+
+        factor, least, most, max_source_pixels = self._limits
+        image = decode(data, max_source_pixels)
+        try:
+            height, width = resized(image.height, image.width, factor, least, most)
+        except ValueError as error:
+            raise BadPicture(str(error)) from error
+        return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
+
+    def _read_index(self) -> "list[tuple[str, Prepared]]":
+        """A line that was cut off says nothing: its picture is decoded again."""
+        found: list[tuple[str, Prepared]] = []
+        if not self._index_path.exists():
+            return found
+        for line in self._index_path.read_text(encoding="ascii", errors="replace").splitlines():
+            try:
+                source, key, (rows, columns) = json.loads(line)
+            except (ValueError, TypeError):
+                continue
+            found.append((source, Prepared(str(key), (int(rows), int(columns)))))
+        return found
+
+
+def read_source(path: Path) -> bytes:
+    """The bytes of a picture's file. Raises BadPicture where it cannot be read."""
+    try:
+        if not path.is_file():
+            raise BadPicture(f"{path} is no file")
+        if (size := path.stat().st_size) > MAX_SOURCE_BYTES:
+            raise BadPicture(f"{path} has {size:,} bytes, more than {MAX_SOURCE_BYTES:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise BadPicture(f"{path} cannot be read: {error.strerror}") from error
+
+
+MAX_SOURCE_BYTES = 256 << 20
+"""Of one picture's file."""

@@ -1,0 +1,235 @@
+"""Rows with pictures, as verl and TRL write them -> prompts with keys and places; and what is said of bad ones."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_tokenizer import verl_row, write_lines
+from picture_rows import IMAGE_ID, TOKENIZER, animated, bomb, encoded, model_files, picture
+
+from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig
+from tandem.data.dataset import RLHFDataset
+from tandem.data.pictures import RowPictures
+from tandem.data.preference import PreferenceDataset
+from tandem.data.sft import SftDataset
+from tandem.errors import UserError
+from tandem.pictures.store import PictureStore
+
+PNG = encoded(picture())
+ANSWER = {"role": "assistant", "content": "A"}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def pictures_of(tmp_path: Path, **images: Any) -> RowPictures:
+    return RowPictures(model_files(tmp_path / "model"), ImagesConfig(**images), tmp_path / "store")
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def load(tmp_path: Path, file: Path, **images: Any) -> RLHFDataset:
+    return RLHFDataset([file], TOKENIZER, DataConfig(), pictures_of(tmp_path, **images))
+
+
+def refused(tmp_path: Path, row: dict[str, Any], **images: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row]), **images)
+    return str(caught.value)
+
+
+def test_a_verl_row_has_keys_and_places_and_no_pixels(tmp_path: Path) -> None:
+    images = [{"bytes": PNG, "path": None}, {"bytes": encoded(picture(28, 84, 1)), "path": "b.png"}]
+    file = parquet(tmp_path / "rows.parquet", [verl_row("<image>What? <image>Why?", images=images)])
+    (prompt,) = load(tmp_path, file).prompts
+    assert [p.grid for p in prompt.pictures] == [(1, 2), (1, 3)]
+    for p in prompt.pictures:
+        rows, columns = p.grid
+        assert (prompt.token_ids[p.place : p.place + rows * columns] == IMAGE_ID).all()
+        around = prompt.token_ids[[p.place - 1, p.place + rows * columns]].tolist()
+        assert TOKENIZER.convert_ids_to_tokens(around) == ["<|vision_start|>", "<|vision_end|>"]
+        assert PictureStore(tmp_path / "store").read(p.key).shape == (28 * rows, 28 * columns, 3)
+    assert (prompt.token_ids == IMAGE_ID).sum() == 5 and prompt.token_ids.dtype == np.int32
+    assert prompt.row["images"] == [p.key for p in prompt.pictures]
+    assert len(pickle.dumps(prompt)) < 2_000
+
+
+def test_every_way_to_give_a_picture_is_the_same_picture(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a b.png").write_bytes(PNG)
+    text = base64.b64encode(PNG).decode()
+    url = f"data:image/png;base64,{text}"
+    forms: list[Any] = [
+        ["sub/a b.png"], "sub/a b.png", [{"path": "sub/a b.png"}], {"image": str(tmp_path / "sub/a b.png")},
+        [f"file://{tmp_path}/sub/a%20b.png"], [text], [url], [{"bytes": text}], [{"image": {"path": "sub/a b.png"}}],
+        [{"url": url}],
+    ]  # fmt: skip
+    rows = [verl_row("<image>?", images=form) for form in forms] + [
+        verl_row("<image>?", image="sub/a b.png"),
+        {"prompt": [user([{"type": "image"}, {"type": "text", "text": "?"}])], "images": [text]},
+        {"prompt": [user([{"type": "image", "image": "sub/a b.png"}, {"type": "text", "text": "?"}])]},
+        {"prompt": [user([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}])]},
+        {"prompt": [user("?")], "images": [text]},  # no placeholder: before the text, as in TRL
+    ]
+    prompts = load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows)).prompts
+    assert len({(p.token_ids.tobytes(), p.pictures) for p in prompts}) == 1
+    assert prompts[0].pictures[0].grid == (1, 2)
+
+
+def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
+    files = [encoded(picture(28, 28 * n, n)) for n in (1, 2, 3)]
+    texts = [base64.b64encode(data).decode() for data in files]
+    system = {"role": "system", "content": "See <image>"}
+    row = {"prompt": [system, user("<image><image>"), {**ANSWER, "content": "<image>"}, user("?")], "images": texts}
+    (prompt,) = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row])).prompts
+    assert [p.grid for p in prompt.pictures] == [(1, 1), (1, 2), (1, 3)]
+    assert prompt.text.count("<|image_pad|>") == 3 and "<image>" in prompt.text, "an answer's text stays as it is"
+
+
+def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
+    row = {"prompt": [user("<image> is a tag")], "images": []}
+    parts = {"prompt": [user([{"type": "text", "text": "<image> is "}, {"type": "text", "text": "a tag"}])]}
+    first, second = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row, parts])).prompts
+    assert "<image> is a tag" in first.text and first.text == second.text and first.pictures == ()
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (verl_row("<image><image>", images=["a.png"]), "2 placeholders, but 1 pictures"),
+        (verl_row("<image>", images=["a.png", "a.png"]), "1 placeholders, but 2 pictures"),
+        (verl_row("<image><|image_pad|>", images=["a.png"]), "1 pictures and 2 placeholders for them, after the chat"),
+        (verl_row("a <|image_pad|>"), "0 pictures and 1 placeholders"),
+        (verl_row("a <|video_pad|>"), "token for a video"),
+        ({"prompt": [user([{"type": "image"}])]}, "1 placeholders, but 0 pictures"),
+        ({"prompt": [user([{"type": "video", "video": "a.mp4"}])]}, "a part of type 'video'"),
+        ({"prompt": "<image>?", "images": ["a.png"]}, "need a prompt of messages"),
+        (verl_row("<image>", videos=[["a.png"]]), "column `videos` is not supported"),
+        (verl_row("<image>", images=["a.png"], image="a.png"), "both columns"),
+        (verl_row("<image>", images=["no.png"]), "no.png' is no base64 and no file"),
+        (verl_row("<image>", images=["https://a/b.png"]), "nothing is fetched"),
+        (verl_row("<image>", images=["data:image/png,abc"]), "not base64"),
+        (verl_row("<image>", images=[{"bytes": None, "path": None}]), "a dict with bytes, path"),
+        (verl_row("<image>", images=[7]), "picture 1 of 1: the wrong type: int"),
+    ],
+)
+def test_a_bad_row_is_told(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    told = refused(tmp_path, row)
+    assert "rows.jsonl, row 1: " in told and reason in told
+
+
+def test_limits(tmp_path: Path) -> None:
+    row = verl_row("<image><image>", images=[base64.b64encode(encoded(picture(28, 112, n))).decode() for n in (1, 2)])
+    assert "take 8 tokens; data.images.max_image_tokens is 7" in refused(tmp_path, row, max_image_tokens=7)
+    file = tmp_path / "rows.jsonl"
+    assert [p.grid for p in load(tmp_path, file, max_pixels=2 * 28 * 28).prompts[0].pictures] == [(1, 2)] * 2
+    assert "more than data.images.max_source_pixels, 3,000" in refused(tmp_path, row, max_source_pixels=3_000)
+    assert "data.images.max_pixels: 700 is less" in refused(tmp_path, row, max_pixels=700)
+    with pytest.raises(UserError, match=r"tokens long; data.max_prompt_tokens is 30"):
+        RLHFDataset([file], TOKENIZER, DataConfig(max_prompt_tokens=30), pictures_of(tmp_path))
+
+
+def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
+    rows = [verl_row("<image>?", images=["a.png"])] * 3
+    pictures = RowPictures(model_files(tmp_path / "text", "qwen3"), ImagesConfig(), tmp_path / "store")
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(UserError, match=r"^the rows have pictures, and .*text is no model that sees them"):
+        RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
+    other = write_lines(tmp_path / "other.jsonl", [verl_row("?", image="python:3.11")])
+    (prompt,) = RLHFDataset([other], TOKENIZER, DataConfig(), pictures).prompts
+    assert prompt.row["image"] == "python:3.11" and prompt.pictures == ()
+
+
+def test_files_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    directory = model_files(tmp_path / "model", vision_config={"patch_size": 16, "spatial_merge_size": 2})
+    with pytest.raises(UserError, match="patch_size 14 in the image processor's file, 16 in"):
+        RowPictures(directory, ImagesConfig(), tmp_path).prepare([PNG], tmp_path)
+
+
+def test_demonstrations_and_pairs_have_pictures(tmp_path: Path) -> None:
+    text = base64.b64encode(encoded(picture(28, 84))).decode()
+    talk = [user("<image>?"), ANSWER, user("<image>!"), {**ANSWER, "content": "BC"}]
+    file = write_lines(tmp_path / "sft.jsonl", [{"messages": talk, "images": [text, text]}])
+    (shown,) = SftDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
+    ids = np.concatenate([shown.prompt_ids, shown.response_ids])
+    assert np.flatnonzero(ids == IMAGE_ID).tolist() == [p.place + n for p in shown.pictures for n in range(3)]
+    assert len(shown.pictures) == 2 and shown.pictures[1].place > len(shown.prompt_ids)
+    learned = TOKENIZER.convert_ids_to_tokens(shown.response_ids[shown.loss_mask].tolist())
+    assert "".join(learned) == "A<|end|>\nBC<|end|>\n"
+
+    pair = {
+        "prompt": [user("<image>?")],
+        "chosen": [ANSWER],
+        "rejected": [{**ANSWER, "content": "B"}],
+        "images": [text],
+    }
+    whole = {**pair, "prompt": None, **{name: pair["prompt"] + pair[name] for name in ("chosen", "rejected")}}
+    file = write_lines(tmp_path / "pairs.jsonl", [pair, whole])
+    first, second = PreferenceDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
+    for one in (first.chosen, first.rejected, second.chosen, second.rejected):
+        assert one.pictures == first.chosen.pictures and len(one.pictures) == 1
+        assert one.prompt_ids.tolist() == first.chosen.prompt_ids.tolist()
+
+
+def damages() -> dict[str, Any]:
+    flipped = bytearray(PNG)
+    flipped[len(PNG) // 2] ^= 16
+    return {
+        "flipped": bytes(flipped),
+        "truncated": PNG[: len(PNG) // 2],
+        "text": b"<html>404</html>",
+        "empty": b"",
+        "bomb": bomb(),
+        "animated": animated(),
+        "thin": encoded(picture(1, 300)),
+        "missing": None,
+    }
+
+
+def test_a_thousand_rows_with_damaged_pictures(tmp_path: Path) -> None:
+    """Each damaged one is told with its row, or left out; memory does not grow with the pictures."""
+    wrong = list(damages().items())
+    rows: list[dict[str, Any]] = []
+    expected: dict[int, str] = {}
+    for number in range(1, 1001):
+        if number % 10 == 0:
+            name, data = wrong[number // 10 % len(wrong)]
+            expected[number] = name
+        else:
+            data = encoded(picture(seed=number % 200))
+        rows.append(verl_row("<image>?", images=[{"bytes": data, "path": None}], extra_info={"answer": str(number)}))
+    file = parquet(tmp_path / "rows.parquet", rows)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, file)
+    told = str(caught.value)
+    assert told.startswith("100 of 1,000 rows are bad; mend them, or leave them out with data.on_bad_row=skip")
+    for number, reason in (
+        (10, "damaged"), (20, "no picture"), (30, "no bytes"), (40, "more pixels than"), (50, "animated"),
+        (60, "200 times"), (70, "it must have"), (80, "damaged"),
+    ):  # fmt: skip
+        line = next(line for line in told.splitlines() if f"row {number}: " in line)
+        assert reason in line, line
+    pictures = pictures_of(tmp_path)
+    tracemalloc.start()
+    kept = RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(kept) == 900 and kept.skipped == 100
+    assert {int(p.row["extra_info"]["answer"]) for p in kept.prompts} == set(range(1, 1001)) - set(expected)
+    assert len({p.pictures[0].key for p in kept.prompts}) == 180
+    assert pictures._preparer.decoded == 0, "the first start has stored them"
+    assert peak < 16 << 20, peak
