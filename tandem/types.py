@@ -76,8 +76,6 @@ class Demonstration:
     response_ids: IntArray
     """Everything after the prompt, later user turns included."""
     loss_mask: BoolArray
-    pictures: tuple[Picture, ...] = ()
-    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,6 @@ class Request:
     keep: bool = False
     """A further request may go on from these tokens and those made here: the engine may keep what it has computed for
     them. It changes no answer."""
-    pictures: tuple[Picture, ...] = ()
-    """In the order in which they stand in `token_ids`."""
 
     def seed(self, sample: int) -> int:
         """The seed of a sample in an engine whose random numbers begin anew with each request, below 2**63.
@@ -237,8 +233,6 @@ class Branch:
     experts: IntArray | None = None
     opening: str = ""
     """The prompt decoded, control tokens spelled out; a trajectory has that of its first branch as `Prompt.text`."""
-    pictures: tuple[Picture, ...] = ()
-    """Of the prompt."""
 
 
 @dataclass(slots=True)
@@ -280,17 +274,8 @@ class Trajectory:
     def every_branch(self) -> tuple[Branch, ...]:
         """The branch that the arrays above are, and the further ones."""
         ids, made = self.prompt.token_ids, self.response_ids
-        own = Branch(
-            ids,
-            made,
-            self.loss_mask,
-            self.rollout_logprobs,
-            self.versions,
-            self.turns,
-            self.experts,
-            self.prompt.text,
-            self.prompt.pictures,
-        )
+        opened = self.prompt.text
+        own = Branch(ids, made, self.loss_mask, self.rollout_logprobs, self.versions, self.turns, self.experts, opened)
         return (own, *self.branches)
 
 
@@ -394,7 +379,7 @@ class Batch:
     trajectories: IntArray
     """`[B]`: rows with the same number are branches of one trajectory; in a whole step from 0 on, and ascending."""
     prompts: IntArray
-    """`[B]`: rows with the same number have the same prompt tokens and pictures, which a micro-batch computes once."""
+    """`[B]`: rows with the same number have the same prompt tokens, which a micro-batch computes once."""
     rewards: FloatArray
     """`[B]`: of the trajectory."""
     scored: BoolArray
@@ -402,8 +387,6 @@ class Batch:
     tokens: TokenColumns[np.ndarray[Any, Any]]
     experts: IntArray | None = None
     """`[all prompt tokens, then all response tokens, layers, top_k]`: as in Completion; a row's last token has any."""
-    pictures: tuple[tuple[Picture, ...], ...] = ()
-    """`[B]`: those of each row's prompt; empty where no row has any."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -432,18 +415,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureTokens:
-    """The pictures among a micro-batch's tokens."""
-
-    keys: tuple[str, ...]
-    """Of the distinct ones. Their features, one a token, are taken head to tail in this order."""
-    features: IntArray
-    """For each token of a picture, in the order of the micro-batch's tokens: which of these features it takes."""
-    positions: IntArray
-    """int64 `[3, N]`: time, row and column of every token of the micro-batch, for models with M-RoPE."""
-
-
-@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What one forward and backward pass sees: *segments* of tokens, head to tail.
 
@@ -466,8 +437,6 @@ class MicroBatch:
     """`[S]`: where in the batch's response tokens each target stands."""
     experts: IntArray | None = None
     """`[N, layers, top_k]`: the experts to send each token to, where that was recorded."""
-    pictures: PictureTokens | None = None
-    """None where there are none."""
 
 
 @dataclass(slots=True)

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.batching.picture_tokens import picture_tokens
 from tandem.batching.prompt_trees import BLOCK, Path, paths_of, segments_of
-from tandem.pictures.tokens import content_ids
 from tandem.types import (
     Batch,
     BoolArray,
@@ -21,7 +19,6 @@ from tandem.types import (
     Group,
     IntArray,
     MicroBatch,
-    Picture,
     Preference,
     Status,
     TokenColumns,
@@ -43,7 +40,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         for group in groups
         for trajectory, score in zip(group.trajectories, group.scores, strict=True)
     ]
-    demonstrations = [Demonstration(0, r.prompt_ids, r.response_ids, r.loss_mask, r.pictures) for r in rows]
+    demonstrations = [Demonstration(0, row.prompt_ids, row.response_ids, row.loss_mask) for row in rows]
     batch = demonstrations_to_batch(demonstrations, np.repeat(siblings, counts))
     batch.trajectories = np.repeat(np.arange(len(trajectories), dtype=np.int32), counts)
     batch.scored = np.repeat(np.array([reward is not None for reward in rewards], dtype=np.bool_), counts)
@@ -95,10 +92,10 @@ def _experts(rows: Sequence[Branch]) -> IntArray | None:
 def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: IntArray | None = None) -> Batch:
     """Rows to imitate: each a trajectory of its own, reward 0, no token columns yet.
 
-    `groups`: `[B]`, rows with the same number are siblings, which share their prompt where its tokens and pictures are
-    the same; default: each row is a group of its own.
+    `groups`: `[B]`, rows with the same number are siblings, which share their prompt where its tokens are the same;
+    default: each row is a group of its own.
     """
-    rows, pictures = len(demonstrations), [row.pictures for row in demonstrations]
+    rows = len(demonstrations)
     alone = groups is None
     groups = np.arange(rows, dtype=np.int32) if groups is None else groups.astype(np.int32)
     return Batch(
@@ -110,18 +107,18 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: Int
         versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
         groups=groups,
         trajectories=np.arange(rows, dtype=np.int32),
-        prompts=groups if alone else _numbers_of_prompts(demonstrations, groups),
+        prompts=groups if alone else _numbers_of_prompts([row.prompt_ids for row in demonstrations], groups),
         rewards=np.zeros(rows, dtype=np.float32),
         scored=np.ones(rows, dtype=np.bool_),
         tokens=TokenColumns(),
-        pictures=tuple(pictures) if any(pictures) else (),
     )
 
 
-def _numbers_of_prompts(demonstrations: Sequence[Demonstration], groups_B: IntArray) -> IntArray:
-    """int32 `[B]`: one number for the rows of a group that have the same prompt, in the order in which they come."""
+def _numbers_of_prompts(prompts: Sequence[IntArray], groups_B: IntArray) -> IntArray:
+    """int32 `[B]`: one number for the rows of a group that have the same prompt tokens, in the order in which they
+    come."""
     numbers: dict[tuple[int, bytes], int] = {}
-    contents = (content_ids(row.prompt_ids, row.pictures).astype(np.int64).tobytes() for row in demonstrations)
+    contents = (prompt.astype(np.int32, copy=False).tobytes() for prompt in prompts)
     keys = zip(groups_B.tolist(), contents, strict=True)
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
 
@@ -189,7 +186,6 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         scored=batch.scored[rows],
         tokens=batch.tokens.map(lambda column: take_runs(column, responses)),
         experts=experts,
-        pictures=tuple(_pictures_of(batch, rows)) if batch.pictures else (),
     )
 
 
@@ -258,15 +254,7 @@ def _paths_by_prompt(batch: Batch, rows: IntArray) -> dict[int, Path]:
     """The path of each of the rows' prompts, by its number."""
     numbers, places = np.unique(batch.prompts[rows], return_index=True)
     bounds = zip(batch.prompt_offsets[rows[places]], batch.prompt_offsets[rows[places] + 1], strict=True)
-    tokens = (batch.prompt_ids[start:stop] for start, stop in bounds)
-    pictures = _pictures_of(batch, rows[places])
-    contents = (content_ids(*own).astype(np.int64) for own in zip(tokens, pictures, strict=True))
-    return dict(zip(numbers.tolist(), paths_of(contents), strict=True))
-
-
-def _pictures_of(batch: Batch, rows: IntArray) -> list[tuple[Picture, ...]]:
-    chosen: list[int] = rows.tolist()
-    return [batch.pictures[row] if batch.pictures else () for row in chosen]
+    return dict(zip(numbers.tolist(), paths_of(batch.prompt_ids[start:stop] for start, stop in bounds), strict=True))
 
 
 class _Filling:
@@ -357,11 +345,6 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
     predicted_at_S = np.where(place_S == 0, prompt_ends_R[row_S], answer_begins_R[answer_owner_R[row_S]] + place_S) - 1
     columns = batch.tokens.map(lambda column: column[source_S])
     columns.rows = _first_with_the_same(batch.trajectories[rows_R])[row_S]
-    pictures = None
-    if batch.pictures:
-        pictures_P = _pictures_of(batch, rows_R[places_P])
-        answers = response_lengths_R[has_segment_R] - 1, prompt_R[has_segment_R]
-        pictures = picture_tokens(pictures_P, starts_P, stops_P - starts_P, of_prompts, *answers)
     return MicroBatch(
         token_ids=token_ids,
         offsets=offsets,
@@ -371,7 +354,6 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
         columns=columns,
         source=source_S,
         experts=None if batch.experts is None else batch.experts[source_N],
-        pictures=pictures,
     )
 
 

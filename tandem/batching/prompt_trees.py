@@ -26,7 +26,7 @@ Path = tuple[int, ...]
 
 
 def paths_of(prompts: Iterable[IntArray]) -> list[Path]:
-    """The path of each prompt, `content_ids` of one dtype; empty for one that is shorter than a block."""
+    """The path of each prompt, int32 token ids; empty for one that is shorter than a block."""
     numbers: dict[tuple[int, bytes], int] = {}
     paths: list[Path] = []
     for prompt in prompts:

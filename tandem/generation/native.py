@@ -35,7 +35,6 @@ from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.loading import named_part
-from tandem.pictures.tokens import content_ids
 from tandem.types import Completion, Delta, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
@@ -237,11 +236,7 @@ class NativeEngine:
 
     def _prefix_of(self, request: Request) -> Prefix | None:
         """What is known of a prompt, where it is worth it; a prompt that is scored is computed whole."""
-        prefix = (
-            None
-            if request.prompt_logprobs
-            else self._prefixes.longest(content_ids(request.token_ids, request.pictures))
-        )
+        prefix = None if request.prompt_logprobs else self._prefixes.longest(request.token_ids)
         return prefix if prefix and _LEAST_PREFIX * prefix.length >= len(request.token_ids) else None
 
     def _prefill(self, starts: list[_Start]) -> None:
@@ -370,8 +365,7 @@ class NativeEngine:
             room = len(self._state) * self._cache.length
         for slot in slots:
             made = self._made["token"][slot, : self._state["made"][slot] - 1]
-            request = self._rows[slot].request
-            row = np.concatenate((content_ids(request.token_ids, request.pictures), made))
+            row = np.concatenate((self._rows[slot].request.token_ids, made))
             self._prefixes.keep(row, partial(self._cache.read, int(slot)), room)
 
     def _release(self, slots: list[int]) -> None:
