@@ -76,6 +76,8 @@ class Demonstration:
     response_ids: IntArray
     """Everything after the prompt, later user turns included."""
     loss_mask: BoolArray
+    pictures: tuple[Picture, ...] = ()
+    """Of the prompt, in the order in which they stand there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Request:
     keep: bool = False
     """A further request may go on from these tokens and those made here: the engine may keep what it has computed for
     them. It changes no answer."""
+    pictures: tuple[Picture, ...] = ()
+    """In the order in which they stand in `token_ids`."""
 
     def seed(self, sample: int) -> int:
         """The seed of a sample in an engine whose random numbers begin anew with each request, below 2**63.
@@ -233,6 +237,8 @@ class Branch:
     experts: IntArray | None = None
     opening: str = ""
     """The prompt decoded, control tokens spelled out; a trajectory has that of its first branch as `Prompt.text`."""
+    pictures: tuple[Picture, ...] = ()
+    """Of the prompt, in the order in which they stand there."""
 
 
 @dataclass(slots=True)
@@ -273,9 +279,17 @@ class Trajectory:
     @property
     def every_branch(self) -> tuple[Branch, ...]:
         """The branch that the arrays above are, and the further ones."""
-        ids, made = self.prompt.token_ids, self.response_ids
-        opened = self.prompt.text
-        own = Branch(ids, made, self.loss_mask, self.rollout_logprobs, self.versions, self.turns, self.experts, opened)
+        own = Branch(
+            self.prompt.token_ids,
+            self.response_ids,
+            self.loss_mask,
+            self.rollout_logprobs,
+            self.versions,
+            self.turns,
+            self.experts,
+            opening=self.prompt.text,
+            pictures=self.prompt.pictures,
+        )
         return (own, *self.branches)
 
 
@@ -368,6 +382,7 @@ class Batch:
     """
 
     prompt_ids: IntArray
+    """Tokens of picture i of `pictures` are -1 - i: prompts whose tokens are alike show the same pictures."""
     prompt_offsets: IntArray
     response_ids: IntArray
     response_offsets: IntArray
@@ -387,6 +402,8 @@ class Batch:
     tokens: TokenColumns[np.ndarray[Any, Any]]
     experts: IntArray | None = None
     """`[all prompt tokens, then all response tokens, layers, top_k]`: as in Completion; a row's last token has any."""
+    pictures: tuple[Picture, ...] = ()
+    """Each once, whichever rows show it: `place` is that of the first one that does."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -424,6 +441,7 @@ class MicroBatch:
     """
 
     token_ids: IntArray
+    """Of pictures as in Batch."""
     offsets: IntArray
     prefixes: IntArray
     """`[segments]`: the number of the segment that each continues, which stands before it; -1: none."""
@@ -437,6 +455,8 @@ class MicroBatch:
     """`[S]`: where in the batch's response tokens each target stands."""
     experts: IntArray | None = None
     """`[N, layers, top_k]`: the experts to send each token to, where that was recorded."""
+    pictures: tuple[Picture, ...] = ()
+    """Those of the batch; not all of them need be here."""
 
 
 @dataclass(slots=True)

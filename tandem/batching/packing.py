@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tandem.batching.prompt_trees import BLOCK, Path, paths_of, segments_of
+from tandem.pictures.marks import PictureNumbers
 from tandem.types import (
     Batch,
     BoolArray,
@@ -40,7 +41,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         for group in groups
         for trajectory, score in zip(group.trajectories, group.scores, strict=True)
     ]
-    demonstrations = [Demonstration(0, row.prompt_ids, row.response_ids, row.loss_mask) for row in rows]
+    demonstrations = [Demonstration(0, row.prompt_ids, row.response_ids, row.loss_mask, row.pictures) for row in rows]
     batch = demonstrations_to_batch(demonstrations, np.repeat(siblings, counts))
     batch.trajectories = np.repeat(np.arange(len(trajectories), dtype=np.int32), counts)
     batch.scored = np.repeat(np.array([reward is not None for reward in rewards], dtype=np.bool_), counts)
@@ -98,8 +99,10 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: Int
     rows = len(demonstrations)
     alone = groups is None
     groups = np.arange(rows, dtype=np.int32) if groups is None else groups.astype(np.int32)
+    numbers = PictureNumbers()
+    prompts = [numbers.mark(row.prompt_ids, row.pictures) for row in demonstrations]
     return Batch(
-        prompt_ids=_head_to_tail([row.prompt_ids for row in demonstrations], np.int32),
+        prompt_ids=_head_to_tail(prompts, np.int32),
         prompt_offsets=np.cumsum([0, *(len(row.prompt_ids) for row in demonstrations)]),
         response_ids=_head_to_tail([row.response_ids for row in demonstrations], np.int32),
         response_offsets=np.cumsum([0, *(len(row.response_ids) for row in demonstrations)]),
@@ -107,10 +110,11 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: Int
         versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
         groups=groups,
         trajectories=np.arange(rows, dtype=np.int32),
-        prompts=groups if alone else _numbers_of_prompts([row.prompt_ids for row in demonstrations], groups),
+        prompts=groups if alone else _numbers_of_prompts(prompts, groups),
         rewards=np.zeros(rows, dtype=np.float32),
         scored=np.ones(rows, dtype=np.bool_),
         tokens=TokenColumns(),
+        pictures=tuple(numbers.pictures),
     )
 
 
@@ -186,6 +190,7 @@ def select_rows(batch: Batch, rows: IntArray) -> Batch:
         scored=batch.scored[rows],
         tokens=batch.tokens.map(lambda column: take_runs(column, responses)),
         experts=experts,
+        pictures=batch.pictures,
     )
 
 
@@ -354,6 +359,7 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
         columns=columns,
         source=source_S,
         experts=None if batch.experts is None else batch.experts[source_N],
+        pictures=batch.pictures,
     )
 
 

@@ -49,6 +49,8 @@ class ModelConfig(Section):
     """Run Python code that the model directory brings. Only for directories you trust."""
     lora: LoraConfig | None = None
     """Train adapters in place of the policy's weights; a critic trains its own weights."""
+    vision_tower: Literal["train", "frozen"] = "train"
+    """Of a model that sees pictures. frozen: its weights stay, and what it makes of a picture is computed once."""
 
 
 class ImagesConfig(Section):

@@ -16,6 +16,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.loading import named_part
+from tandem.models.tower import PictureTower
+from tandem.pictures.marks import PictureNumbers
+from tandem.pictures.positions import joined
 from tandem.types import Completion, Delta, IntArray, Request, Status
 
 _PREFILL_TOKENS = 2048
@@ -50,11 +54,12 @@ _NO_TOKEN = -1
 _ALIKE = 3
 """Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
 which must cost less than reading those of every row."""
-_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "keep", "last", "position", "history")
+_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "keep", "last", "position", "lag", "history")
 _ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
 """A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), whether its caller
 gets each token at once (`streamed`), how many of the most probable tokens that caller wants, whether its keys and
-values are kept when it ends (`keep`), its last token, where in the KV cache that token will go, and a number for the
+values are kept when it ends (`keep`), its last token, where in the KV cache that token will go, by how much the
+position that is encoded differs from that (`lag`: pictures take fewer positions than tokens), and a number for the
 tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
@@ -90,6 +95,7 @@ class NativeEngine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         record: bool | None = None,
         prefix_cache_tokens: int | None = None,
+        tower: PictureTower | None = None,
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone.
 
@@ -97,6 +103,8 @@ class NativeEngine:
 
         `prefix_cache_tokens`: the most tokens whose keys and values are kept for requests that go on from them
         (`Request.keep`); None: as many as `max_running` rows have, each as long as the longest.
+
+        `tower`: the model's, for requests with pictures.
         """
         if model.config._attn_implementation != ATTENTION:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
@@ -105,6 +113,10 @@ class NativeEngine:
         """Any parameter: it knows the device, which transformers looks up at some cost."""
         check_attention(model.config, self._weight.device, self._weight.dtype)
         self._tokenizer = tokenizer
+        self._tower = tower
+        self._pictures = PictureNumbers()
+        """Those that were asked about: in what follows prompts with other pictures are other tokens."""
+        self._never_drawn = self._tensor(np.array(tower.never_drawn)) if tower else None
         config = model.config.get_text_config()
         self._limits = EngineLimits(
             positions=getattr(config, "max_position_embeddings", math.inf),
@@ -151,6 +163,10 @@ class NativeEngine:
         if self._asleep or self._version is None:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         self._limits.check(request)
+        if request.pictures:
+            if self._tower is None or request.prompt_logprobs:
+                raise EngineError("a request with pictures: this engine was made for none, or scores no such prompts")
+            request = replace(request, token_ids=self._pictures.mark(request.token_ids, request.pictures))
         results: Results = asyncio.Queue()
         pending = len(request.seeds)
         if pending:
@@ -173,6 +189,8 @@ class NativeEngine:
             named_part(self._model, name).copy_(weight)
         self._version = version
         self._prefixes.clear()
+        if self._tower is not None:
+            self._tower.forget()
         self._state["keep"] = False  # of rows under way a part is computed by other weights
 
     def sleep(self) -> None:
@@ -263,6 +281,7 @@ class NativeEngine:
         for slot, entry in enumerate(started, first):
             self._stops[slot, : len(entry.request.sampling.stop_token_ids)] = entry.request.sampling.stop_token_ids
         state["position"] = [len(entry.request.token_ids) - 1 for entry in started]
+        state["lag"] = 0
         requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
         self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
@@ -284,28 +303,47 @@ class NativeEngine:
             plan = Extend(self._cache, prefixes, lengths, first, prompt_B, device)
         else:
             plan = Prefill(self._cache, offsets, first, prompt_B, device)
-        token_N = np.concatenate([start.prompt[start.known :] for start in starts])
-        return self._forward(self._tensor(token_N)[None], plan, self._tensor(offsets[1:] - 1))
+        token_N, wanted = (
+            np.concatenate([start.prompt[start.known :] for start in starts]),
+            self._tensor(offsets[1:] - 1),
+        )
+        if self._tower is None or not any(start.samples[0].request.pictures for start in starts):
+            return self._forward(self._tensor(token_N)[None], plan, plan.position_N, wanted)
+        whole = [self._tower.places_of_row(start.prompt, self._pictures.pictures) for start in starts]
+        for slot, start in enumerate(prompt_B, first):
+            self._state["lag"][slot] = whole[start].ends[0] - len(starts[start].prompt)
+        rest = [places.after(start.known, start.prompt) for places, start in zip(whole, starts, strict=True)]
+        seen = self._tower.inputs(token_N, joined(rest, self._pictures.pictures), self._pictures.pictures, keep=True)
+        return self._model(
+            seen.token_ids, attention_plan=plan, use_cache=False, logits_to_keep=wanted, **seen.options
+        ).logits[0]
 
     def _decode(self, state: Array) -> torch.Tensor:
         if self._recorded is not None:
-            return self._recorded(state["last"], state["position"])
+            return self._recorded(state["last"], state["position"], state["lag"])
         words = int(state["last"].max()) + 1
         _, slot_U, like_B = np.unique(state["history"] * words + state["last"], return_index=True, return_inverse=True)
         state["history"] = like_B
         position_B = state["position"]
         plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
-        if _ALIKE * len(slot_U) > len(state):
-            return self._forward(self._tensor(state["last"])[None], plan)
-        plan.share(self._tensor(slot_U), like := self._tensor(like_B))
-        return self._forward(self._tensor(state["last"][slot_U])[None], plan).index_select(0, like)
+        alone = _ALIKE * len(slot_U) > len(state)
+        rows = state if alone else state[slot_U]
+        if not alone:
+            plan.share(self._tensor(slot_U), self._tensor(like_B))
+        stands = plan.position_N if self._tower is None else self._tensor(rows["position"] + rows["lag"])
+        logits = self._forward(self._tensor(rows["last"])[None], plan, stands)
+        return logits if alone else logits.index_select(0, self._tensor(like_B))
 
     def _forward(
-        self, token_1N: torch.Tensor, plan: Prefill | Extend | Decode, wanted: int | torch.Tensor = 0
+        self,
+        token_1N: torch.Tensor,
+        plan: Prefill | Extend | Decode,
+        stands_N: torch.Tensor,
+        wanted: int | torch.Tensor = 0,
     ) -> torch.Tensor:
-        """Logits `[wanted, V]`, of every token where `wanted` is 0."""
+        """Logits `[wanted, V]`, of every token where `wanted` is 0. `stands_N`: the positions that are encoded."""
         return self._model(
-            token_1N, position_ids=plan.position_N[None], attention_plan=plan, use_cache=False, logits_to_keep=wanted
+            token_1N, position_ids=stands_N[None], attention_plan=plan, use_cache=False, logits_to_keep=wanted
         ).logits[0]
 
     def _tensor(self, values: IntArray) -> torch.Tensor:
@@ -315,7 +353,7 @@ class NativeEngine:
         """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""
         state = self._state[first : len(self._rows)]
         self._note_top(first, logits_BV)
-        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state))
+        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state, self._never_drawn))
         version = self.version
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")

@@ -14,8 +14,8 @@ from torch import Tensor
 from tandem.models.kv_cache import Decode, KVCache
 from tandem.types import IntArray
 
-Forward = Callable[[Tensor, Decode], Tensor]
-"""Token ids `[1, B]` and their plan to logits `[B, V]`."""
+Forward = Callable[[Tensor, Decode, Tensor], Tensor]
+"""Token ids `[1, B]`, their plan, and the positions that are encoded, `[B]`, to logits `[B, V]`."""
 _ROWS, _LENGTH = 32, 256
 """Rows are rounded up to a power of two, from here on to a multiple; lengths to a multiple."""
 
@@ -30,8 +30,11 @@ class RecordedSteps:
         self._cache = cache
         self._forget(())
 
-    def __call__(self, token_B: IntArray, position_B: IntArray) -> Tensor:
-        """Logits `[B, V]` of the next token in each of the first B slots, good until the next call."""
+    def __call__(self, token_B: IntArray, position_B: IntArray, lag_B: IntArray) -> Tensor:
+        """Logits `[B, V]` of the next token in each of the first B slots, good until the next call.
+
+        `position_B`: where in their rows the tokens stand; `lag_B`: by how much the positions encoded differ.
+        """
         cache, count = self._cache, len(token_B)
         place = (self._weight.data_ptr(), cache.slots, cache.length)
         if place != self._place:
@@ -39,8 +42,8 @@ class RecordedSteps:
         rounded = 1 << (count - 1).bit_length() if count <= _ROWS else -(-count // _ROWS) * _ROWS
         rows = min(rounded, cache.slots)
         length = min(-(-(int(position_B.max()) + 1) // _LENGTH) * _LENGTH, cache.length)
-        inputs = np.zeros((2, rows), dtype=np.int64)
-        inputs[:, :count] = token_B, position_B
+        inputs = np.zeros((3, rows), dtype=np.int64)
+        inputs[:, :count] = token_B, position_B, lag_B
         if (rows, length) not in self._steps:
             self._steps[rows, length] = self._prepare(torch.from_numpy(inputs).to(self._weight.device), length)
         fixed, run = self._steps[rows, length]
@@ -51,16 +54,16 @@ class RecordedSteps:
         self._place = place
         """Where the weights are and how large the cache is."""
         self._steps: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
-        """By rows and length: where the inputs go, int64 `[2, rows]` tokens and positions; and what computes."""
+        """By rows and length: where the inputs go, int64 `[3, rows]` tokens, positions, lags; and what computes."""
         self._logits: Tensor | None = None
         self._pool: Any = None
 
     def _prepare(self, inputs: Tensor, length: int) -> tuple[Tensor, Callable[[], Tensor]]:
         """The step is run once on `inputs`, which must therefore be those of the rows."""
-        tokens, positions, rows = inputs[:1], inputs[1], inputs.shape[1]
+        tokens, positions, lags, rows = inputs[:1], inputs[1], inputs[2], inputs.shape[1]
 
         def compute() -> Tensor:
-            return self._forward(tokens, Decode(self._cache, positions, 1, length))
+            return self._forward(tokens, Decode(self._cache, positions, 1, length), positions + lags)
 
         if inputs.device.type != "cuda":
             return inputs, compute

@@ -39,10 +39,14 @@ def _mix(z: Array) -> Array:
     return z ^ (z >> np.uint64(31))
 
 
-def sample(logits_BV: torch.Tensor, choice_B: Array) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(
+    logits_BV: torch.Tensor, choice_B: Array, never: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 `[B]` tokens and float32 `[B]` log softmax(logits / temperature) of them, before top-k and top-p.
 
-    `choice_B` has the fields of CHOICE. The logits may be overwritten. A row depends on no other row.
+    `choice_B` has the fields of CHOICE. `never`: tokens that are not drawn, though the log-probs of the others stay
+    what they are with them: those of a trainer, which knows nothing of it. The logits may be overwritten. A row depends
+    on no other row.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
@@ -51,6 +55,9 @@ def sample(logits_BV: torch.Tensor, choice_B: Array) -> tuple[torch.Tensor, torc
     if (divisor_B != 1).any():
         logits_BV = logits_BV.div_(torch.from_numpy(divisor_B).to(device)[:, None])
     probs_BV = logits_BV.softmax(-1)
+    if never is not None:
+        probs_BV = probs_BV.index_fill(1, never, 0)
+        logits_BV = logits_BV.index_fill(1, never, -torch.inf)
     if greedy_B.all():
         token_B = logits_BV.argmax(-1)
     else:

@@ -27,6 +27,11 @@ _VALUE_HEADS = """
 VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 """Those of them that transformers has with a head of one number a token: critics and reward models."""
 
+PICTURES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+"""Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
+SPATIAL = PICTURES
+"""Those of them in which a picture's tokens have positions in three dimensions."""
+
 _REFUSED = {
     "a state goes from token to token (recurrence, convolution) and would go on from one row into the next": """bamba
     falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid
@@ -74,6 +79,8 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
     what they do not know is another list.
     """
     family = str(described.get("model_type"))
+    if value_head and family in PICTURES:
+        return f"model type {family} does not run here: models that see pictures have no value head yet"
     reason = REFUSED.get(family) or next(_reasons(described), None)
     if reason is None and value_head and family in EQUAL - VALUE_HEADS:
         reason = "transformers has it without a value head, so neither as a critic nor as a reward model"

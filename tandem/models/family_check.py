@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows
+from tandem.models.classes import attention_of, class_of
 from tandem.models.families import refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
@@ -75,8 +76,11 @@ def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrain
     """The same random model with transformers' attention and with ours."""
 
     def make(attention: str) -> PreTrainedModel:
-        made: Any = AutoModelForCausalLM.from_config(
-            deepcopy(config), attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
+        made: Any = class_of(config, value_head=False).from_config(
+            deepcopy(config),
+            attn_implementation=attention_of(config, attention),
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
         )
         return made.eval()
 

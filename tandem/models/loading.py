@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.attention import ATTENTION
+from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
@@ -67,13 +67,13 @@ def model_cost(config: ModelConfig, value_head: bool) -> RowCost:
 
 def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The model of `load_model` on the meta device, to be laid out and then filled."""
-    auto_class, shape = _class_and_shape(value_head)
+    shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
     with torch.device("meta"):
-        model = auto_class.from_config(
+        model = class_of(model_config, value_head).from_config(
             model_config,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION,
+            attn_implementation=attention_of(model_config),
             trust_remote_code=config.trust_remote_code,
         )
     if not value_head and (config.path / "generation_config.json").is_file():  # it is saved with the model again
@@ -112,23 +112,16 @@ def _read(model: PreTrainedModel, path: Path, tensors: Mapping[str, torch.Tensor
         raise _cannot_load(path, error) from None
 
 
-def _class_and_shape(value_head: bool) -> tuple[Any, dict[str, Any]]:
-    """The class of transformers to load, and what its configuration needs besides."""
-    if value_head:
-        return transformers.AutoModelForTokenClassification, {"num_labels": 1}
-    return transformers.AutoModelForCausalLM, {}
-
-
 def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The policy, or the same body with a value head of one number a token: a zero one where the directory has none."""
-    auto_class, shape = _class_and_shape(value_head)
+    shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
     try:
-        model, report = auto_class.from_pretrained(
+        model, report = class_of(model_config, value_head).from_pretrained(
             config.path,
             config=model_config,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION,
+            attn_implementation=attention_of(model_config),
             output_loading_info=True,
             **_options(config),
         )

@@ -16,7 +16,7 @@ async def single_turn(
 ) -> list[Trajectory]:
     """A trajectory for each seed, in their order."""
     start = time.perf_counter()
-    request = Request(prompt.token_ids, sampling, tuple(seeds))
+    request = Request(prompt.token_ids, sampling, tuple(seeds), pictures=prompt.pictures)
     answers = [(completion, time.perf_counter() - start) async for completion in generate(request)]
     answers.sort(key=lambda pair: pair[0].sample)
     texts = decode([completion.token_ids for completion, _ in answers])

@@ -40,6 +40,7 @@ class LocalMicroBatch:
     """The columns of all the micro-batch's scored tokens."""
     size: int
     """How many scored tokens the whole micro-batch has."""
+    whole: MicroBatch
 
 
 class ContextParallel:
@@ -84,6 +85,7 @@ class ContextParallel:
             mine=on_device(mine),
             columns=micro_batch.columns.map(on_device),
             size=len(micro_batch.scored),
+            whole=micro_batch,
         )
 
     def gather(self, part: LocalMicroBatch, outputs: Outputs[Tensor]) -> Outputs[Tensor]:

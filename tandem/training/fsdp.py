@@ -16,14 +16,16 @@ from transformers import PreTrainedModel
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
-from tandem.errors import EngineError
-from tandem.models.attention import PackedRows, ScatteredRows
+from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
+from tandem.models.classes import sees_pictures
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
 from tandem.models.storage import TensorFile
+from tandem.models.tower import PictureTower, tower_of
+from tandem.pictures.store import PictureStore
 from tandem.regions import Shard
 from tandem.training.base import LossResult, PassResult, TrainEngine, sum_parts, sum_results
 from tandem.training.checkpointing import checkpointed_layers, checkpointing
@@ -33,7 +35,7 @@ from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
 from tandem.training.optimizer import MasterAdamW
 from tandem.training.tiled_head import TiledVocabularyHead
-from tandem.types import IntArray, MicroBatch, Outputs, TokenColumns, TokenLoss
+from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
 _LOG = logging.getLogger(__name__)
 _EMPTY_MICRO_BATCH = MicroBatch(
@@ -62,11 +64,13 @@ class FsdpEngine:
         total_steps: int = 1,
         temperature: float = 1.0,
         layout: Whole | None = None,
+        tower: PictureTower | None = None,
     ) -> None:
         """A language model is a policy, `temperature` that of its log-probs; a token-classification one is a critic.
 
         `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only. `layout`:
-        of the model over the ranks; default: all of it on this one.
+        of the model over the ranks; default: all of it on this one. `tower`: the model's, for micro-batches with
+        pictures.
         """
         self.model = model.eval()
         if not optimizer:
@@ -81,6 +85,7 @@ class FsdpEngine:
         self._compiled = _compiled_layers(model) if config.compile else nullcontext
         self._head = _head_of(model, temperature, self._layout.device)
         self._copies = HostCopies()
+        self._tower = tower
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
@@ -151,8 +156,24 @@ class FsdpEngine:
 
     def _inputs(self, part: LocalMicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
-        hidden = _run(self.model.base_model, part.token_ids, part.plan)
-        return hidden.index_select(0, part.scored), part.targets
+        token_ids, options = self._seen(part)
+        outputs = self._body(token_ids, attention_plan=part.plan, use_cache=False, return_dict=False, **options)
+        return outputs[0][0].index_select(0, part.scored), part.targets
+
+    def _seen(self, part: LocalMicroBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Token ids `[1, N]` of segments packed head to tail, their positions, and the pictures among them."""
+        if (part.token_ids < 0).any():
+            if self._tower is None:
+                raise EngineError("rows with pictures, but this engine was made without a directory of pictures")
+            whole = part.whole
+            places = self._tower.places(whole.token_ids, whole.offsets, whole.prefixes, whole.pictures)
+            return self._tower.inputs(whole.token_ids, places, whole.pictures)
+        token_ids = torch.from_numpy(part.token_ids)[None].to(part.plan.positions.device)
+        return token_ids, {"position_ids": part.plan.positions[None]}
+
+    @property
+    def _body(self) -> Any:
+        return self.model.base_model
 
     def _move(self, device: torch.device) -> None:
         nn.Module.to(self.model, device)
@@ -168,17 +189,26 @@ def make_engine(
     total_steps: int = 1,
     temperature: float = 1.0,
     value_head: bool = False,
+    pictures: Path | None = None,
 ) -> TrainEngine:
-    """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several."""
+    """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several.
+
+    `pictures`: the directory where those of the rows are stored, for a model that sees them.
+    """
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
     loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
     loaded.requires_grad_(optimizer is not None)
+    if sharded and sees_pictures(loaded.config):
+        raise UserError(f"model type {loaded.config.model_type} trains on one rank only so far; use cluster.ranks=1")
+    if sees_pictures(loaded.config) and model.vision_tower == "frozen":
+        tower_of(loaded).requires_grad_(False)
     if model.lora and optimizer and not value_head:
         add_adapters(loaded, model.lora, model.path)
     if sharded:
         layout = Sharded(loaded, training)
         fill(loaded, model)
-    return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout)
+    tower = PictureTower(loaded, model.path, PictureStore(pictures).read) if pictures is not None else None
+    return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout, tower)
 
 
 def _choose_attention(model: PreTrainedModel, config: FsdpTrainingConfig, layout: Whole) -> None:
@@ -212,15 +242,3 @@ def _head_of(model: PreTrainedModel, temperature: float, device: torch.device) -
         return tiled
     # Rows are no wider than tiles: their logits are kept rather than made twice.
     return VocabularyHead(layer, temperature, tiled.tile_tokens * tiled.tile_vocabulary, bend)
-
-
-def _run(module: Any, token_ids: IntArray, plan: PackedRows | ScatteredRows) -> torch.Tensor:
-    """`[N, features]`: the module's first output for segments packed head to tail, as if each stood alone."""
-    outputs = module(
-        torch.from_numpy(token_ids)[None].to(plan.positions.device),
-        position_ids=plan.positions[None],
-        attention_plan=plan,
-        use_cache=False,
-        return_dict=False,
-    )
-    return outputs[0][0]

@@ -37,6 +37,8 @@ class TrainSpec:
     """The temperature that a policy's log-probs and entropy are of."""
     value_head: bool = False
     """One number a token, as a critic and a reward model answer, instead of log-probs."""
+    pictures: Path | None = None
+    """Where the pictures of rows are stored, for a model that sees them."""
 
 
 class TrainWorker(Worker[TrainSpec]):
@@ -193,4 +195,5 @@ def make_engine(spec: TrainSpec) -> TrainEngine:
         total_steps=spec.total_steps,
         temperature=spec.temperature,
         value_head=spec.value_head,
+        pictures=spec.pictures,
     )

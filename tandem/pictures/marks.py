@@ -1,0 +1,42 @@
+"""Token ids that tell pictures apart.
+
+In a prompt the tokens of every picture are the same placeholder, so prompts with other pictures of one size have the
+same tokens. Whoever compares prompts by their tokens, to compute once what they share, marks them first: the tokens of
+the picture with number n become -1 - n, whichever prompt shows it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tandem.types import IntArray, Picture
+
+
+class PictureNumbers:
+    """Numbers for pictures, from 0 on, in the order in which they are first met; the same content, the same number."""
+
+    def __init__(self) -> None:
+        self.pictures: list[Picture] = []
+        """By number."""
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, token_ids: IntArray, pictures: Sequence[Picture]) -> IntArray:
+        """`token_ids` itself where there are no pictures, else a copy with theirs marked."""
+        if not pictures:
+            return token_ids
+        marked = token_ids.copy()
+        for picture in pictures:
+            rows, columns = picture.grid
+            marked[picture.place : picture.place + rows * columns] = -1 - self._number(picture)
+        return marked
+
+    def _number(self, picture: Picture) -> int:
+        number = self._numbers.setdefault(picture.key, len(self.pictures))
+        if number == len(self.pictures):
+            self.pictures.append(picture)
+        return number
+
+
+def unmarked(token_ids: IntArray, placeholder: int) -> IntArray:
+    """With the model's placeholder in the place of marks."""
+    return np.where(token_ids < 0, token_ids.dtype.type(placeholder), token_ids)

@@ -1,0 +1,270 @@
+"""Packed rows with pictures against one forward pass of transformers a row: log-probs, gradients, the native engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tandem.batching.packing import demonstrations_to_batch, micro_batches
+from tandem.config.training import FsdpTrainingConfig
+from tandem.config.tree import ModelConfig
+from tandem.generation.native import NativeEngine
+from tandem.models.tower import PictureTower, tower_of
+from tandem.pictures.positions import places_of
+from tandem.pictures.store import PictureStore
+from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
+from tests.pictures import FAMILIES, make_model, make_tokenizer, prompt_of, store_pictures
+
+
+@dataclass
+class Case:
+    """A model, rows of four prompts, and what transformers makes of them."""
+
+    family: str
+    path: Path
+    store: PictureStore
+    rows: list[Demonstration]
+    groups: IntArray
+    theirs: Any
+    """The model as transformers computes it."""
+
+    @property
+    def batch(self) -> Batch:
+        return demonstrations_to_batch(self.rows, self.groups)
+
+    def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
+        if not pictures:
+            return {}
+        processor = transformers.AutoImageProcessor.from_pretrained(self.path, backend="pil")
+        images = [self.store.read(picture.key) for picture in pictures]
+        made = processor(images=images, do_resize=False, return_tensors="pt")
+        return {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
+
+    def logits(self, token_ids: IntArray, prompt: int, pictures: Sequence[Picture]) -> torch.Tensor:
+        """`[T, V]` of one row, by a forward pass of its own."""
+        ids = torch.from_numpy(token_ids)[None].long()
+        shown = self.pixels(pictures)
+        if shown:
+            shown["mm_token_type_ids"] = (ids == self.theirs.config.image_token_id).int()
+            shown["mm_token_type_ids"][:, prompt:] = 0
+        return self.theirs(ids, use_cache=False, **shown).logits[0]
+
+    def wanted(self) -> torch.Tensor:
+        """Log-probs of all response tokens."""
+        found: list[torch.Tensor] = []
+        for row in self.rows:
+            ids, prompt = np.concatenate((row.prompt_ids, row.response_ids)), len(row.prompt_ids)
+            logits = self.logits(ids, prompt, row.pictures)[prompt - 1 : -1]
+            found.append(logits.log_softmax(-1).gather(1, torch.from_numpy(row.response_ids)[:, None].long())[:, 0])
+        return torch.cat(found)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """One picture, two, none, and one again that another prompt shows, too; and a prompt that differs from the first
+    in its picture alone."""
+    family = request.param
+    directory = tmp_path_factory.mktemp(family)
+    path, store = make_model(family, directory / "model"), PictureStore(directory / "pictures")
+    a, b, c, d = store_pictures(store, family, [(2, 3), (4, 2), (7, 6), (2, 3)])
+    tokenizer = make_tokenizer()
+    prompts = [["what ", a, "?"], [b, " or ", c, " then"], ["just text"], ["again ", b], ["what ", d, "?"]]
+    drawn, rows, groups = np.random.default_rng(1), list[Demonstration](), [0, 0, 0, 1, 1, 2, 3, 3, 4]
+    for group in groups:
+        ids, shown = prompt_of(tokenizer, prompts[group])
+        answer = drawn.integers(10, 90, drawn.integers(2, 9)).astype(np.int32)
+        rows.append(Demonstration(0, ids, answer, np.ones(len(answer), bool), shown))
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(path, attn_implementation="sdpa")
+    return Case(family, path, store, rows, np.array(groups, np.int32), theirs.eval())
+
+
+class WeightedLogprobs:
+    token_local = True
+
+    def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert columns.weights is not None
+        return (columns.weights * outputs.logprobs_S).sum(), {}
+
+
+def engine_of(case: Case, **options: Any) -> FsdpEngine:
+    from tandem.config.algorithms import OptimizerConfig
+
+    tower = options.pop("vision_tower", "train")
+    model = ModelConfig(path=case.path, vision_tower=tower)
+    settings = FsdpTrainingConfig(**options)
+    engine = make_engine(model, settings, OptimizerConfig(), pictures=case.store._directory)
+    assert isinstance(engine, FsdpEngine)
+    return engine
+
+
+def logprobs(engine: FsdpEngine, batch: Batch, tokens: int = 10_000) -> torch.Tensor:
+    packed = micro_batches(batch, range(len(batch)), tokens)
+    found = torch.zeros(len(batch.response_ids))
+    for micro_batch, outputs in zip(packed, engine.forward(packed), strict=True):
+        assert outputs.logprobs_S is not None
+        found[torch.from_numpy(micro_batch.source)] = outputs.logprobs_S
+    return found
+
+
+@pytest.mark.parametrize("tokens", [10_000, 60])
+def test_packed_rows_have_the_log_probs_of_a_forward_pass_each(case: Case, tokens: int) -> None:
+    with torch.no_grad():
+        wanted = case.wanted()
+    assert (logprobs(engine_of(case), case.batch, tokens) - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"vision_tower": "frozen"}, {"activation_checkpointing": True}])
+def test_gradients_are_those_of_a_forward_pass_each(case: Case, options: dict[str, Any]) -> None:
+    """Of the tower, too, where it learns."""
+    batch = case.batch
+    batch.tokens.weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
+    batch.tokens.shares = np.zeros_like(batch.tokens.weights)
+    engine = engine_of(case, **options)
+    for tokens in (10_000, 60):
+        engine.model.zero_grad()
+        case.theirs.zero_grad()
+        (case.wanted() * torch.from_numpy(batch.tokens.weights)).sum().backward()
+        engine.forward_backward(micro_batches(batch, range(len(batch)), tokens), WeightedLogprobs())
+        theirs = dict(case.theirs.named_parameters())
+        frozen = {name for name, p in engine.model.named_parameters() if p.grad is None}
+        assert frozen == ({name for name in theirs if ".visual." in name} if "vision_tower" in options else set())
+        for name, parameter in engine.model.named_parameters():
+            if parameter.grad is not None:
+                gradient = theirs[name].grad
+                assert gradient is not None
+                assert (parameter.grad - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp_min(1e-3), name
+
+
+def test_positions_and_pictures_matter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controls: with text's positions for pictures, and with one picture for another, log-probs are far off."""
+    with torch.no_grad():
+        wanted = case.wanted()
+    engine = engine_of(case)
+    tower = engine._tower
+    assert tower is not None
+    read = tower._read
+    other = case.rows[-1].pictures[0].key
+    monkeypatch.setattr(tower, "_read", lambda key: read(other)[::-1].copy() if key == other else read(key))
+    assert (logprobs(engine, case.batch) - wanted)[-len(case.rows[-1].response_ids) :].abs().max() > 0.1
+    monkeypatch.setattr(tower, "_read", read)
+    monkeypatch.setattr(tower, "spatial", False)
+    assert (logprobs(engine, case.batch) - wanted).abs().max() > 0.1
+
+
+def generate(engine: NativeEngine, requests: Sequence[Request]) -> list[list[Completion]]:
+    async def ask() -> list[list[Completion]]:
+        async def one(request: Request) -> list[Completion]:
+            return sorted([c async for c in engine.generate(request)], key=lambda c: c.sample)
+
+        return await asyncio.gather(*(one(request) for request in requests))
+
+    return asyncio.run(ask())
+
+
+def requests_of(case: Case, temperature: float, samples: int, keep: bool = False) -> list[Request]:
+    first = {int(group): row for group, row in zip(case.groups[::-1], case.rows[::-1], strict=True)}
+    sampling = SamplingParams(temperature=temperature, max_tokens=9)
+    return [
+        Request(row.prompt_ids, sampling, tuple(range(100 * group, 100 * group + samples)), pictures=row.pictures,
+                keep=keep)
+        for group, row in sorted(first.items())
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_generated_log_probs_are_the_trainers(case: Case, record: bool) -> None:
+    """Of greedy and of drawn answers, several to a prompt, in more rows than the engine has slots; with what earlier
+    requests have left; and after the tower has other weights."""
+    engine = engine_of(case)
+    tower = PictureTower(engine.model, case.path, case.store.read)
+    native = NativeEngine(engine.model, max_running=6, record=record, tower=tower)
+    for version in range(2):
+        native.load_weights(version, None)
+        for temperature, samples, keep in ((0.0, 1, False), (1.0, 4, True), (1.0, 3, True)):
+            asked = requests_of(case, temperature, samples, keep)
+            answers = generate(native, asked)
+            rows = [
+                Demonstration(0, request.token_ids, c.token_ids, np.ones(len(c.token_ids), bool), request.pictures)
+                for request, own in zip(asked, answers, strict=True)
+                for c in own
+            ]
+            theirs = np.concatenate([c.logprobs for own in answers for c in own])
+            ours = logprobs(engine, demonstrations_to_batch(rows)).numpy()
+            assert np.abs(ours - theirs).max() < 2e-5
+            assert not any(np.isin(row.response_ids, tower.never_drawn).any() for row in rows)
+        with torch.no_grad():
+            for parameter in tower_of(engine.model).parameters():
+                parameter.mul_(1.1)
+
+
+def test_greedy_answers_are_those_of_generate(case: Case) -> None:
+    engine = engine_of(case)
+    tower = PictureTower(engine.model, case.path, case.store.read)
+    native = NativeEngine(engine.model, max_running=6, tower=tower)
+    native.load_weights(0, None)
+    asked = requests_of(case, 0.0, 1)
+    for request, (completion,) in zip(asked, generate(native, asked), strict=True):
+        ids = torch.from_numpy(request.token_ids)[None].long()
+        shown = case.pixels(request.pictures)
+        if shown:
+            shown["mm_token_type_ids"] = (ids == case.theirs.config.image_token_id).int()
+        never = [[token] for token in tower.never_drawn]
+        theirs = case.theirs.generate(
+            ids, max_new_tokens=9, do_sample=False, eos_token_id=None, bad_words_ids=never, **shown
+        )
+        assert theirs[0, ids.shape[1] :].tolist() == completion.token_ids.tolist()
+
+
+def test_a_tempted_policy_draws_no_picture_token(case: Case) -> None:
+    """Though nearly all of its probability is on it; log-probs stay those of the whole softmax."""
+    engine = engine_of(case)
+    tower = PictureTower(engine.model, case.path, case.store.read)
+    layer = engine.model.get_output_embeddings()
+    tempting = torch.nn.Linear(layer.in_features, layer.out_features)
+    tempting.weight, tempting.bias.data = layer.weight, torch.zeros(layer.out_features)
+    tempting.bias.data[list(tower.never_drawn)] = 20.0
+    engine.model.lm_head = tempting
+    native = NativeEngine(engine.model, max_running=6, tower=tower)
+    native.load_weights(0, None)
+    for temperature in (0.0, 1.0):
+        for own in generate(native, requests_of(case, temperature, 1)):
+            assert not np.isin(own[0].token_ids, tower.never_drawn).any()
+            assert (own[0].logprobs < -5).all()
+
+
+def test_a_picture_that_is_cut_is_told() -> None:
+    picture = Picture("key", (2, 2), 1)
+    with pytest.raises(ValueError, match="picture 0 ends after 3 of its tokens"):
+        places_of(np.array([5, -1, -1, -1, 6]), np.array([0, 5]), np.array([-1]), [picture], spatial=True)
+
+
+def test_positions_are_those_of_transformers(case: Case) -> None:
+    """Wherever a prompt is cut into segments, within a picture, too; and of a picture beside itself."""
+    row = case.rows[3]
+    batch = demonstrations_to_batch([row])
+    ids, wanted = batch.prompt_ids, None
+    for cut in range(1, len(ids)):
+        offsets, prefixes = np.array([0, cut, len(ids)]), np.array([-1, 0])
+        places = places_of(ids, offsets, prefixes, batch.pictures, spatial=True)
+        if wanted is None:
+            raw = torch.from_numpy(row.prompt_ids)[None].long()
+            kinds = (raw == case.theirs.config.image_token_id).int()
+            grids = case.pixels(row.pictures)["image_grid_thw"]
+            index = case.theirs.base_model.get_rope_index(raw, mm_token_type_ids=kinds, image_grid_thw=grids)
+            wanted = index[0][:, 0].numpy(), int(index[1][0, 0])
+        assert (places.positions == wanted[0]).all()
+        assert places.ends[-1] == len(ids) + wanted[1]
+        assert (places.features == np.arange(4 * 2 + 7 * 6)).all()
+    twice = replace(row.pictures[0], grid=(1, 2))
+    side = places_of(np.array([-1, -1, -1, -1]), np.array([0, 4]), np.array([-1]), [twice], spatial=True)
+    assert side.positions.tolist() == [[0, 0, 2, 2], [0, 0, 2, 2], [0, 1, 2, 3]]
+    assert side.features.tolist() == [0, 1, 0, 1]
