@@ -12,7 +12,15 @@ from tandem.algorithms.base import Signal
 from tandem.checkpoint.branch import CRITIC, POLICY, Branch
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
-from tandem.config.tree import ModelConfig, RolloutConfig, TrainConfig
+from tandem.config.tree import (
+    EvalConfig,
+    ModelConfig,
+    ModelsConfig,
+    RolloutConfig,
+    SftConfig,
+    TrainConfig,
+    pictures_directory,
+)
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
@@ -29,6 +37,7 @@ from tandem.controller.roles import (
 )
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
+from tandem.models.families import sees_pictures
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -236,14 +245,23 @@ def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
         config.training.optimizer,
         total_steps=optimizer_steps,
         temperature=config.generation.temperature,
+        pictures=pictures_of(config),
     )
+
+
+def pictures_of(config: ModelsConfig) -> Path | None:
+    """Where the pictures of rows are stored, where the model sees any."""
+    assert isinstance(config, TrainConfig | EvalConfig | SftConfig), "other commands have no rows"
+    return pictures_directory(config) if sees_pictures(config.model.path) else None
 
 
 def make_rollout(
     config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement, memory_share: float
 ) -> Rollout:
     """The generation engines; they serve nothing until a first `publish`. `memory_share` as in RolloutSpec."""
-    spec = RolloutSpec(config.model, config.generation, tokenizer, config.conversation, memory_share)
+    spec = RolloutSpec(
+        config.model, config.generation, tokenizer, config.conversation, memory_share, pictures_of(config)
+    )
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 
 

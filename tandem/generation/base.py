@@ -81,6 +81,8 @@ class EngineLimits:
     """The engine has a tokenizer, which stop strings need."""
     max_running: int
     """Samples that are generated at once; further ones wait."""
+    pictures: bool = False
+    """The engine sees the pictures of a request."""
 
     def check(self, request: Request) -> None:
         """Raises UserError unless an engine of these limits can serve `request`."""
@@ -101,6 +103,8 @@ class EngineLimits:
                 f"generate: top_k {sampling.top_k} and top_p {sampling.top_p}: top_k is 0, which keeps the whole "
                 f"vocabulary, or at most {_INT32 - 1}, and top_p above 0 and at most 1"
             )
+        if request.pictures and not self.pictures:
+            raise UserError("generate: this engine sees no pictures, and their placeholders alone mean nothing")
         if sampling.stop_strings and not self.stop_strings:
             raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
 

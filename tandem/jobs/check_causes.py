@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.controller.assembly import pictures_of
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.roles import Policy
@@ -73,5 +74,5 @@ def _logprobs_at_the_start(
 ) -> FloatArray:
     """By a frozen model with the weights that the actor starts from."""
     model: ModelConfig = config.model.model_copy(update={"dtype": dtype or config.model.dtype})
-    spec = TrainSpec(model, config.training, temperature=temperature)
+    spec = TrainSpec(model, config.training, temperature=temperature, pictures=pictures_of(config))
     return placement.group(Role.RefPolicy, Policy, TrainWorker, spec, name="suspect").logprobs(batch).get()

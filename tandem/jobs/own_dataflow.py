@@ -20,6 +20,7 @@ from tandem.errors import UserError
 from tandem.jobs.best import BestValue
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.run import claim_run_dir
+from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt
 from tandem.workers.training import TrainWorker
@@ -90,7 +91,7 @@ class Dataflow:
         store = CheckpointStore(trainer.run_dir, trainer.keep_last, remote=remote)
         with store.write(step) as draft:
             self.actor.save(draft)
-            self._inputs.tokenizer.save_pretrained(draft.directory / "model")
+            save_processors(self._inputs.tokenizer, self.config.model.path, draft.directory / "model")
             progress.write(draft.directory)
         store.finish()
 

@@ -14,7 +14,7 @@ from tandem.batching.packing import pairs_to_batch, scored_at_the_end
 from tandem.checkpoint.branch import Branch
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
-from tandem.controller.assembly import make_reference
+from tandem.controller.assembly import make_reference, pictures_of
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Critic, Reference, Trained
@@ -76,7 +76,7 @@ class DpoJob(PreferenceJob[Actor]):
         super().__init__(config, inputs, placement, branch)
         self.loss = DPOLoss(config.preference)
         if config.preference.loss != "simpo":
-            frozen = TrainSpec(config.model, config.training)
+            frozen = TrainSpec(config.model, config.training, pictures=pictures_of(config))
             elsewhere = branch is not None and bool(branch.weights)
             self.reference = make_reference(frozen, self._model, placement, starts_elsewhere=elsewhere)
 

@@ -30,6 +30,7 @@ from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.jobs.validation import summarize, validate
+from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, StepMetrics
@@ -114,7 +115,9 @@ class RlJob:
         for name, group in self._roles.trained.items():
             group.save(draft, name)
         directory = draft.directory
-        draft.writes.append(partial(self._inputs.tokenizer.save_pretrained, directory / "model"))
+        draft.writes.append(
+            partial(save_processors, self._inputs.tokenizer, self._config.model.path, directory / "model")
+        )
         state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
         write_text(directory / "state" / "rl.json", json.dumps(state))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:

@@ -17,6 +17,7 @@ from tandem.checkpoint.branch import POLICY, Branch
 from tandem.checkpoint.draft import Draft
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
+from tandem.controller.assembly import pictures_of
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Trained
@@ -25,6 +26,7 @@ from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
+from tandem.models.loading import save_processors
 from tandem.types import Batch, Demonstration, StepMetrics
 from tandem.workers.training import TrainSpec, TrainWorker
 
@@ -57,7 +59,13 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         start = branch.weights.get(POLICY, config.model.path) if branch else config.model.path
         model = config.model.model_copy(update={"path": start})
         self._model = self.make_model(
-            TrainSpec(model, config.training, config.training.optimizer, total_steps=self.total_steps)
+            TrainSpec(
+                model,
+                config.training,
+                config.training.optimizer,
+                total_steps=self.total_steps,
+                pictures=pictures_of(config),
+            )
         )
         if branch is not None:
             if POLICY in branch.states:
@@ -90,7 +98,8 @@ class SupervisedJob(ABC, Generic[Item, Model]):
 
     def save(self, draft: Draft) -> None:
         self._model.save(draft)
-        draft.writes.append(partial(self._inputs.tokenizer.save_pretrained, draft.directory / "model"))
+        model = draft.directory / "model"
+        draft.writes.append(partial(save_processors, self._inputs.tokenizer, self._config.model.path, model))
         write_text(draft.directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
 
     def load(self, directory: Path) -> None:

@@ -12,13 +12,19 @@ def class_of(config: Any, value_head: bool) -> Any:
     """The class of transformers to load a model with."""
     if value_head:
         return transformers.AutoModelForTokenClassification
-    return transformers.AutoModelForImageTextToText if sees_pictures(config) else transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText if is_picture_model(config) else transformers.AutoModelForCausalLM
 
 
 def attention_of(config: Any, text: str = ATTENTION) -> Any:
     """`attn_implementation`: ours for text. A picture is a row of its own to its tower, which is not causal."""
-    return {"": text, "text_config": text, "vision_config": "sdpa"} if sees_pictures(config) else text
+    return {"": text, "text_config": text, "vision_config": "sdpa"} if is_picture_model(config) else text
 
 
-def sees_pictures(config: Any) -> bool:
+def is_picture_model(config: Any) -> bool:
     return config.model_type in PICTURES
+
+
+def placeholder_of(config: Any) -> int:
+    """The token that stands for a picture's tokens."""
+    token = getattr(config, "image_token_id", None)
+    return int(config.image_token_index if token is None else token)

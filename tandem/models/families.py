@@ -6,8 +6,12 @@ of its eager attention. `family_check` measures that with a small model; docs/mo
 says the same without a model: tests/unit/test_models_families.py holds the two together.
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from tandem.pictures.model import MODEL_TYPES
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
@@ -27,7 +31,7 @@ _VALUE_HEADS = """
 VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 """Those of them that transformers has with a head of one number a token: critics and reward models."""
 
-PICTURES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+PICTURES = frozenset(MODEL_TYPES)
 """Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
 SPATIAL = PICTURES
 """Those of them in which a picture's tokens have positions in three dimensions."""
@@ -85,6 +89,15 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
     if reason is None and value_head and family in EQUAL - VALUE_HEADS:
         reason = "transformers has it without a value head, so neither as a critic nor as a reward model"
     return reason and f"model type {family} does not run here: {reason} (docs/models.md lists the families that run)"
+
+
+def sees_pictures(directory: Path) -> bool:
+    """By its config.json; one that cannot be read sees none."""
+    try:
+        described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return described["model_type"] in PICTURES
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def _reasons(described: Mapping[str, Any]) -> Iterator[str]:

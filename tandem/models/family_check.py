@@ -14,13 +14,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows
-from tandem.models.classes import attention_of, class_of
-from tandem.models.families import refusal
+from tandem.models.classes import attention_of, class_of, is_picture_model, placeholder_of
+from tandem.models.families import SPATIAL, refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
 from tandem.models.logits import Bend
 from tandem.models.tiny import tiny
-from tandem.types import IntArray
+from tandem.pictures.positions import places_of
+from tandem.types import IntArray, Picture
 
 TOLERANCE = 1e-4
 """By how much two log-probs of a token may differ, in float32."""
@@ -31,6 +32,8 @@ _PROMPTS = (5, 3)
 _KEPT = (4, 1)
 """How many tokens of each prompt are there from an earlier request, where one goes on from what that has left."""
 _MAX_PARAMETERS = 2**26
+_PICTURE = Picture("", grid=(1, 2), place=1)
+"""In the first row, of a model that sees pictures."""
 
 
 class Agreement(NamedTuple):
@@ -66,10 +69,60 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
     small = tiny(config)
     with torch.random.fork_rng(devices=[]):
         eager, ours = _models(small, trust_remote_code)
+    if is_picture_model(small):
+        return _compare_with_a_picture(eager, ours)
     wanted = [eager(row[None], use_cache=False).logits[0] for row in _ROWS]
     answers = [row[prompt - 1 :] for row, prompt in zip(wanted, _PROMPTS, strict=True)]
     cached = [*_cached(ours, kept=False), *_cached(ours, kept=True)]
     return Agreement(_difference(_packed(ours), wanted), _difference(cached, [*answers, *answers]))
+
+
+def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
+    """The first row shows one: a row of its own, cut where its prompt ends; then token by token after its prompt."""
+    token = placeholder_of(eager.config)
+    rows = [row.clone() for row in _ROWS]
+    first, second, prompt = rows[0], rows[1], _PROMPTS[0]
+    count = _PICTURE.grid[0] * _PICTURE.grid[1]
+    shown = slice(_PICTURE.place, _PICTURE.place + count)
+    first[shown] = token
+    patches, grid = _random_patches(eager.config)
+    kinds = (first == token).int()[None]
+    theirs = {"pixel_values": patches, "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    wanted = [eager(first[None], use_cache=False, **theirs).logits[0], eager(second[None], use_cache=False).logits[0]]
+    marked = torch.cat(rows).numpy()
+    marked[shown] = -1
+    offsets = np.array([0, prompt, len(first), len(first) + len(second)])
+    prefixes = np.array([-1, 0, -1])
+    places = places_of(marked, offsets, prefixes, [_PICTURE], spatial=eager.config.model_type in SPATIAL)
+    position_N = torch.from_numpy(places.positions)[:, None]
+    seen = ours.base_model.get_image_features(patches, grid, return_dict=True)
+    plan, ids = PackedRows(offsets, prefixes=prefixes), torch.cat(rows)[None]
+    outputs = {"mm_encoder_outputs": {"image": seen}, "use_cache": False}
+    hidden = ours.base_model(ids, position_ids=position_N, attention_plan=plan, return_dict=False, **outputs)[0][0]
+    packed = ours.get_output_embeddings()(hidden).split([len(first), len(second)])
+    cache, stop = KVCache(), len(first)
+    cache.reserve(1, stop)
+    prefill = Prefill(cache, np.array([0, prompt]), 0, np.array([0]), torch.device("cpu"))
+    made = [
+        ours(ids[:, :prompt], position_ids=position_N[..., :prompt], attention_plan=prefill, **outputs).logits[0, -1:]
+    ]
+    lag = int(places.ends[0]) - prompt
+    for place in range(prompt, stop):
+        step = Decode(cache, torch.tensor([place]), place + 1, place + 1)
+        stands = torch.tensor([[place + lag]])
+        made.append(
+            ours(ids[:, place : place + 1], position_ids=stands, attention_plan=step, use_cache=False).logits[0]
+        )
+    return Agreement(_difference(packed, wanted), _difference([torch.cat(made)], [wanted[0][prompt - 1 :]]))
+
+
+def _random_patches(config: Any) -> tuple[Tensor, Tensor]:
+    """Of `_PICTURE`: `[patches, numbers]`, and int64 `[1, 3]`, as image processors give them."""
+    vision = config.vision_config
+    rows, columns = (size * vision.spatial_merge_size for size in _PICTURE.grid)
+    numbers = 3 * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(rows * columns, numbers, generator=generator), torch.tensor([[1, rows, columns]])
 
 
 def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -1,6 +1,7 @@
 """Model directories -> tokenizers, policies, critics."""
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tandem.models.storage import read_safetensors
 
 _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")
 """Ends of their names in configurations."""
+_PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 _COMPLETE = "give a complete model directory"
 _AS_THEY_LIE = (
     f"{_COMPLETE}. Several ranks read files as they lie: weights that transformers converts while loading (mixtures of "
@@ -42,6 +44,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             "copy tokenizer.json and tokenizer_config.json of the base model into it"
         ) from None
     return tokenizer
+
+
+def save_processors(tokenizer: PreTrainedTokenizerBase, source: Path, directory: Path) -> None:
+    """Write what turns rows into a model's inputs beside its weights: the tokenizer, and how pictures are prepared, as
+    it is in the model's directory `source`."""
+    tokenizer.save_pretrained(directory)
+    for name in _PICTURE_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
 
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:

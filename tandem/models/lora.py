@@ -52,11 +52,15 @@ def adapted_layers(model: PreTrainedModel, targets: Sequence[str] | Literal["all
     """The names of the linear layers that get an adapter. UserError for a target that none is named by.
 
     The output layer gets none, nor do routers that are linear layers of a kind of their own, nor experts that are one
-    parameter together.
+    parameter together, nor the tower of a model that sees pictures.
     """
     output: Any = model.get_output_embeddings()
     kinds = (nn.Linear, Conv1D)
-    linear = [name for name, layer in model.named_modules() if type(layer) in kinds and layer is not output]
+    linear = [
+        name
+        for name, layer in model.named_modules()
+        if type(layer) in kinds and layer is not output and ".visual." not in name
+    ]
     if targets == "all-linear":
         return linear
     named = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}

@@ -123,6 +123,8 @@ def _shrunk_value(name: str, value: Any, kept: list[int], count: int) -> Any:
     if name == "per_layer_config" and value:
         layers = {int(layer): own for layer, own in value.items()}
         return {place: _shrunk(layers[layer]) for place, layer in enumerate(kept) if layer in layers}
+    if name == "vision_config" and value:
+        return _shrunk_tower(value)
     if isinstance(value, dict):
         return _shrunk(value)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, list):
@@ -132,6 +134,25 @@ def _shrunk_value(name: str, value: Any, kept: list[int], count: int) -> Any:
     if name.endswith(("_token_id", "_token_index")):
         return min(value, VOCABULARY - 1)
     return _SIZE_OF.get(name, value)
+
+
+def _shrunk_tower(values: Values) -> dict[str, Any]:
+    """Two layers; patches and how they are merged stay, for they say how many tokens a picture takes."""
+    small = {name: value for name, value in values.items() if name not in _DROPPED}
+    sizes = {
+        "depth": 2,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "num_position_embeddings": 64,
+        "out_hidden_size": _HIDDEN,
+    }
+    small |= {name: size for name, size in sizes.items() if name in values}
+    if "embed_dim" in values:  # Qwen2-VL: the tower's width; hidden_size is the text's
+        small |= {"embed_dim": 32, "hidden_size": _HIDDEN}
+    elif "hidden_size" in values:
+        small["hidden_size"] = 32
+    layers = {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [0]}
+    return {**small, **{name: kept for name, kept in layers.items() if values.get(name)}}
 
 
 def _shrunk_list(name: str, value: list[Any], kept: list[int], count: int) -> list[Any]:

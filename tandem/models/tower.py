@@ -7,10 +7,10 @@ family's own image processor does it.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from tandem.errors import EngineError, UserError
+from tandem.models.classes import placeholder_of
 from tandem.models.families import SPATIAL
 from tandem.pictures.marks import unmarked
 from tandem.pictures.positions import PicturePlaces, places_of
@@ -26,7 +27,8 @@ from tandem.types import IntArray, Picture
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """`[height, width, 3]`."""
 _KEPT_BYTES = 2**28
-"""Of features, where they do not change from pass to pass."""
+"""Of features, where they do not change from pass to pass; and of patches."""
+Item = TypeVar("Item")
 
 
 class Features(NamedTuple):
@@ -36,6 +38,10 @@ class Features(NamedTuple):
     """`[tokens, hidden]`: what stands in the place of the tokens' embeddings."""
     deeper: tuple[Tensor, ...]
     """`[tokens, hidden]` each: what is added after the first layers (Qwen3-VL's DeepStack)."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.embeddings, *self.deeper)
 
 
 class PictureInputs(NamedTuple):
@@ -58,8 +64,8 @@ class PictureTower:
         self.spatial = model.config.model_type in SPATIAL
         self.merged: int = getattr(model.config.vision_config, "spatial_merge_size", 1)
         self._frozen = not any(parameter.requires_grad for parameter in tower_of(model).parameters())
-        self._kept: OrderedDict[str, Features] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept: _Kept[Features] = _Kept(lambda features: sum(part.nbytes for part in features.parts))
+        self._patches: _Kept[Tensor] = _Kept(lambda patches: patches.nbytes)
 
     @property
     def never_drawn(self) -> tuple[int, ...]:
@@ -98,50 +104,73 @@ class PictureTower:
         """The tower has other weights now."""
         if not self._frozen:
             self._kept.clear()
-            self._kept_bytes = 0
 
     def _features(self, pictures: Sequence[Picture], keep: bool) -> list[Features]:
-        found = {picture.key: self._kept[picture.key] for picture in pictures if picture.key in self._kept}
-        for key in found:
-            self._kept.move_to_end(key)
+        found = self._kept.find(picture.key for picture in pictures)
         if lacking := [picture for picture in pictures if picture.key not in found]:
             new = dict(zip((picture.key for picture in lacking), self._compute(lacking), strict=True))
             found |= new
             if keep or self._frozen:
-                self._keep(new)
+                self._kept.keep(new)
         return [found[picture.key] for picture in pictures]
-
-    def _keep(self, features: dict[str, Features]) -> None:
-        for key, new in features.items():
-            self._kept[key] = new
-            self._kept_bytes += _bytes_of(new)
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= _bytes_of(self._kept.popitem(last=False)[1])
 
     def _compute(self, pictures: Sequence[Picture]) -> list[Features]:
         body: Any = self._model.base_model
-        patches, grids = zip(*(self._patches(picture) for picture in pictures), strict=True)
-        seen = body.get_image_features(
-            torch.cat(patches).to(self._model.device), torch.cat(grids).to(self._model.device), return_dict=True
-        )
-        deeper: Any = getattr(seen, "deepstack_features", None) or ()
-        sizes = [picture.grid[0] * picture.grid[1] for picture in pictures]
-        layers = [
-            layer if torch.is_tensor(layer) else torch.cat(tuple(layer)) for layer in (seen.pooler_output, *deeper)
-        ]
-        split = [layer.split(sizes) for layer in layers]
+        patches, grids = self._patches_of(pictures)
+        device = self._model.device
+        seen = body.get_image_features(patches.to(device), grids.to(device), return_dict=True)
+        found: list[Any] = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        layers = [layer if torch.is_tensor(layer) else torch.cat(tuple(layer)) for layer in found]
+        split = [layer.split([_tokens(picture) for picture in pictures]) for layer in layers]
         return [Features(own[0], tuple(own[1:])) for own in zip(*split, strict=True)]
 
-    def _patches(self, picture: Picture) -> tuple[Tensor, Tensor]:
-        made: Any = self._processor(images=[self._read(picture.key)], do_resize=False, return_tensors="pt")
-        grid = made["image_grid_thw"]
-        _, rows, columns = (int(size) for size in grid[0])
-        if (rows, columns) != (picture.grid[0] * self.merged, picture.grid[1] * self.merged):
-            raise EngineError(
-                f"picture {picture.key}: it was counted as {picture.grid[0]} x {picture.grid[1]} tokens, and the "
-                f"model's image processor makes {rows} x {columns} patches of it"
-            )
-        return made["pixel_values"], grid
+    def _patches_of(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
+        """Patches of all pictures, head to tail, and int64 `[pictures, 3]`: 1, and rows and columns of patches."""
+        found = self._patches.find(picture.key for picture in pictures)
+        merged = self.merged
+        grids = [(1, picture.grid[0] * merged, picture.grid[1] * merged) for picture in pictures]
+        lacking = [(picture, grid) for picture, grid in zip(pictures, grids, strict=True) if picture.key not in found]
+        if lacking:
+            pixels = [self._read(picture.key) for picture, _ in lacking]
+            made: Any = self._processor(images=pixels, do_resize=False, return_tensors="pt")
+            cut = [tuple(grid) for grid in made["image_grid_thw"].tolist()]
+            for (picture, grid), theirs in zip(lacking, cut, strict=True):
+                if grid != theirs:
+                    raise EngineError(
+                        f"picture {picture.key}: it was counted as {grid[1]} x {grid[2]} patches, and the model's "
+                        f"image processor makes {theirs[1]} x {theirs[2]} of it"
+                    )
+            patches = made["pixel_values"].split([rows * columns for _, (_, rows, columns) in lacking])
+            new = {picture.key: own for (picture, _), own in zip(lacking, patches, strict=True)}
+            found |= new
+            self._patches.keep({key: own.clone() for key, own in new.items()})
+        return torch.cat([found[picture.key] for picture in pictures]), torch.tensor(grids)
+
+
+class _Kept(Generic[Item]):
+    """What was computed of pictures, by key, up to a number of bytes; what was used longest ago goes first."""
+
+    def __init__(self, bytes_of: Callable[[Item], int]) -> None:
+        self._bytes_of = bytes_of
+        self._items: OrderedDict[str, Item] = OrderedDict()
+        self._bytes = 0
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._bytes = 0
+
+    def find(self, keys: Iterable[str]) -> dict[str, Item]:
+        found = {key: self._items[key] for key in keys if key in self._items}
+        for key in found:
+            self._items.move_to_end(key)
+        return found
+
+    def keep(self, items: Mapping[str, Item]) -> None:
+        for key, item in items.items():
+            self._items[key] = item
+            self._bytes += self._bytes_of(item)
+        while self._bytes > _KEPT_BYTES:
+            self._bytes -= self._bytes_of(self._items.popitem(last=False)[1])
 
 
 def load_image_processor(path: Path) -> Any:
@@ -155,16 +184,10 @@ def load_image_processor(path: Path) -> Any:
         ) from None
 
 
-def placeholder_of(config: Any) -> int:
-    """The token that stands for a picture's tokens."""
-    token = getattr(config, "image_token_id", None)
-    return int(config.image_token_index if token is None else token)
-
-
 def tower_of(model: PreTrainedModel) -> nn.Module:
     body: Any = model.base_model
     return body.visual
 
 
-def _bytes_of(features: Features) -> int:
-    return sum(part.nbytes for part in (features.embeddings, *features.deeper))
+def _tokens(picture: Picture) -> int:
+    return picture.grid[0] * picture.grid[1]

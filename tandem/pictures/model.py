@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.errors import UserError
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Families whose pictures are resized by the rule of `sizes.py` and take rows * columns placeholders, head to tail."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 1280 * 28 * 28
 """Those of Qwen2-VL's processor, where the directory states none."""

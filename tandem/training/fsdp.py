@@ -19,7 +19,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
-from tandem.models.classes import sees_pictures
+from tandem.models.classes import is_picture_model
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
@@ -198,9 +198,9 @@ def make_engine(
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
     loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
     loaded.requires_grad_(optimizer is not None)
-    if sharded and sees_pictures(loaded.config):
+    if sharded and is_picture_model(loaded.config):
         raise UserError(f"model type {loaded.config.model_type} trains on one rank only so far; use cluster.ranks=1")
-    if sees_pictures(loaded.config) and model.vision_tower == "frozen":
+    if is_picture_model(loaded.config) and model.vision_tower == "frozen":
         tower_of(loaded).requires_grad_(False)
     if model.lora and optimizer and not value_head:
         add_adapters(loaded, model.lora, model.path)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, named_part, stop_token_ids
+from tandem.models.tower import PictureTower
+from tandem.pictures.store import PictureStore
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
@@ -86,6 +89,8 @@ class RolloutSpec:
     """None: an answer is one turn."""
     memory_share: float = 0.9
     """Of each GPU, for an engine in a process of its own, where `generation.memory_share` does not say it."""
+    pictures: Path | None = None
+    """Where the pictures of prompts are stored, for a model that sees them."""
 
 
 class RolloutWorker(Worker[RolloutSpec]):
@@ -148,12 +153,14 @@ class RolloutWorker(Worker[RolloutSpec]):
             policy = load_policy(model)
         self._policy = policy
         record = None if config.cuda_graphs else False
+        pictures = self.spec.pictures
         return NativeEngine(
             policy,
             max_running=config.max_running,
             tokenizer=tokenizer,
             record=record,
             prefix_cache_tokens=config.prefix_cache_tokens,
+            tower=PictureTower(policy, model.path, PictureStore(pictures).read) if pictures is not None else None,
         )
 
     def _devices(self, wanted: int) -> str | None:

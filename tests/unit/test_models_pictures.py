@@ -13,16 +13,18 @@ import pytest
 import torch
 import transformers
 
+from examples.tiles.task import make_config, make_tokenizer
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.generation.native import NativeEngine
+from tandem.models.family_check import TOLERANCE, compare
 from tandem.models.tower import PictureTower, tower_of
 from tandem.pictures.positions import places_of
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine, make_engine
 from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
-from tests.pictures import FAMILIES, make_model, make_tokenizer, prompt_of, store_pictures
+from tests.pictures import FAMILIES, make_model, prompt_of, store_pictures
 
 
 @dataclass
@@ -101,7 +103,7 @@ def engine_of(case: Case, **options: Any) -> FsdpEngine:
     tower = options.pop("vision_tower", "train")
     model = ModelConfig(path=case.path, vision_tower=tower)
     settings = FsdpTrainingConfig(**options)
-    engine = make_engine(model, settings, OptimizerConfig(), pictures=case.store._directory)
+    engine = make_engine(model, settings, OptimizerConfig(), pictures=case.store.directory)
     assert isinstance(engine, FsdpEngine)
     return engine
 
@@ -239,6 +241,14 @@ def test_a_tempted_policy_draws_no_picture_token(case: Case) -> None:
         for own in generate(native, requests_of(case, temperature, 1)):
             assert not np.isin(own[0].token_ids, tower.never_drawn).any()
             assert (own[0].logprobs < -5).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_check_before_weights_are_read_shows_a_picture(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(family, make_tokenizer())
+    assert max(compare(config)) < TOLERANCE
+    monkeypatch.setattr("tandem.models.family_check.SPATIAL", frozenset())
+    assert max(compare(config)) > 100 * TOLERANCE  # text's positions for a picture
 
 
 def test_a_picture_that_is_cut_is_told() -> None:

@@ -27,6 +27,7 @@ _CHECKS = (
     data.find_validation_mistakes,
     models.find_directory_mistakes,
     models.find_family_mistakes,
+    models.find_picture_mistakes,
     models.find_length_mistakes,
     models.find_lora_mistakes,
     models.find_reward_model_mistakes,

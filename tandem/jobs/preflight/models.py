@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
-from tandem.models.families import refusal
+from tandem.models.families import refusal, sees_pictures
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
@@ -34,6 +34,26 @@ def find_family_mistakes(config: Any) -> Iterator[str]:
     problems = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
                 if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
     yield from dict.fromkeys(problems)
+
+
+def find_picture_mistakes(config: Any) -> Iterator[str]:
+    """What a model that sees pictures cannot do yet."""
+    if not sees_pictures(config.model.path):
+        return
+    family = _read_config(config.model.path)["model_type"]
+    training, not_yet = config.training, f"a model that sees pictures ({family}) does not run so yet"
+    trains = not isinstance(config, EvalConfig)
+    if isinstance(config, RolloutConfig) and config.generation.type != "native":
+        yield f"generation.type: {config.generation.type}: {not_yet}; use native"
+    if trains and training.type != "fsdp":
+        yield f"training.type: {training.type}: {not_yet}; use fsdp"
+    elif trains and training.compile:
+        yield f"training.compile: {not_yet}; leave it out"
+    roles = ("actor", "reference", "rollout") if isinstance(config, RolloutConfig) else ("actor",)
+    if any(sum(config.nodes_of(role)) > 1 for role in roles):
+        yield f"cluster.ranks, placement.pools: {not_yet} on several ranks; give each role one"
+    if isinstance(config, RolloutConfig) and config.conversation is not None:
+        yield f"conversation: {not_yet}; leave the section out"
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
