@@ -45,6 +45,28 @@ def test_math_as_first_published_is_a_file_a_problem(tmp_path: Path) -> None:
     assert counts == {"rows read": 4, "test": 2, "train": 2, "skipped": 0}
 
 
+def test_pictures_are_in_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_bytes(b"PNG")
+    puzzle = {"image": "images/a.png", "question": "Which?", "options": [6, 3], "answer": "3", "puzzle": "rings"}
+    write_lines(tmp_path / "puzzles.jsonl", [puzzle])
+    assert convert.convert(CONVERTERS["puzzlevqa"], tmp_path, tmp_path / "out")["train"] == 1
+    (row,) = pq.read_table(tmp_path / "out/train.parquet").to_pylist()
+    assert row["images"] == [{"bytes": b"PNG"}] and row["reward_model"]["ground_truth"] == "B"
+    assert row["prompt"][0]["content"].startswith("<image>Which?\n\n(A) 6\n(B) 3\n\n")
+    for wrong in ({**puzzle, "answer": "4"}, {**puzzle, "image": "b.png"}):
+        write_lines(tmp_path / "puzzles.jsonl", [wrong])
+        with pytest.raises(UserError, match=r"options are|b.png', and there is no such file"):
+            convert.convert(CONVERTERS["puzzlevqa"], tmp_path / "puzzles.jsonl", tmp_path / "out")
+
+    problem = {"images": [{"bytes": b"PNG", "path": None}], "problem": "<image>Find x.", "answer": "3"}
+    (row,) = made("geo3k", problem).values()
+    assert row["images"] == [{"bytes": b"PNG"}] and row["data_source"] == "hiyouga/geometry3k"
+    assert row["extra_info"]["answer"] == r"\boxed{3}"
+    with pytest.raises(BadRow, match="0 times <image> in the problem, and 1 pictures"):
+        made("geo3k", {**problem, "problem": "Find x."})
+
+
 def test_choices_are_lettered() -> None:
     aqua = {"question": "1+1?", "options": ["A)1", "B)2"], "correct": "B"}
     (row,) = made("aqua", aqua).values()

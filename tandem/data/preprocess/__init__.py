@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from tandem.data.preprocess import choice, code, hh, math, questions
+from tandem.data.preprocess import choice, code, hh, math, pictures, questions
 from tandem.data.preprocess.convert import ToRows
 
 CONVERTERS: Mapping[str, ToRows] = {
     "aqua": choice.aqua,
+    "geo3k": pictures.geo3k,
     "gsm8k": math.gsm8k,
     "hellaswag": choice.hellaswag,
     "hh": hh.hh,
@@ -15,6 +16,7 @@ CONVERTERS: Mapping[str, ToRows] = {
     "math": math.competition_math,
     "mbpp": code.mbpp,
     "musique": questions.questions("musique"),
+    "puzzlevqa": pictures.puzzlevqa,
     "squad": questions.questions("squad"),
 }
 """Name in `tandem data NAME` to what makes its rows."""

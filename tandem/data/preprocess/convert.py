@@ -25,6 +25,8 @@ class Place(NamedTuple):
     split: str
     index: int
     """Position among the rows of its split."""
+    folder: Path = Path()
+    """That of its file, from which relative paths start."""
 
 
 _OF_A_QUESTION = ("data_source", "prompt", "system", "ability", "ground_truth")
@@ -47,7 +49,7 @@ def convert(to_rows: ToRows, source: Path, out: Path, *, published: bool = True)
                 try:
                     if isinstance(row, BadRow):
                         raise row
-                    made = list(to_rows(row, Place(split, indices[split])))
+                    made = list(to_rows(row, Place(split, indices[split], path.parent)))
                 except BadRow as bad:
                     question = "; is this the file as published?" if published else ""
                     raise UserError(f"{path}, row {number}: {bad}{question}") from bad
@@ -68,7 +70,7 @@ def verl_row(place: Place, data_source: str, ability: str, prompt: str, ground_t
         "prompt": [{"role": "user", "content": prompt}],
         "ability": ability,
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
-        "extra_info": {**extra, **place._asdict()},
+        "extra_info": {**extra, "split": place.split, "index": place.index},
     }
 
 
@@ -95,7 +97,7 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
 
     if not {"prompt", "messages", "chosen"} & columns.keys() or ("data_source" in columns and "prompt" not in columns):
         raise UserError("--map: name at least the prompt (or, without data_source, messages, or chosen): prompt=COLUMN")
-    if "data_source" in columns and (taken := [name for name in Place._fields if name in columns]):
+    if "data_source" in columns and (taken := [name for name in ("split", "index") if name in columns]):
         raise UserError(f"--map: {taken[0]}: extra_info has the row's own {taken[0]} there; take another name")
     return to_rows
 

@@ -6,9 +6,11 @@ _GSM8K, _MATH = "tandem.reward.rules.gsm8k:strict", "tandem.reward.rules.math:bo
 _LETTER, _CODE = "tandem.reward.rules.choice:letter", "tandem.reward.rules.code:unit_tests"
 BUILT_IN: Mapping[str, str] = {
     **dict.fromkeys(("gsm8k", "openai/gsm8k"), _GSM8K),
-    **dict.fromkeys(("math", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), _MATH),
+    **dict.fromkeys(
+        ("math", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "hiyouga/geometry3k"), _MATH
+    ),
     "math_dapo": "tandem.reward.rules.math:dapo",
-    **dict.fromkeys(("aqua_rat", "hellaswag"), _LETTER),
+    **dict.fromkeys(("aqua_rat", "hellaswag", "puzzlevqa"), _LETTER),
     **dict.fromkeys(("mbpp", "openai_humaneval"), _CODE),
     **dict.fromkeys(("squad", "hotpotqa", "musique"), "tandem.reward.rules.qa:exact_match"),
 }
