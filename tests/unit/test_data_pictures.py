@@ -162,14 +162,19 @@ def test_files_that_contradict_each_other_are_told(tmp_path: Path) -> None:
 
 def test_demonstrations_and_pairs_have_pictures(tmp_path: Path) -> None:
     text = base64.b64encode(encoded(picture(28, 84))).decode()
-    talk = [user("<image>?"), ANSWER, user("<image>!"), {**ANSWER, "content": "BC"}]
+    talk = [user("<image>?<image>"), ANSWER, user("!"), {**ANSWER, "content": "BC"}]
     file = write_lines(tmp_path / "sft.jsonl", [{"messages": talk, "images": [text, text]}])
     (shown,) = SftDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
     ids = np.concatenate([shown.prompt_ids, shown.response_ids])
     assert np.flatnonzero(ids == IMAGE_ID).tolist() == [p.place + n for p in shown.pictures for n in range(3)]
-    assert len(shown.pictures) == 2 and shown.pictures[1].place > len(shown.prompt_ids)
+    assert len(shown.pictures) == 2
     learned = TOKENIZER.convert_ids_to_tokens(shown.response_ids[shown.loss_mask].tolist())
     assert "".join(learned) == "A<|end|>\nBC<|end|>\n"
+
+    row = {"messages": [user("<image>?"), ANSWER, user("<image>"), ANSWER], "images": [text, text]}
+    file = write_lines(tmp_path / "late.jsonl", [row])
+    with pytest.raises(UserError, match="a picture comes after the first answer"):
+        SftDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
 
     pair = {
         "prompt": [user("<image>?")],
