@@ -249,12 +249,12 @@ def read_until(terminal: int, pattern: str) -> str:
 
 def test_breakpoint_attaches_the_terminal_to_one_rank_after_the_other() -> None:
     ours, theirs = pty.openpty()
-    with start("6", "breaks", terminal=theirs) as script:
+    with start("12", "breaks", terminal=theirs) as script:
         os.close(theirs)
         ranks = []
         for _ in range(2):
             rank = read_until(ours, r"\(main rank (.)\) $")
-            time.sleep(0 if ranks else 7.5)  # longer than the time-out of the call
+            time.sleep(0 if ranks else 13.5)  # longer than the time-out of the call
             os.write(ours, b"p 100 + mine\n")
             assert read_until(ours, r"\n(\d+)\r\n\(main rank .\) $") == f"11{rank}"
             os.write(ours, b"n\n")

@@ -169,8 +169,8 @@ def test_the_fake_step_is_what_the_allocator_says(training: dict[str, Any], tmp_
     expected = {phase: peak.total for phase, peak in trace(run).items() if phase != "operations"}
     model = on_meta_device(run, Path(run.directory))
     model.to_empty(device="cpu")
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.02)
+    for tensor in (*model.parameters(), *model.buffers()):  # what is not filled may hold NaN
+        nn.init.normal_(tensor, std=0.02)
     engine = make_engine(run, model)
     batch = [micro_batch(run), micro_batch(run)]
     for phase, call in {
