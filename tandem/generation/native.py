@@ -168,6 +168,8 @@ class NativeEngine:
             if request.prompt_logprobs:
                 raise UserError("generate: prompt_logprobs of a prompt with pictures are not computed yet")
             request = replace(request, token_ids=self._pictures.mark(request.token_ids, request.pictures))
+        if self._tower is not None and (request.token_ids == self._tower.placeholder).any():
+            raise UserError("generate: the prompt has places for pictures, and no pictures there")
         results: Results = asyncio.Queue()
         pending = len(request.seeds)
         if pending:

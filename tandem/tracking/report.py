@@ -9,6 +9,8 @@ import yaml
 
 from tandem.errors import TandemError, UserError
 from tandem.files import write_text
+from tandem.pictures.store import PictureStore
+from tandem.pictures.thumbnails import store_of_run
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.samples import samples
 from tandem.tracking.trajectories import files_by_step
@@ -42,7 +44,7 @@ def write_report(run_dir: Path) -> Path:
         "summary": json.loads(files.pop("summary.json", "{}")),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": samples([*files_by_step(run_dir / "trajectories").values()]),
+        "samples": samples([*files_by_step(run_dir / "trajectories").values()], _pictures(run_dir, config)),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
@@ -53,6 +55,11 @@ def write_report(run_dir: Path) -> Path:
     except OSError as error:
         raise TandemError(f"{report}: the report cannot be written ({error}); the run itself is whole") from None
     return report
+
+
+def _pictures(run_dir: Path, config: dict[str, Any]) -> PictureStore:
+    images = (config.get("data") or {}).get("images") or {}
+    return store_of_run(run_dir, images.get("directory"))
 
 
 def _kind(config: dict[str, Any], curves: dict[str, Curve]) -> str:

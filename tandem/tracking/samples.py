@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tandem.pictures.store import PictureStore
+from tandem.pictures.thumbnails import thumbnail
 from tandem.tracking.trajectories import read_trajectories
 
 Row = dict[str, Any]
@@ -16,16 +18,18 @@ _PER_STEP = 4
 _CHARACTERS, _TURN_CHARACTERS, _CALL_CHARACTERS = 6_000, 2_000, 500
 _CELLS = 600
 _TURNS, _BRANCHES = 40, 8
+_PICTURES = 6
 _COLUMNS = (
     "step", "trajectory", "branch", "prompt_index", "sample", "prompt", "response", "messages", "reward", "advantage",
-    "advantages", "loss_mask", "turns", "status", "error", "numbers",
+    "advantages", "loss_mask", "turns", "status", "error", "numbers", "pictures",
 )  # fmt: skip
 
 
-def samples(files: Sequence[Path]) -> list[Row]:
+def samples(files: Sequence[Path], pictures: PictureStore | None = None) -> list[Row]:
     """Trajectories of the first, the middle and the last step: the best, the worst and some between.
 
-    A file that a crash of the machine has emptied is left out, and named.
+    `pictures`: where those of their prompts are stored. A file that a crash of the machine has emptied is left out, and
+    named.
     """
     shown: list[Row] = []
     for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
@@ -34,7 +38,7 @@ def samples(files: Sequence[Path]) -> list[Row]:
         except (OSError, pa.ArrowException) as error:
             print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
             continue
-        shown += [_shown(_branches_of(table, trajectory)) for trajectory in _chosen(table)]
+        shown += [_shown(_branches_of(table, trajectory), pictures) for trajectory in _chosen(table)]
     return shown
 
 
@@ -50,7 +54,7 @@ def _branches_of(table: pa.Table, trajectory: int) -> list[Row]:
     return table.filter(pc.field("trajectory") == trajectory).sort_by("branch").to_pylist()
 
 
-def _shown(rows: list[Row]) -> Row:
+def _shown(rows: list[Row], store: PictureStore | None) -> Row:
     """What the page draws of a trajectory, whose branches `rows` are: `branches`, or, where it is one turn of text, its
     `response` and the `advantages` of its tokens, unless they are all alike or too many to see."""
     first = rows[0]
@@ -60,6 +64,10 @@ def _shown(rows: list[Row]) -> Row:
     shown["counts"] = {name: number for name, number in first["numbers"] if number}
     shown["prompt"], shown["response"] = (_cut(first[name], _CHARACTERS) for name in ("prompt", "response"))
     shown["branches"] = _branches(rows) if any(turn.get("text") is not None for turn in first["turns"]) else []
+    pictures = first.get("pictures") or []
+    small = [thumbnail(store, one["key"]) for one in pictures[:_PICTURES]] if store else []
+    shown["pictures"] = [picture for picture in small if picture is not None]
+    shown["more_pictures"] = len(pictures) - len(shown["pictures"])
     shown["more_branches"] = max(0, len(rows) - _BRANCHES)
     alike = len(set(first["advantages"] or [])) < 2
     shown["advantages"] = [] if alike or len(first["advantages"]) > _CELLS else first["advantages"]

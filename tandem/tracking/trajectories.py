@@ -18,11 +18,14 @@ import pyarrow.parquet as pq
 
 from tandem.errors import UserError
 from tandem.files import temporary_name
-from tandem.types import Batch, Branch, Group, IntArray, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score, Status, Trajectory, Turn
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
 _TURNS = pa.list_(
     pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64()), ("text", pa.string())])
+)
+_PICTURES = pa.list_(
+    pa.struct([("key", pa.string()), ("rows", pa.int32()), ("columns", pa.int32()), ("place", pa.int32())])
 )
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 
@@ -111,6 +114,7 @@ def _branch(row: dict[str, Any], later: int) -> Branch:
         versions=np.array(row["policy_versions"], np.int32) + np.int32(later),
         turns=tuple(Turn(**turn) for turn in row["turns"]),
         opening=row["prompt"],
+        pictures=tuple(Picture(p["key"], (p["rows"], p["columns"]), p["place"]) for p in row.get("pictures") or ()),
     )
 
 
@@ -118,7 +122,14 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
     own, status = _branch(row, later), Status(row["status"])
     lost = row["reward"] is None and status is not Status.ENVIRONMENT_ERROR
     return Trajectory(
-        prompt=Prompt(row["prompt_index"], own.prompt_ids, own.opening, row["data_source"], row["ground_truth"]),
+        prompt=Prompt(
+            row["prompt_index"],
+            own.prompt_ids,
+            own.opening,
+            row["data_source"],
+            row["ground_truth"],
+            pictures=own.pictures,
+        ),
         sample=row["sample"],
         response_ids=own.response_ids,
         loss_mask=own.loss_mask,
@@ -163,7 +174,8 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         **{name: of_trajectories[name] for name in of_trajectories.column_names},
         "prompt": _text(row.opening for row in rows),
         **{name: _of_firsts(texts, numbers) for name, texts in _texts(trajectories).items()},
-        "prompt_ids": _ragged(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
+        "prompt_ids": _ragged(batch.prompt_offsets, _prompt_ids(batch, rows), pa.int32()),
+        "pictures": _pictures(batch, rows),
         "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
         "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
         "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
@@ -176,6 +188,18 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         "turns": pa.array([[(t.author, t.tokens, t.reward, t.text) for t in row.turns] for row in rows], _TURNS),
     }
     return pa.table(columns)
+
+
+def _prompt_ids(batch: Batch, rows: Sequence[Branch]) -> IntArray:
+    """As the model has them: a batch marks the tokens of pictures."""
+    return np.concatenate([row.prompt_ids for row in rows]) if batch.pictures else batch.prompt_ids
+
+
+def _pictures(batch: Batch, rows: Sequence[Branch]) -> pa.Array:
+    """Null where no row has any: every step pays for this column."""
+    if not batch.pictures:
+        return pa.nulls(len(rows), _PICTURES)
+    return pa.array([[(one.key, *one.grid, one.place) for one in row.pictures] for row in rows], _PICTURES)
 
 
 def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> pa.Table:

@@ -19,7 +19,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
-from tandem.models.classes import is_picture_model
+from tandem.models.classes import is_picture_model, placeholder_of
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
@@ -86,6 +86,7 @@ class FsdpEngine:
         self._head = _head_of(model, temperature, self._layout.device)
         self._copies = HostCopies()
         self._tower = tower
+        self._placeholder = placeholder_of(model.config) if is_picture_model(model.config) else None
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
@@ -168,6 +169,8 @@ class FsdpEngine:
             whole = part.whole
             places = self._tower.places(whole.token_ids, whole.offsets, whole.prefixes, whole.pictures)
             return self._tower.inputs(whole.token_ids, places, whole.pictures)
+        if self._placeholder is not None and (part.token_ids == self._placeholder).any():
+            raise EngineError("rows have places for pictures, and no pictures there: their log-probs would be of none")
         token_ids = torch.from_numpy(part.token_ids)[None].to(part.plan.positions.device)
         return token_ids, {"position_ids": part.plan.positions[None]}
 

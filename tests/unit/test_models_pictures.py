@@ -17,6 +17,7 @@ from examples.tiles.task import make_config, make_tokenizer
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
+from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
 from tandem.models.family_check import TOLERANCE, compare
 from tandem.models.tower import PictureTower, tower_of
@@ -224,6 +225,24 @@ def test_greedy_answers_are_those_of_generate(case: Case) -> None:
             ids, max_new_tokens=9, do_sample=False, eos_token_id=None, bad_words_ids=never, **shown
         )
         assert theirs[0, ids.shape[1] :].tolist() == completion.token_ids.tolist()
+
+
+def test_places_without_pictures_are_told(case: Case) -> None:
+    """Of what was written by something else than ours, say: the model would see the placeholder's own embedding."""
+    engine = engine_of(case)
+    tower = PictureTower(engine.model, case.path, case.store.read)
+    native = NativeEngine(engine.model, max_running=6, tower=tower)
+    native.load_weights(0, None)
+    bare = replace(case.rows[0], pictures=())
+    with pytest.raises(EngineError, match="places for pictures, and no pictures there"):
+        logprobs(engine, demonstrations_to_batch([bare]))
+    request = Request(bare.prompt_ids, SamplingParams(max_tokens=2), (0,))
+    with pytest.raises(UserError, match="places for pictures, and no pictures there"):
+        generate(native, [request])
+    blind = NativeEngine(engine.model, max_running=6)
+    blind.load_weights(0, None)
+    with pytest.raises(UserError, match="sees no pictures"):
+        generate(blind, [replace(request, pictures=case.rows[0].pictures)])
 
 
 def test_a_tempted_policy_draws_no_picture_token(case: Case) -> None:

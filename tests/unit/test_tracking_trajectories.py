@@ -82,6 +82,7 @@ def test_every_column_comes_back(tmp_path, step):
         "prompt": ["prompt 7", "prompt 7", "prompt 9", "prompt 9"],
         "response": ["response [10, 11, 12]", "response []", "response [13]", "response [14, 15]"],
         "prompt_ids": [[1, 2, 3], [1, 2, 3], [4], [4]],
+        "pictures": [None] * 4,
         "response_ids": [[10, 11, 12], [], [13], [14, 15]],
         "loss_mask": [[True, False, True], [], [True], [False, False]],
         "rollout_logprobs": [[-1, 0, -2], [], [-3], [0, 0]],
