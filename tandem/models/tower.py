@@ -108,7 +108,10 @@ class PictureTower:
     def _features(self, pictures: Sequence[Picture], keep: bool) -> list[Features]:
         found = self._kept.find(picture.key for picture in pictures)
         if lacking := [picture for picture in pictures if picture.key not in found]:
-            new = dict(zip((picture.key for picture in lacking), self._compute(lacking), strict=True))
+            # What is kept for a whole run is the same in a resumed one: it may not hang on who was computed with it.
+            parts = [[picture] for picture in lacking] if self._frozen else [lacking]
+            computed = [features for part in parts for features in self._compute(part)]
+            new = dict(zip((picture.key for picture in lacking), computed, strict=True))
             found |= new
             if keep or self._frozen:
                 self._kept.keep(new)

@@ -1,0 +1,127 @@
+"""Runs on pictures: resumed, with a frozen tower, with adapters, from preferences; replayed; what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.numpy import load_file
+
+from examples.tiles.task import puzzles, question, write_rows
+from tandem.cli import main
+from tandem.tracking.jsonl import read_metrics
+from tests.pictures import make_model
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GRPO on twelve rows of two pictures each, for lower-case letters."""
+    directory = tmp_path_factory.mktemp("pictures")
+    rows = [question(*puzzle) for puzzle in puzzles(directory, "train", 12, 0, 28)]
+    write_rows(directory / "train.jsonl", rows)
+    better, worse = ([{"role": "assistant", "content": text}] for text in ("rgby", "wwww"))
+    pairs = [{"prompt": row["prompt"], "images": row["images"], "chosen": better, "rejected": worse} for row in rows]
+    write_rows(directory / "pairs.jsonl", pairs)
+    (directory / "reward.py").write_text("def lower(completion):\n    return sum(map(str.islower, completion)) / 8\n")
+    tree: dict[str, Any] = {
+        "model": {"path": str(make_model("qwen2_5_vl", directory / "model"))},
+        "data": {"train_files": [str(directory / "train.jsonl")], "prompts_per_step": 4, "max_prompt_tokens": 64},
+        "algorithm": {"type": "grpo", "group_size": 4, "kl": {"place": "loss", "coefficient": 0.01}},
+        "generation": {"max_response_tokens": 8},
+        "training": {"optimizer": {"lr": 1e-3}},
+        "reward": {"functions": [f"{directory}/reward.py:lower"], "workers": 1},
+        "trainer": {"steps": 4, "save_every": 2, "keep_last": 9},
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(tree))
+    return directory / "config.yaml"
+
+
+def train(recipe: Path, name: str, *overrides: str, command: str = "train") -> Path:
+    run = recipe.with_name(name)
+    assert main([command, str(recipe), f"trainer.run_dir={run}", *overrides]) == 0
+    return run
+
+
+def weights(run: Path, step: int) -> dict[str, Any]:
+    return load_file(run / f"checkpoints/step_{step:06d}/model/model.safetensors")
+
+
+@pytest.mark.parametrize("tower", ["train", "frozen"])
+def test_a_resumed_run_is_the_undisturbed_one(recipe: Path, tower: str) -> None:
+    whole = train(recipe, f"whole-{tower}", f"model.vision_tower={tower}")
+    cut = train(recipe, f"cut-{tower}", f"model.vision_tower={tower}", "trainer.steps=2")
+    assert main(["train", "--resume", str(cut), "trainer.steps=4"]) == 0
+    found, expected, start = (
+        weights(cut, 4),
+        weights(whole, 4),
+        load_file(recipe.with_name("model") / "model.safetensors"),
+    )
+    assert all((found[name] == expected[name]).all() for name in found.keys() | expected.keys())
+    moved = {name for name in start if (start[name] != found[name]).any()}
+    assert {name.startswith("visual.") for name in moved} == ({False} if tower == "frozen" else {True, False})
+    mismatch = [record["rollout/mismatch_max"] for record in read_metrics(whole / "metrics.jsonl")]
+    assert len(mismatch) == 4 and max(mismatch) < 2e-5
+
+
+def test_transformers_loads_what_is_saved_and_the_next_run_goes_on(recipe: Path) -> None:
+    run = train(recipe, "saved", "trainer.steps=2")
+    directory = run / "checkpoints/step_000002/model"
+    model = transformers.AutoModelForImageTextToText.from_pretrained(directory)
+    names = load_file(recipe.with_name("model") / "model.safetensors").keys()
+    assert weights(run, 2).keys() == names
+    assert transformers.AutoImageProcessor.from_pretrained(directory, backend="pil").patch_size == 14
+    assert sum(p.numel() for p in model.parameters()) > 100_000
+    train(recipe, "next", f"model.path={run}", "trainer.steps=1")
+    replayed = recipe.with_name("replayed")
+    saved = str(run / "trajectories")
+    assert main(["train", str(recipe), f"trainer.run_dir={replayed}", "trainer.steps=2", "--debug-train", saved]) == 0
+    assert all(
+        torch.equal(torch.from_numpy(weight), torch.from_numpy(weights(run, 2)[name]))
+        for name, weight in weights(replayed, 2).items()
+    )
+    report = (run / "report.html").read_text()
+    assert report.count("data:image/png;base64") >= 8
+
+
+def test_adapters_are_in_the_language_model_alone(recipe: Path) -> None:
+    run = train(recipe, "adapters", "model.lora.rank=4", "trainer.steps=2")
+    described = json.loads((run / "checkpoints/step_000002/adapter/adapter_config.json").read_text())
+    assert described["target_modules"] and not any("visual" in name for name in described["target_modules"])
+    start = load_file(recipe.with_name("model") / "model.safetensors")
+    merged = weights(run, 2)
+    moved = {name for name in start if (start[name] != merged[name]).any()}
+    assert moved and not any(name.startswith("visual.") for name in moved)
+
+
+def test_preferences_have_pictures_too(recipe: Path) -> None:
+    tree = yaml.safe_load(recipe.read_text())
+    pairs = str(recipe.with_name("pairs.jsonl"))
+    for section in ("generation", "reward", "algorithm"):
+        del tree[section]
+    tree["data"] = {"train_files": [pairs], "rows_per_step": 4, "max_tokens": 64}
+    tree["trainer"] = {"steps": 3}
+    recipe.with_name("dpo.yaml").write_text(yaml.safe_dump(tree))
+    run = train(recipe.with_name("dpo.yaml"), "dpo", command="dpo")
+    losses = [record["dpo/loss"] for record in read_metrics(run / "metrics.jsonl")]
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3) and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("generation.type=vllm", "generation.type: vllm: a model that sees pictures (qwen2_5_vl) does not run so yet"),
+        ("cluster.ranks=2", "several ranks"),
+        ("training.compile=true", "training.compile: a model that sees pictures"),
+        ("algorithm.type=ppo", "models that see pictures have no value head yet"),
+    ],
+)
+def test_what_is_not_there_yet_is_told_before_anything_starts(
+    recipe: Path, override: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(recipe), f"trainer.run_dir={recipe.with_name('no')}", override]) == 2
+    assert told in capsys.readouterr().err
