@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tandem.errors import EngineError, UserError
 from tandem.models.classes import placeholder_of
@@ -178,6 +178,8 @@ class _Kept(Generic[Item]):
 
 def load_image_processor(path: Path) -> Any:
     """That of a model directory, on PIL: other libraries resize by other rules. UserError where there is none."""
+    from transformers import AutoImageProcessor  # a tenth of a second, which models of text need not wait for
+
     try:
         return AutoImageProcessor.from_pretrained(path, backend="pil", local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
