@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-TIMEOUT_S = 10
+TIMEOUT_S = 25  # longer than ranks take to start on busy cores
 ALGORITHM = """
 import time
 import torch.distributed as dist

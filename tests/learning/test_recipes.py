@@ -44,6 +44,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "search": [asked("hotpotqa", ["5"])],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
+    "tiles_sft": [{"prompt": ASK, "completion": GOOD}],  # of text: test_pictures.py trains on pictures
+    "tiles": [asked("tiles", "rgby")],
 }
 """By the recipe's name, or else its first word."""
 SMALL = {
