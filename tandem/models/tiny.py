@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from tandem.models.families import PICTURES
+
 HEADS, HEAD_DIM, VOCABULARY = 4, 16, 96
 _HIDDEN, _KV_HEADS = HEADS * HEAD_DIM, HEADS // 2
 _WINDOW, _PRETRAINED_POSITIONS, _POSITIONS = 4, 8, 64
@@ -91,6 +93,10 @@ def _shrunk(values: Values) -> dict[str, Any]:
     shrunk |= {name: sum(i >= count - values[name] for i in kept) for name in numbers.intersection(_LAST_LAYERS)}
     for name in numbers.intersection(_KEY_VALUE_HEADS):
         shrunk[name] = _shrunk_kv_heads(values[name], values.get(_KEY_VALUE_HEADS[name]))
+    if (
+        values.get("model_type") in PICTURES and "vision_config" in values
+    ):  # others are loaded without their towers, or refused
+        shrunk["vision_config"] = _shrunk_tower(values["vision_config"])
     if "qk_rope_head_dim" in values:  # what configurations compute from the parts of a head
         shrunk |= {name: size for name, size in (("qk_head_dim", 16), ("head_dim", 8)) if name in values}
     if "dynamic" in str(values.get("rope_parameters")):  # this one has no number of its own for what it was trained on
@@ -123,8 +129,6 @@ def _shrunk_value(name: str, value: Any, kept: list[int], count: int) -> Any:
     if name == "per_layer_config" and value:
         layers = {int(layer): own for layer, own in value.items()}
         return {place: _shrunk(layers[layer]) for place, layer in enumerate(kept) if layer in layers}
-    if name == "vision_config" and value:
-        return _shrunk_tower(value)
     if isinstance(value, dict):
         return _shrunk(value)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, list):
