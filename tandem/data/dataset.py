@@ -1,5 +1,6 @@
 """Rows to ask, flat or in verl's form -> Prompt. docs/data.md has a table of the columns."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
 UNSUPPORTED = ("videos", "tools")
 """Columns of the verl format that change what the prompt means."""
+_FIRST_LINE_S, _LINE_S = 2.0, 10.0
+"""Until the first line of progress, and between two."""
 
 
 class Dataset(ABC, Generic[Item, Config]):
@@ -45,8 +48,12 @@ class Dataset(ABC, Generic[Item, Config]):
         self._items: list[Item] = []
         formats: Counter[str] = Counter()
         bad: list[str] = []
+        say_at = time.monotonic() + _FIRST_LINE_S
         for path in data_files:
             for number, row in read_rows(path):
+                if time.monotonic() > say_at:
+                    print(f"{path.name}: {number:,} rows read", flush=True)
+                    say_at = time.monotonic() + _LINE_S
                 try:
                     row_format, item = self._read(_supported(row), path.parent)
                 except BadRow as error:
@@ -120,6 +127,8 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
             refuse_pictures(row)
             text = cell(row, "prompt", str)
         token_ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=not templated), pictures)
+        if not len(token_ids):
+            raise BadRow("the tokenizer makes no token of column `prompt`")
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
             raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None

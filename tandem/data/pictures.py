@@ -7,7 +7,6 @@ sources  ->  stored pictures                   ->  token ids with as many placeh
 import base64
 import binascii
 import re
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,6 @@ PLACEHOLDER = "<image>"
 """In the text of a system's or user's message: verl's."""
 _SOURCES = ("bytes", "image", "path", "image_url", "url")
 """Keys of a picture given as a dict, in the order in which they are looked at."""
-_PROGRESS_S = 30.0
 
 
 class RowPictures:
@@ -40,7 +38,6 @@ class RowPictures:
 
     def __init__(self, model: Path, config: ImagesConfig, directory: Path):
         self._model, self._config, self._directory = model, config, directory
-        self._shown_at, self._count = time.monotonic(), 0
 
     @cached_property
     def format(self) -> PictureFormat | None:
@@ -55,10 +52,8 @@ class RowPictures:
                 f"the rows have pictures, and {self._model} is no model that sees them here (model_type {known}); "
                 "take such a model, or leave out the columns `images` and `image` and the messages' parts of pictures"
             )
-        least, most = (
-            self._config.min_pixels or self.format.min_pixels,
-            self._config.max_pixels or self.format.max_pixels,
-        )
+        least = self._config.min_pixels or self.format.min_pixels
+        most = self._config.max_pixels or self.format.max_pixels
         if most < max(least, self.format.factor**2):
             raise UserError(
                 f"data.images.max_pixels: {most:,} is less than min_pixels, {least:,}, or than the "
@@ -78,21 +73,10 @@ class RowPictures:
                 pictures.append(Picture(*preparer.prepare(_bytes_of(source, folder)), place=-1))
             except BadPicture as error:
                 raise BadRow(f"picture {number} of {len(sources)}: {error}") from error
-            self._tell_progress()
-        tokens, limit = (
-            sum(rows * columns for rows, columns in (p.grid for p in pictures)),
-            self._config.max_image_tokens,
-        )
+        tokens, limit = sum(p.grid[0] * p.grid[1] for p in pictures), self._config.max_image_tokens
         if limit is not None and tokens > limit:
             raise BadRow(f"the pictures take {tokens:,} tokens; data.images.max_image_tokens is {limit:,}")
         return pictures
-
-    def _tell_progress(self) -> None:
-        self._count += 1
-        if time.monotonic() - self._shown_at > _PROGRESS_S:
-            self._shown_at = time.monotonic()
-            told = f"{self._count:,} pictures read, {self._preparer.decoded:,} of them decoded and resized"
-            print(f"{self._directory}: {told}", flush=True)
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[IntArray, IntArray, list[Picture]]:
         """Token ids with all placeholders, which token of `token_ids` each one comes from, and the pictures with their

@@ -22,9 +22,3 @@ def attention_of(config: Any, text: str = ATTENTION) -> Any:
 
 def is_picture_model(config: Any) -> bool:
     return config.model_type in PICTURES
-
-
-def placeholder_of(config: Any) -> int:
-    """The token that stands for a picture's tokens."""
-    token = getattr(config, "image_token_id", None)
-    return int(config.image_token_index if token is None else token)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows
-from tandem.models.classes import attention_of, class_of, is_picture_model, placeholder_of
+from tandem.models.classes import attention_of, class_of, is_picture_model
 from tandem.models.families import SPATIAL, refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
@@ -79,7 +79,7 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
 
 def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
     """The first row shows one: a row of its own, cut where its prompt ends; then token by token after its prompt."""
-    token = placeholder_of(eager.config)
+    token = eager.config.image_token_id
     rows = [row.clone() for row in _ROWS]
     first, second, prompt = rows[0], rows[1], _PROMPTS[0]
     count = _PICTURE.grid[0] * _PICTURE.grid[1]

@@ -93,9 +93,7 @@ def _shrunk(values: Values) -> dict[str, Any]:
     shrunk |= {name: sum(i >= count - values[name] for i in kept) for name in numbers.intersection(_LAST_LAYERS)}
     for name in numbers.intersection(_KEY_VALUE_HEADS):
         shrunk[name] = _shrunk_kv_heads(values[name], values.get(_KEY_VALUE_HEADS[name]))
-    if (
-        values.get("model_type") in PICTURES and "vision_config" in values
-    ):  # others are loaded without their towers, or refused
+    if values.get("model_type") in PICTURES and "vision_config" in values:  # others are loaded without their towers
         shrunk["vision_config"] = _shrunk_tower(values["vision_config"])
     if "qk_rope_head_dim" in values:  # what configurations compute from the parts of a head
         shrunk |= {name: size for name, size in (("qk_head_dim", 16), ("head_dim", 8)) if name in values}

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tandem.errors import EngineError, UserError
-from tandem.models.classes import placeholder_of
 from tandem.models.families import SPATIAL
 from tandem.pictures.marks import unmarked
 from tandem.pictures.positions import PicturePlaces, places_of
+from tandem.pictures.store import Pixels
 from tandem.types import IntArray, Picture
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-"""`[height, width, 3]`."""
 _KEPT_BYTES = 2**28
 """Of features, where they do not change from pass to pass; and of patches."""
 Item = TypeVar("Item")
@@ -60,9 +58,9 @@ class PictureTower:
         """`path`: the model's directory, for its image processor; `read`: the stored pixels of a picture's key."""
         self._model, self._read = model, read
         self._processor = load_image_processor(path)
-        self.placeholder: int = placeholder_of(model.config)
+        self.placeholder: int = model.config.image_token_id
         self.spatial = model.config.model_type in SPATIAL
-        self.merged: int = getattr(model.config.vision_config, "spatial_merge_size", 1)
+        self._merged: int = model.config.vision_config.spatial_merge_size
         self._frozen = not any(parameter.requires_grad for parameter in tower_of(model).parameters())
         self._kept: _Kept[Features] = _Kept(lambda features: sum(part.nbytes for part in features.parts))
         self._patches: _Kept[Tensor] = _Kept(lambda patches: patches.nbytes)
@@ -70,8 +68,7 @@ class PictureTower:
     @property
     def never_drawn(self) -> tuple[int, ...]:
         """Tokens that stand for a picture or a video and nothing else: none is there for one that a policy draws."""
-        others = (getattr(self._model.config, name, None) for name in ("video_token_id", "video_token_index"))
-        return (self.placeholder, *(token for token in others if isinstance(token, int)))
+        return self.placeholder, self._model.config.video_token_id
 
     def places(
         self, token_ids: IntArray, offsets: IntArray, prefixes: IntArray, pictures: Sequence[Picture]
@@ -130,7 +127,7 @@ class PictureTower:
     def _patches_of(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
         """Patches of all pictures, head to tail, and int64 `[pictures, 3]`: 1, and rows and columns of patches."""
         found = self._patches.find(picture.key for picture in pictures)
-        merged = self.merged
+        merged = self._merged
         grids = [(1, picture.grid[0] * merged, picture.grid[1] * merged) for picture in pictures]
         lacking = [(picture, grid) for picture, grid in zip(pictures, grids, strict=True) if picture.key not in found]
         if lacking:

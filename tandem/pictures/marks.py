@@ -21,13 +21,16 @@ class PictureNumbers:
         self._numbers: dict[str, int] = {}
 
     def mark(self, token_ids: IntArray, pictures: Sequence[Picture]) -> IntArray:
-        """`token_ids` itself where there are no pictures, else a copy with theirs marked."""
+        """`token_ids` itself where there are no pictures, else a copy with theirs marked. ValueError where a picture is
+        not among them."""
         if not pictures:
             return token_ids
         marked = token_ids.copy()
         for picture in pictures:
-            rows, columns = picture.grid
-            marked[picture.place : picture.place + rows * columns] = -1 - self._number(picture)
+            stop = picture.place + picture.grid[0] * picture.grid[1]
+            if not 0 <= picture.place < stop <= len(marked):
+                raise ValueError(f"picture {picture.key} is at {picture.place} to {stop} of {len(marked)} tokens")
+            marked[picture.place : stop] = -1 - self._number(picture)
         return marked
 
     def _number(self, picture: Picture) -> int:

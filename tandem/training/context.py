@@ -41,6 +41,7 @@ class LocalMicroBatch:
     size: int
     """How many scored tokens the whole micro-batch has."""
     whole: MicroBatch
+    """Of all ranks: where pictures stand is told by its segments."""
 
 
 class ContextParallel:

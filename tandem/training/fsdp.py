@@ -19,7 +19,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
-from tandem.models.classes import is_picture_model, placeholder_of
+from tandem.models.classes import is_picture_model
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
@@ -86,7 +86,7 @@ class FsdpEngine:
         self._head = _head_of(model, temperature, self._layout.device)
         self._copies = HostCopies()
         self._tower = tower
-        self._placeholder = placeholder_of(model.config) if is_picture_model(model.config) else None
+        self._placeholder = model.config.image_token_id if is_picture_model(model.config) else None
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
@@ -158,7 +158,8 @@ class FsdpEngine:
     def _inputs(self, part: LocalMicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
         token_ids, options = self._seen(part)
-        outputs = self._body(token_ids, attention_plan=part.plan, use_cache=False, return_dict=False, **options)
+        body: Any = self.model.base_model
+        outputs = body(token_ids, attention_plan=part.plan, use_cache=False, return_dict=False, **options)
         return outputs[0][0].index_select(0, part.scored), part.targets
 
     def _seen(self, part: LocalMicroBatch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -173,10 +174,6 @@ class FsdpEngine:
             raise EngineError("rows have places for pictures, and no pictures there: their log-probs would be of none")
         token_ids = torch.from_numpy(part.token_ids)[None].to(part.plan.positions.device)
         return token_ids, {"position_ids": part.plan.positions[None]}
-
-    @property
-    def _body(self) -> Any:
-        return self.model.base_model
 
     def _move(self, device: torch.device) -> None:
         nn.Module.to(self.model, device)

@@ -62,6 +62,8 @@ def test_marks_tell_pictures_apart() -> None:
     numbers = PictureNumbers()
     marked = [numbers.mark(row.prompt_ids, row.pictures).tolist() for row in rows]
     assert marked == [[1, -1, -1, 2], [1, -2, -2, 2], [1, -1, -1, 2]]
+    with pytest.raises(ValueError, match="is at 3 to 5 of 4 tokens"):
+        numbers.mark(rows[0].prompt_ids, [picture("red", 3)])
 
 
 def test_siblings_share_a_prompt_only_where_its_pictures_are_the_same() -> None:

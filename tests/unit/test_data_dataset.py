@@ -124,6 +124,21 @@ def test_a_bad_row_is_named_with_column_and_reason_or_left_out(tmp_path: Path, r
     assert (len(dataset), dataset.skipped, dataset[0].index) == (1, 1, 0)
 
 
+def test_a_prompt_of_which_no_token_is_made_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.data.dataset.encode", lambda *_, **__: [])
+    with pytest.raises(UserError, match="row 1: the tokenizer makes no token of column `prompt`"):
+        load(tmp_path, [{"prompt": "a"}])
+
+
+def test_a_long_read_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(100))  # a second a look
+    monkeypatch.setattr("tandem.data.dataset.time.monotonic", lambda: float(next(clock)))
+    load(tmp_path, [{"prompt": "a"}] * 30)
+    assert capsys.readouterr().out.splitlines()[:2] == ["rows.jsonl: 3 rows read", "rows.jsonl: 14 rows read"]
+
+
 def test_a_row_at_the_limit_is_good(tmp_path: Path) -> None:
     assert len(load(tmp_path, [{"prompt": "x" * 40}])[0].token_ids) == 40
 
