@@ -15,7 +15,10 @@ from safetensors.numpy import load_file
 from examples.tiles.task import puzzles, question, write_rows
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
+from tests.conftest import ROOT
 from tests.pictures import make_model
+
+PUZZLES = ROOT.parent / "shared/data/puzzlevqa"
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,29 @@ def test_preferences_have_pictures_too(recipe: Path) -> None:
     run = train(recipe.with_name("dpo.yaml"), "dpo", command="dpo")
     losses = [record["dpo/loss"] for record in read_metrics(run / "metrics.jsonl")]
     assert losses[0] == pytest.approx(0.6931, abs=1e-3) and losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(not PUZZLES.is_dir(), reason=f"the published PuzzleVQA files are not at {PUZZLES}")
+def test_published_puzzles(recipe: Path, tmp_path: Path) -> None:
+    assert main(["data", "puzzlevqa", "--in", str(PUZZLES), "--out", str(tmp_path)]) == 0
+    overrides = [
+        f"model.path={recipe.with_name('model')}",
+        "model.dtype=float32",
+        f"data.train_files=[{tmp_path}/train.parquet]",
+        "data.prompts_per_step=4",
+        "data.images.max_pixels=50176",  # 64 tokens
+        "generation.max_response_tokens=8",
+        "trainer.epochs=null",
+        "trainer.steps=3",
+        f"trainer.run_dir={tmp_path}/run",
+        # A letter alone earns nothing from a model that knows no words: it would have nothing to learn from.
+        f"reward.functions=['tandem.reward.rules.choice:letter', '{recipe.with_name('reward.py')}:lower']",
+    ]
+    assert main(["train", str(ROOT / "recipes/puzzlevqa_grpo.yaml"), *overrides]) == 0
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(records) == 3 and all(record["rollout/mismatch_max"] < 2e-5 for record in records)
+    assert all(record["reward/errors"] == record["reward/timeouts"] == 0 for record in records)
+    assert min(record["prompt_length/min"] for record in records) > 64
 
 
 @pytest.mark.parametrize(

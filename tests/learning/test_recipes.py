@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
@@ -15,11 +16,14 @@ from tandem.sandbox.make import make_sandbox
 from tandem.search.index import Passage, build_index
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
+from tests.pictures import make_model
 
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
 ASK, GOOD, BAD = (
     [{"role": role, "content": text}] for role, text in (("user", "2+3?"), ("assistant", "5"), ("assistant", "6"))
 )
+SHOWN = {"prompt": [{"role": "user", "content": "<image>2+3?"}], "images": ["picture.png"]}
+"""The picture is beside the rows."""
 CODE = {"preamble": "", "tests": ["assert f() == 1"]}
 
 
@@ -41,13 +45,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "mbpp_cure": [
         asked("mbpp_cure", CODE, problem=1, role=role, answer="def f(): return 1") for role in ("coder", "tester")
     ],
+    "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
-    "tiles_sft": [{"prompt": ASK, "completion": GOOD}],  # of text: test_pictures.py trains on pictures
-    "tiles": [asked("tiles", "rgby")],
+    "tiles_sft": [{"completion": GOOD, **SHOWN}],
+    "tiles": [{**asked("tiles", "rgby"), **SHOWN}],
 }
 """By the recipe's name, or else its first word."""
+MODELS = {"calculator": "letters", "facts": "letters", "puzzlevqa": "sees", "search": "search", "tiles": "sees"}
+"""By the first word of the recipe; others train `policy`."""
 SMALL = {
     "train": ["data.prompts_per_step=4", "data.max_prompt_tokens=64", "generation.max_response_tokens=8"],
     "sft": ["data.rows_per_step=4"],
@@ -80,7 +87,7 @@ SHOWS_TOOLS = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools."""
+    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools; `sees/`."""
     directory = tmp_path_factory.mktemp("models")
     calculator = load_file(ROOT / "examples/calculator/task.py")
     calculator.write_model(directory / "letters", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
@@ -91,6 +98,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_tools = AutoTokenizer.from_pretrained(directory / "search")
     with_tools.chat_template = SHOWS_TOOLS
     with_tools.save_pretrained(directory / "search")
+    make_model("qwen2_5_vl", directory / "sees")
     judge = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
     judge.save_pretrained(directory / "judge")
     AutoTokenizer.from_pretrained(directory / "policy").save_pretrained(directory / "judge")
@@ -107,8 +115,9 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     kind = recipe.partition("_")[2]
     command = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}.get(kind, "train")
-    model = {"calculator": "letters", "facts": "letters", "search": "search"}.get(recipe.partition("_")[0], "policy")
+    model = MODELS.get(recipe.partition("_")[0], "policy")
     rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
+    Image.new("RGB", (56, 28)).save(tmp_path / "picture.png")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
     arguments = [
         f"model.path={models}/{model}", "model.dtype=float32", f"trainer.run_dir={tmp_path}/run", "trainer.epochs=null",
