@@ -87,7 +87,8 @@ SHOWS_TOOLS = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools; `sees/`."""
+    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools; `sees/`,
+    which sees pictures."""
     directory = tmp_path_factory.mktemp("models")
     calculator = load_file(ROOT / "examples/calculator/task.py")
     calculator.write_model(directory / "letters", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
