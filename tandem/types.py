@@ -46,7 +46,8 @@ class Picture:
     grid: tuple[int, int]
     """Rows and columns of the tokens that it takes."""
     place: int
-    """Where the first of them stands among the token ids: rows * columns times the model's placeholder."""
+    """Where the first of them stands among the token ids, the prompt's and then the response's where there are both:
+    rows * columns times the model's placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Demonstration:
     """Everything after the prompt, later user turns included."""
     loss_mask: BoolArray
     pictures: tuple[Picture, ...] = ()
-    """Of the prompt, in the order in which they stand there."""
+    """Of prompt and response, in the order in which they stand there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,16 @@ class Branch:
     opening: str = ""
     """The prompt decoded, control tokens spelled out; a trajectory has that of its first branch as `Prompt.text`."""
     pictures: tuple[Picture, ...] = ()
-    """Of the prompt, in the order in which they stand there."""
+    """Of prompt and response, in the order in which they stand there."""
+
+    @property
+    def prompt_pictures(self) -> tuple[Picture, ...]:
+        return tuple(picture for picture in self.pictures if picture.place < len(self.prompt_ids))
+
+    @property
+    def response_pictures(self) -> tuple[Picture, ...]:
+        """What the policy was shown later, places counted from the first token of the prompt."""
+        return self.pictures[len(self.prompt_pictures) :]
 
 
 @dataclass(slots=True)
@@ -275,6 +285,9 @@ class Trajectory:
     """What was counted on the way, such as calls of tools; each becomes a metric."""
     error: str | None = None
     """Why the environment failed."""
+    pictures: tuple[Picture, ...] = ()
+    """Those in the response, which tools and environments have shown: `Branch.response_pictures` of the first
+    branch."""
 
     @property
     def every_branch(self) -> tuple[Branch, ...]:
@@ -288,7 +301,7 @@ class Trajectory:
             self.turns,
             self.experts,
             opening=self.prompt.text,
-            pictures=self.prompt.pictures,
+            pictures=self.prompt.pictures + self.pictures,
         )
         return (own, *self.branches)
 
@@ -385,6 +398,7 @@ class Batch:
     """Tokens of picture i of `pictures` are -1 - i: prompts whose tokens are alike show the same pictures."""
     prompt_offsets: IntArray
     response_ids: IntArray
+    """Of pictures as in `prompt_ids`."""
     response_offsets: IntArray
     loss_mask: BoolArray
     """`[T]`; all False on a row that has no reward."""

@@ -100,11 +100,11 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: Int
     alone = groups is None
     groups = np.arange(rows, dtype=np.int32) if groups is None else groups.astype(np.int32)
     numbers = PictureNumbers()
-    prompts = [numbers.mark(row.prompt_ids, row.pictures) for row in demonstrations]
+    prompts, responses = _marked(demonstrations, numbers)
     return Batch(
         prompt_ids=_head_to_tail(prompts, np.int32),
         prompt_offsets=np.cumsum([0, *(len(row.prompt_ids) for row in demonstrations)]),
-        response_ids=_head_to_tail([row.response_ids for row in demonstrations], np.int32),
+        response_ids=_head_to_tail(responses, np.int32),
         response_offsets=np.cumsum([0, *(len(row.response_ids) for row in demonstrations)]),
         loss_mask=_head_to_tail([row.loss_mask for row in demonstrations], np.bool_),
         versions=np.zeros(sum(len(row.response_ids) for row in demonstrations), dtype=np.int32),
@@ -116,6 +116,16 @@ def demonstrations_to_batch(demonstrations: Sequence[Demonstration], groups: Int
         tokens=TokenColumns(),
         pictures=tuple(numbers.pictures),
     )
+
+
+def _marked(rows: Sequence[Demonstration], numbers: PictureNumbers) -> tuple[list[IntArray], list[IntArray]]:
+    """The prompts of the rows, and their responses, with the tokens of pictures marked."""
+    prompts, responses = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
+    for place, row in enumerate(rows):
+        if row.pictures:
+            marked = numbers.mark(np.concatenate((row.prompt_ids, row.response_ids)), row.pictures)
+            prompts[place], responses[place] = np.split(marked, [len(row.prompt_ids)])
+    return prompts, responses
 
 
 def _numbers_of_prompts(prompts: Sequence[IntArray], groups_B: IntArray) -> IntArray:

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.types import Branch, Finished, Group, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn
 
 _ARRAYS, _REST = "state/rollouts.safetensors", "state/rollouts.json"
 _COLUMNS: dict[str, Any] = {
@@ -33,6 +33,8 @@ _COLUMNS: dict[str, Any] = {
     "versions": np.int32,
 }
 """Those of a Branch that have one number a response token."""
+_OF_BRANCHES = ("branches", "openings", "pictures")
+"""What is described of each branch of an answer: its turns, its opening, its pictures."""
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -132,6 +134,7 @@ def _describe_answer(answer: Trajectory) -> dict[str, Any]:
         "status": answer.status,
         "branches": [[asdict(turn) for turn in branch.turns] for branch in answer.every_branch],
         "openings": [branch.opening for branch in answer.every_branch],
+        "pictures": [[asdict(picture) for picture in branch.pictures] for branch in answer.every_branch],
         "generation_s": answer.generation_s,
         "messages": answer.messages,
         "ends_in": answer.ends_in,
@@ -153,11 +156,11 @@ def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch])
 
 def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch], opened: bool) -> Trajectory:
     first, *others = (
-        replace(next(rows), turns=tuple(Turn(**turn) for turn in turns), opening=opening)
-        for turns, opening in zip(described["branches"], described["openings"], strict=True)
+        replace(next(rows), turns=tuple(Turn(**turn) for turn in turns), opening=opening, pictures=_pictures(shown))
+        for turns, opening, shown in zip(*(described[name] for name in _OF_BRANCHES), strict=True)
     )
     if opened:
-        prompt = replace(prompt, token_ids=first.prompt_ids, text=first.opening)
+        prompt = replace(prompt, token_ids=first.prompt_ids, text=first.opening, pictures=first.prompt_pictures)
     arrays = {name: getattr(first, name) for name in (*_COLUMNS, "turns", "experts")}
     same = ("sample", "text", "generation_s", "ends_in", "reward", "numbers", "error")
     return Trajectory(
@@ -165,9 +168,14 @@ def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch
         status=Status(described["status"]),
         messages=tuple(described["messages"]),
         branches=tuple(others),
+        pictures=first.response_pictures if opened else (),
         **arrays,
         **{name: described[name] for name in same},
     )
+
+
+def _pictures(described: list[dict[str, Any]]) -> tuple[Picture, ...]:
+    return tuple(Picture(one["key"], tuple(one["grid"]), one["place"]) for one in described)
 
 
 def _score(described: dict[str, Any]) -> Score:

@@ -25,7 +25,7 @@ from tandem.pictures.store import PictureStore
 from tandem.types import IntArray, Picture
 
 PLACEHOLDER = "<image>"
-"""In the text of a system's or user's message: verl's."""
+"""In the text of a message that is not the policy's: verl's."""
 _SOURCES = ("bytes", "image", "path", "image_url", "url")
 """Keys of a picture given as a dict, in the order in which they are looked at."""
 
@@ -159,10 +159,10 @@ def _column(row: Row, takes_pictures: bool) -> list[Any]:
 
 
 def _parts(message: dict[str, Any], split: bool) -> list[dict[str, Any]]:
-    """The content of a message as parts. `split`: <image> in the text of system and user is a placeholder."""
+    """The content of a message as parts. `split`: <image> in what is said to the policy is a placeholder."""
     content = message["content"]
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not split or message["role"] not in ("system", "user"):
+    if not split or message["role"] not in ("system", "user", "tool"):
         return texts
     parts: list[dict[str, Any]] = []
     for part in texts:

@@ -43,8 +43,8 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         cut = int(np.argmax(learned))
         if cut == 0:
             raise BadRow("the tokenizer makes no token of the prompt, or none of the answer")
-        if placed and placed[-1].place >= cut:
-            raise BadRow("a picture comes after the first answer, where none is supported yet")
+        if any(learned[picture.place] for picture in placed):
+            raise BadRow("an answer has a picture in it, which no policy can say")
         return row_format, Demonstration(len(self._items), tokens[:cut], tokens[cut:], learned[cut:], placed)
 
     def _encode_strings(self, prompt: str, completion: str) -> tuple[list[int], BoolArray]:

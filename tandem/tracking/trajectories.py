@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -128,7 +128,7 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
             own.opening,
             row["data_source"],
             row["ground_truth"],
-            pictures=own.pictures,
+            pictures=own.prompt_pictures,
         ),
         sample=row["sample"],
         response_ids=own.response_ids,
@@ -143,6 +143,7 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
         reward=row["environment_reward"],
         numbers=dict(row["numbers"]),
         error=row["error"] if status is Status.ENVIRONMENT_ERROR else None,
+        pictures=own.response_pictures,
     )
 
 
@@ -174,9 +175,9 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         **{name: of_trajectories[name] for name in of_trajectories.column_names},
         "prompt": _text(row.opening for row in rows),
         **{name: _of_firsts(texts, numbers) for name, texts in _texts(trajectories).items()},
-        "prompt_ids": _ragged(batch.prompt_offsets, _prompt_ids(batch, rows), pa.int32()),
+        "prompt_ids": _ragged(batch.prompt_offsets, _ids(batch, rows, "prompt_ids"), pa.int32()),
         "pictures": _pictures(batch, rows),
-        "response_ids": _ragged(offsets, batch.response_ids, pa.int32()),
+        "response_ids": _ragged(offsets, _ids(batch, rows, "response_ids"), pa.int32()),
         "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
         "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
         "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
@@ -190,9 +191,9 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
     return pa.table(columns)
 
 
-def _prompt_ids(batch: Batch, rows: Sequence[Branch]) -> IntArray:
+def _ids(batch: Batch, rows: Sequence[Branch], name: Literal["prompt_ids", "response_ids"]) -> IntArray:
     """As the model has them: a batch marks the tokens of pictures."""
-    return np.concatenate([row.prompt_ids for row in rows]) if batch.pictures else batch.prompt_ids
+    return np.concatenate([getattr(row, name) for row in rows]) if batch.pictures else getattr(batch, name)
 
 
 def _pictures(batch: Batch, rows: Sequence[Branch]) -> pa.Array:

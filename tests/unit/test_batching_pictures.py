@@ -22,23 +22,24 @@ def picture(name: str, place: int) -> Picture:
     return Picture(hashlib.sha256(name.encode()).hexdigest(), GRIDS[name], place)
 
 
-def demonstration(prompt: list[int | str], answer: list[int]) -> Demonstration:
-    """A name stands for a picture."""
-    ids, pictures = list[int](), list[Picture]()
-    for part in prompt:
+def demonstration(prompt: list[int | str], answer: list[int | str]) -> Demonstration:
+    """A name stands for a picture, which is not learned."""
+    ids, pictures, cut = list[int](), list[Picture](), 0
+    for place, part in enumerate([*prompt, *answer]):
         if isinstance(part, str):
             pictures.append(picture(part, len(ids)))
             ids += [PLACEHOLDER] * (GRIDS[part][0] * GRIDS[part][1])
         else:
             ids.append(part)
-    mask = np.ones(len(answer), np.bool_)
-    return Demonstration(0, np.array(ids, np.int32), np.array(answer, np.int32), mask, tuple(pictures))
+        cut = len(ids) if place == len(prompt) - 1 else cut
+    made = np.array(ids, np.int32)
+    return Demonstration(0, made[:cut], made[cut:], made[cut:] != PLACEHOLDER, tuple(pictures))
 
 
 def whole(row: Demonstration) -> tuple[list[list[int]], int]:
-    """Positions of a prompt that is one segment, and the position after it."""
+    """Positions of a row that is one segment, and the position after it."""
     numbers = PictureNumbers()
-    marked = numbers.mark(row.prompt_ids, row.pictures)
+    marked = numbers.mark(np.concatenate((row.prompt_ids, row.response_ids)), row.pictures)
     bounds = np.array([0, len(marked)])
     places = places_of(marked, bounds, np.array([-1]), numbers.pictures, spatial=True)
     return places.positions.tolist(), int(places.ends[0])
@@ -97,6 +98,32 @@ def test_a_step_carries_the_pictures_of_its_prompts() -> None:
     assert to_batch([Group([text], [Score(0.0)])]).pictures == ()
 
 
+def test_a_step_carries_the_pictures_that_tools_have_shown() -> None:
+    """And answers that differ in such a picture alone are not computed once for both."""
+    rows = [demonstration([1, "red", 2], [5, 3, name, 4, 6]) for name in ("blue", "green", "blue")]
+    assert rows[0].loss_mask.tolist() == [True, True, False, False, True, True]
+    trajectories = [
+        Trajectory(
+            Prompt(0, row.prompt_ids, "", "source", None, pictures=row.pictures[:1]),
+            sample,
+            row.response_ids,
+            row.loss_mask,
+            np.zeros(len(row.response_ids), np.float32),
+            np.zeros(len(row.response_ids), np.int32),
+            "",
+            Status.COMPLETED,
+            pictures=row.pictures[1:],
+        )
+        for sample, row in enumerate(rows)
+    ]
+    batch = to_batch([Group(trajectories, [Score(0.0)] * 3)])
+    assert [one.key for one in batch.pictures] == [picture(name, 0).key for name in ("red", "blue", "green")]
+    assert batch.prompts.tolist() == [0, 0, 0]
+    assert batch.response_ids[batch.response_offsets[1] :].tolist() == [5, 3, *[-3] * 6, 4, 6, 5, 3, -2, -2, 4, 6]
+    (part,) = micro_batches(batch, range(3), 1000)
+    assert len(part.prefixes) == 3  # the prompt, and two answers to it
+
+
 def drawn(seed: int) -> list[Demonstration]:
     """Rows of a few groups; prompts are of few pieces, so that they begin alike, with pictures across blocks."""
     random = np.random.default_rng(seed)
@@ -105,7 +132,10 @@ def drawn(seed: int) -> list[Demonstration]:
         prompt: list[int | str] = []
         for piece in random.integers(0, 3, random.integers(1, 5)):
             prompt += [3] * int(random.choice([BLOCK - 4, 5])) + ([names[random.integers(4)]] if piece else [])
-        rows.append(demonstration([*prompt, 4], random.integers(10, 12, random.integers(1, 5)).tolist()))
+        answer: list[int | str] = [*random.integers(10, 12, random.integers(1, 5)).tolist()]
+        if random.random() < 0.5:
+            answer += [names[random.integers(4)], *random.integers(10, 12, 2).tolist()]
+        rows.append(demonstration([*prompt, 4], answer))
     return rows
 
 
@@ -144,10 +174,9 @@ def test_every_token_sees_its_own_pictures_at_its_own_positions(seed: int) -> No
         for source, tokens, positions in found:
             place = int(part_of.row_of_token[source])
             row = rows[int(chosen[place])]
-            expected: list[int | tuple[str, int]] = row.prompt_ids.tolist()
+            expected: list[int | tuple[str, int]] = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
             for one in row.pictures:
                 expected[span(one)] = [(one.key, place) for place in range(one.grid[0] * one.grid[1])]
-            answer = part_of.response_ids[part_of.response_offsets[place] : source].tolist()
-            assert tokens == [*expected, *answer]
-            of_prompt, end = whole(row)
-            assert positions == [dimension + [end + i for i in range(len(answer))] for dimension in of_prompt]
+            count = len(row.prompt_ids) + source - int(part_of.response_offsets[place])
+            assert tokens == expected[:count]
+            assert positions == [dimension[:count] for dimension in whole(row)[0]]

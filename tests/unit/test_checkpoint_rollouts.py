@@ -17,7 +17,7 @@ from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.checkpoint.store import CheckpointStore
 from tandem.data.rows import read_rows
 from tandem.errors import UserError
-from tandem.types import Branch, Finished, Group, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn
 
 RANDOM = np.random.default_rng(0)
 
@@ -65,13 +65,16 @@ def branch(prompt: int, length: int, experts: bool = False) -> Branch:
     turns = (Turn("policy", length, 0.1, "said"), Turn("tool", 0))
     ids = RANDOM.integers(0, 99, prompt).astype(np.int32)
     return Branch(
-        ids, made.response_ids, made.loss_mask, made.rollout_logprobs, made.versions, turns, made.experts, "opened"
-    )
+        ids, made.response_ids, made.loss_mask, made.rollout_logprobs, made.versions, turns, made.experts, "opened",
+        (Picture("cd", (2, 1), prompt),),
+    )  # fmt: skip
 
 
 def conversation(draw: int, sample: int, *branches: Branch, **changes: Any) -> Trajectory:
     """Opened with other tokens than the row's prompt."""
-    opened = replace(prompt_of(draw), token_ids=RANDOM.integers(0, 99, sample + 3).astype(np.int32), text="opened")
+    ids = RANDOM.integers(0, 99, sample + 3).astype(np.int32)
+    shown = [Picture("ab", (1, 2), place) for place in (1, sample + 3)]
+    opened = replace(prompt_of(draw), token_ids=ids, text="opened", pictures=(shown[0],))
     call = {
         "role": "assistant",
         "content": "\ud800",
@@ -82,6 +85,7 @@ def conversation(draw: int, sample: int, *branches: Branch, **changes: Any) -> T
         "reward": 0.1 + 0.2,
         "numbers": {"calls": 2.0},
         "turns": (Turn("policy", 2, 0.25), Turn("tool", 1)),
+        "pictures": (shown[1],),
     }
     return answer(draw, sample, 3, prompt=opened, branches=branches, **{**more, **changes})
 

@@ -171,9 +171,19 @@ def test_demonstrations_and_pairs_have_pictures(tmp_path: Path) -> None:
     learned = TOKENIZER.convert_ids_to_tokens(shown.response_ids[shown.loss_mask].tolist())
     assert "".join(learned) == "A<|end|>\nBC<|end|>\n"
 
-    row = {"messages": [user("<image>?"), ANSWER, user("<image>"), ANSWER], "images": [text, text]}
+    shows = {"role": "tool", "content": [{"type": "text", "text": "see"}, {"type": "image"}]}
+    row = {"messages": [user("<image>?"), ANSWER, user("<image>"), ANSWER, shows, ANSWER], "images": [text] * 3}
     file = write_lines(tmp_path / "late.jsonl", [row])
-    with pytest.raises(UserError, match="a picture comes after the first answer"):
+    (shown,) = SftDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
+    ids = np.concatenate([shown.prompt_ids, shown.response_ids])
+    assert np.flatnonzero(ids == IMAGE_ID).tolist() == [p.place + n for p in shown.pictures for n in range(3)]
+    assert [p.place < len(shown.prompt_ids) for p in shown.pictures] == [True, False, False]
+    learned = TOKENIZER.convert_ids_to_tokens(shown.response_ids[shown.loss_mask].tolist())
+    assert "".join(learned) == "A<|end|>\n" * 3
+
+    said = {"role": "assistant", "content": [{"type": "image"}, {"type": "text", "text": "A"}]}
+    file = write_lines(tmp_path / "said.jsonl", [{"messages": [user("?"), said], "images": [text]}])
+    with pytest.raises(UserError, match="an answer has a picture in it, which no policy can say"):
         SftDataset([file], TOKENIZER, SftDataConfig(train_files=[file]), pictures_of(tmp_path))
 
     pair = {

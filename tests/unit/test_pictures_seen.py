@@ -14,7 +14,7 @@ from tandem.batching.packing import to_batch
 from tandem.pictures.store import PictureStore
 from tandem.tracking.samples import samples
 from tandem.tracking.trajectories import read_groups, read_trajectories, write_trajectories
-from tandem.types import Group, Picture, Prompt, Score, Status, Trajectory
+from tandem.types import Branch, Group, Picture, Prompt, Score, Status, Trajectory
 
 PLACEHOLDER = 7
 
@@ -46,6 +46,25 @@ def test_what_was_trained_on_is_read_again_with_its_pictures(tmp_path: Path) -> 
     again = to_batch(read_groups(tmp_path / "step_000001.parquet", 1))
     assert again.prompt_ids.tolist() == batch.prompt_ids.tolist() == 2 * [1, -1, -1, 2, -2, -2, -2, -2, 2] + [1, 1]
     assert again.pictures == batch.pictures
+
+
+def test_what_a_tool_has_shown_is_read_again(tmp_path: Path) -> None:
+    """In the first branch of a conversation, and in a further one."""
+    store = PictureStore(tmp_path / "pictures")
+    (opened,), shown = group(stored(store, 1, 2)).trajectories[:1], stored(store, 2, 1)
+    ids = np.array([5, PLACEHOLDER, PLACEHOLDER, 6], np.int32)
+    arrays = ids, ids != PLACEHOLDER, np.zeros(4, np.float32), np.zeros(4, np.int32)
+    here = (replace(shown, place=len(opened.prompt.token_ids) + 1),)
+    further = Branch(opened.prompt.token_ids[:4], *arrays, pictures=(*opened.prompt.pictures, replace(shown, place=5)))
+    trajectory = Trajectory(opened.prompt, 0, *arrays, "rg", Status.COMPLETED, pictures=here, branches=(further,))
+    groups = [Group([trajectory], [Score(1.0)])]
+    batch = to_batch(groups)
+    write_trajectories(tmp_path / "step_000001.parquet", 1, groups, batch)
+    assert read_trajectories(tmp_path / "step_000001.parquet")["response_ids"].to_pylist() == [[5, 7, 7, 6]] * 2
+    (again,) = read_groups(tmp_path / "step_000001.parquet", 1)
+    assert again.trajectories[0].pictures == here and again.trajectories[0].prompt.pictures == opened.prompt.pictures
+    assert again.trajectories[0].branches[0].pictures == further.pictures
+    assert to_batch([again]).response_ids.tolist() == batch.response_ids.tolist() == [5, -2, -2, 6] * 2
 
 
 def test_a_step_without_pictures_has_none(tmp_path: Path) -> None:
