@@ -7,10 +7,9 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.data.rows import BadRow, Row, cell
 from tandem.errors import UserError
+from tandem.pictures.sources import IMAGE_PARTS
 
 Messages = list[dict[str, Any]]
-IMAGE_PARTS = ("image", "image_url")
-"""Types of the parts of a message that stand for a picture."""
 
 
 def messages_of(row: Row, column: str) -> Messages:

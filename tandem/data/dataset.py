@@ -12,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.chat import Messages, encode, messages_of, render
-from tandem.data.pictures import RowPictures, refuse_pictures, take_pictures, without_pixels
+from tandem.data.pictures import refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
+from tandem.pictures.prepare import BadPicture
+from tandem.pictures.shown import ModelPictures
 from tandem.types import IntArray, Picture, Prompt
 
 Item = TypeVar("Item")
@@ -40,7 +42,7 @@ class Dataset(ABC, Generic[Item, Config]):
         data_files: Sequence[Path],
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
-        pictures: RowPictures | None = None,
+        pictures: ModelPictures | None = None,
     ):
         self._tokenizer = tokenizer
         self._pictures = pictures
@@ -88,7 +90,10 @@ class Dataset(ABC, Generic[Item, Config]):
             return messages, []
         if self._pictures is None:
             raise BadRow("it has pictures, and no store was given for them")
-        return messages, self._pictures.prepare(sources, folder)
+        try:
+            return messages, self._pictures.prepare(sources, folder)
+        except BadPicture as error:
+            raise BadRow(str(error)) from error
 
     def _expand(
         self, ids: Sequence[int], pictures: Sequence[Picture]
@@ -96,7 +101,10 @@ class Dataset(ABC, Generic[Item, Config]):
         """Token ids with all placeholders, which token of `ids` each comes from, and the pictures with their places."""
         if self._pictures is None:
             return np.array(ids, np.int32), np.arange(len(ids)), ()
-        expanded, origins, placed = self._pictures.expand(ids, pictures)
+        try:
+            expanded, origins, placed = self._pictures.expand(ids, pictures)
+        except BadPicture as error:
+            raise BadRow(str(error)) from error
         return expanded, origins, tuple(placed)
 
 

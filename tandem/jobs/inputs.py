@@ -11,10 +11,10 @@ from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfi
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
-from tandem.data.pictures import RowPictures
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.models.loading import load_tokenizer, stop_token_ids
+from tandem.pictures.shown import ModelPictures
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
 from tandem.types import Prompt
@@ -38,7 +38,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train_files = [] if isinstance(config, EvalConfig) else config.data.train_files
     files = {"data.train_files": train_files, "data.val_files": config.data.val_files}
-    pictures = RowPictures(config.model.path, config.data.images, pictures_directory(config))
+    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config))
     read: dict[str, Dataset | None] = {}
     for key, paths in files.items():
         usable = paths and tokenizer is not None

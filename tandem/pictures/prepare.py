@@ -38,20 +38,25 @@ class Prepared(NamedTuple):
     grid: tuple[int, int]
 
 
-def decode(data: bytes, max_source_pixels: int) -> "Image":
-    """The picture in `data`: RGB, upright as its EXIF says, white where it is transparent. Raises BadPicture."""
+def decode(source: "bytes | Image", max_source_pixels: int) -> "Image":
+    """The picture in `source`: RGB, upright as its EXIF says, white where it is transparent. Raises BadPicture."""
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow's own limit on pixels, and of odd metadata
-            image = _opened(data, max_source_pixels)
+            image = _opened(source) if isinstance(source, bytes) else source
+            if image.width * image.height > max_source_pixels:
+                told = f"{image.width:,} x {image.height:,} pixels are more than data.images.max_source_pixels"
+                raise BadPicture(f"{told}, {max_source_pixels:,}")
+            if isinstance(source, bytes):
+                _check_frames(image)
             image.load()
             return _rgb(ImageOps.exif_transpose(image))
     except BadPicture:
         raise
     except Image.UnidentifiedImageError as error:
-        raise BadPicture(f"the {len(data):,} bytes are no picture ({', '.join(FORMATS)} are read)") from error
+        raise BadPicture(f"the {len(source):,} bytes are no picture ({', '.join(FORMATS)} are read)") from error
     except Image.DecompressionBombError as error:  # Pillow's own limit is above any that can be configured
         told = f"more pixels than data.images.max_source_pixels, {max_source_pixels:,}"
         raise BadPicture(f"{told}: {error}") from error
@@ -59,22 +64,21 @@ def decode(data: bytes, max_source_pixels: int) -> "Image":
         raise BadPicture(f"the picture is damaged: {type(error).__name__}: {error}") from error
 
 
-def _opened(data: bytes, max_source_pixels: int) -> "Image":
-    """What the header says is checked before any pixel is decoded."""
+def _opened(data: bytes) -> "Image":
+    """What the header says can be checked before any pixel is decoded."""
     from io import BytesIO
 
     from PIL import Image
 
-    image = Image.open(BytesIO(data), formats=FORMATS)
-    if image.width * image.height > max_source_pixels:
-        told = f"{image.width:,} x {image.height:,} pixels are more than data.images.max_source_pixels"
-        raise BadPicture(f"{told}, {max_source_pixels:,}")
+    return Image.open(BytesIO(data), formats=FORMATS)
+
+
+def _check_frames(image: "Image") -> None:
     # A second frame of a JPEG is a thumbnail or another exposure; of others, it moves or is another page.
     if image.format not in ("JPEG", "MPO") and getattr(image, "n_frames", 1) > 1:
         raise BadPicture(
             f"an animated {image.format}, or one of several pages; write the frame that is meant by itself"
         )
-    return image
 
 
 def _rgb(image: "Image") -> "Image":
@@ -102,15 +106,16 @@ class Preparer:
         self.decoded = 0
         """Pictures that were not known."""
 
-    def prepare(self, data: bytes) -> Prepared:
-        """The stored picture of encoded ones. Raises BadPicture."""
+    def prepare(self, data: "bytes | Image") -> Prepared:
+        """The stored picture of an encoded one, or of one that is decoded already. Raises BadPicture."""
+        return self._known(data) if isinstance(data, bytes) else self._added(data)
+
+    def _known(self, data: bytes) -> Prepared:
         source = hashlib.sha256(data).hexdigest()
         known = self._index.get(source)
         if known is not None and self._store.path(known.key).exists():
             return known
-        pixels = self._resized(data)
-        self.decoded += 1
-        made = Prepared(self._store.add(pixels), token_grid(pixels.shape[0], pixels.shape[1], self._limits.factor))
+        made = self._added(data)
         line = json.dumps([source, made.key, made.grid]) + "\n"
         # One write of a short line at the end of the file: two runs that share a store do not mix theirs.
         with self._index_path.open("a", encoding="ascii") as file:
@@ -118,11 +123,16 @@ class Preparer:
         self._index[source] = made
         return made
 
-    def _resized(self, data: bytes) -> Pixels:
+    def _added(self, source: "bytes | Image") -> Prepared:
+        pixels = self._resized(source)
+        self.decoded += 1
+        return Prepared(self._store.add(pixels), token_grid(pixels.shape[0], pixels.shape[1], self._limits.factor))
+
+    def _resized(self, source: "bytes | Image") -> Pixels:
         from PIL import Image
 
         factor, least, most, max_source_pixels = self._limits
-        image = decode(data, max_source_pixels)
+        image = decode(source, max_source_pixels)
         try:
             height, width = resized(image.height, image.width, factor, least, most)
         except ValueError as error:

@@ -48,6 +48,16 @@ class PictureStore:
             part.unlink(missing_ok=True)
         return key
 
+    def size(self, key: str) -> tuple[int, int] | None:
+        """Height and width of the picture `key`, as its file's header tells; None where there is no such file."""
+        from PIL import Image
+
+        try:
+            with Image.open(self.path(key), formats=["PNG"]) as image:
+                return image.height, image.width
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            return None
+
     def read(self, key: str) -> Pixels:
         """The pixels that were added as `key`, `[H, W, 3]`. UserError where the file is missing or holds others."""
         from PIL import Image

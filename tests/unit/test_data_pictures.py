@@ -17,10 +17,10 @@ from picture_rows import IMAGE_ID, TOKENIZER, animated, bomb, encoded, model_fil
 
 from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
-from tandem.data.pictures import RowPictures
 from tandem.data.preference import PreferenceDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 
 PNG = encoded(picture())
@@ -31,8 +31,8 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def pictures_of(tmp_path: Path, **images: Any) -> RowPictures:
-    return RowPictures(model_files(tmp_path / "model"), ImagesConfig(**images), tmp_path / "store")
+def pictures_of(tmp_path: Path, **images: Any) -> ModelPictures:
+    return ModelPictures(model_files(tmp_path / "model"), ImagesConfig(**images), tmp_path / "store")
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -145,7 +145,7 @@ def test_limits(tmp_path: Path) -> None:
 
 def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
     rows = [verl_row("<image>?", images=["a.png"])] * 3
-    pictures = RowPictures(model_files(tmp_path / "text", "qwen3"), ImagesConfig(), tmp_path / "store")
+    pictures = ModelPictures(model_files(tmp_path / "text", "qwen3"), ImagesConfig(), tmp_path / "store")
     file = write_lines(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=r"^the rows have pictures, and .*text is no model that sees them"):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
@@ -157,7 +157,7 @@ def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
 def test_files_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     directory = model_files(tmp_path / "model", vision_config={"patch_size": 16, "spatial_merge_size": 2})
     with pytest.raises(UserError, match="patch_size 14 in the image processor's file, 16 in"):
-        RowPictures(directory, ImagesConfig(), tmp_path).prepare([PNG], tmp_path)
+        ModelPictures(directory, ImagesConfig(), tmp_path).prepare([PNG], tmp_path)
 
 
 def test_demonstrations_and_pairs_have_pictures(tmp_path: Path) -> None:
