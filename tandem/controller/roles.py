@@ -5,17 +5,18 @@ stay on the ranks (`tandem.controller.placed`), for these. Suffix: `[T]` respons
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from tandem.checkpoint.draft import Draft
-from tandem.controller.groups import Future, RemoteWorkers
+from tandem.controller.groups import Future, Ranks, RemoteWorkers
 from tandem.controller.placed import PlacedRows, PlacedSteps
-from tandem.types import Batch, FloatArray, StepMetrics, TokenLoss, Trajectory
+from tandem.types import Batch, FloatArray, Prompt, StepMetrics, TokenLoss, Trajectory
 from tandem.weights.bridge import Address
-from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutWorker
+from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker
 
 
@@ -127,21 +128,67 @@ class Critic(ValueModel, Trained):
     """The model of expected returns, in training; also a reward model in training."""
 
 
+_ANSWERING = ("answer", "advance", "generate", "generate_for_eval")
+
+
 class Rollout(RemoteWorkers[RolloutWorker]):
-    """The generation engines."""
+    """The generation engines.
+
+    Data rows stay here: where an answer is one turn, prompts go without them to the engines and get them back.
+    """
+
+    def __init__(self, ranks: Ranks, name: str, kind: type[RolloutWorker], spec: RolloutSpec) -> None:
+        super().__init__(ranks, name, kind, spec)
+        ours = all(getattr(kind, verb, None) is getattr(RolloutWorker, verb) for verb in _ANSWERING)
+        self._rows_stay = ours and spec.conversation is None
+        """A conversation may read them, and so may what another kind of worker does."""
+        self._asked: dict[int, Prompt] = {}
+        """What the engines have, by number, where rows stay."""
 
     def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> Future[list[list[Trajectory]]]:
         """A trajectory for each seed of each request, to train on."""
-        return self.call(RolloutWorker.generate, requests, greedy)
+        return self._whole(requests, self.call(RolloutWorker.generate, self._sent(requests), greedy))
 
     def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> Future[list[list[Trajectory]]]:
         """Validation answers, drawn as `generation.eval` says."""
-        return self.call(RolloutWorker.generate_for_eval, requests)
+        return self._whole(requests, self.call(RolloutWorker.generate_for_eval, self._sent(requests)))
 
     def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
         """Each engine that has an entry starts on these asks, by number, and generates until one of all that it has
         under way is complete, or until `patience_s` have passed; what is complete, by engine."""
-        return self.call_each(RolloutWorker.advance, asks, patience_s)
+        if not self._rows_stay:
+            return self.call_each(RolloutWorker.advance, asks, patience_s)
+        new = {number: ask for of_engine in asks.values() for number, ask in of_engine.items()}
+        self._asked |= {number: ask.request.prompt for number, ask in new.items()}
+        sent = {
+            engine: {number: ask._replace(request=_without_row(ask.request)) for number, ask in of_engine.items()}
+            for engine, of_engine in asks.items()
+        }
+        return self.call_each(RolloutWorker.advance, sent, patience_s).map(self._answered)
+
+    def _answered(self, advances: dict[int, Advance]) -> dict[int, Advance]:
+        for number, siblings, greedy in (done for advance in advances.values() for done in advance.done):
+            prompt = self._asked.pop(number)
+            for trajectory in (*siblings, *([greedy] if greedy else [])):
+                trajectory.prompt = prompt
+        return advances
+
+    def _sent(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+        return [_without_row(request) for request in requests] if self._rows_stay else requests
+
+    def _whole(
+        self, requests: Sequence[RolloutRequest], answered: Future[list[list[Trajectory]]]
+    ) -> Future[list[list[Trajectory]]]:
+        if not self._rows_stay:
+            return answered
+
+        def restore(groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+            for request, siblings in zip(requests, groups, strict=True):
+                for trajectory in siblings:
+                    trajectory.prompt = request.prompt
+            return groups
+
+        return answered.map(restore)
 
     def room(self) -> Future[list[int]]:
         """Samples that each engine could start at once; negative where some wait already."""
@@ -162,3 +209,7 @@ class Rollout(RemoteWorkers[RolloutWorker]):
     def wake(self) -> Future[None]:
         """Take the memory again; the next requests may come."""
         return self.call(RolloutWorker.wake)
+
+
+def _without_row(request: RolloutRequest) -> RolloutRequest:
+    return request._replace(prompt=replace(request.prompt, text="", ground_truth=None, row={}))
