@@ -44,10 +44,12 @@ class Picture:
     key: str
     """SHA-256 of its size and pixels, in hexadecimal: the name that it is stored under."""
     grid: tuple[int, int]
-    """Rows and columns of the tokens that it takes."""
+    """Rows and columns of its features, each of which takes a token."""
     place: int
     """Where the first of them stands among the token ids, the prompt's and then the response's where there are both:
-    rows * columns times the model's placeholder."""
+    rows * columns times the model's placeholder, head to tail but for what some models have between rows and tiles."""
+    tiles: tuple[int, int] = (1, 1)
+    """Rows and columns of tiles that it is cut into, where its model does that; known until its tokens are there."""
 
 
 @dataclass(frozen=True, slots=True)

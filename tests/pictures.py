@@ -18,18 +18,19 @@ FAMILIES = tuple(SIDE)
 
 def make_model(family: str, directory: Path) -> Path:
     """With weights by which log-probs depend on pictures and positions."""
-    generator = torch.Generator().manual_seed(0)
-
-    @torch.no_grad()
-    def draw(model: Any) -> None:
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
-            else:
-                parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
-
     write_model(directory, family, draw)
     return directory
+
+
+@torch.no_grad()
+def draw(model: Any) -> None:
+    """Give a model such weights."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
 
 
 def store_pictures(store: PictureStore, family: str, grids: Sequence[tuple[int, int]]) -> list[Picture]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tandem.pictures.model import MODEL_TYPES
+from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
@@ -33,7 +33,7 @@ VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 
 PICTURES = frozenset(MODEL_TYPES)
 """Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
-SPATIAL = PICTURES
+SPATIAL = frozenset(SPATIAL_TYPES)
 """Those of them in which a picture's tokens have positions in three dimensions."""
 
 _REFUSED = {

@@ -5,6 +5,7 @@ Asked of a small model with the options of the real one, on the CPU, before any 
 
 from collections.abc import Sequence
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from tandem.models.families import SPATIAL, refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
 from tandem.models.logits import Bend
+from tandem.models.sight import random_pixels, sight_of
 from tandem.models.tiny import tiny
 from tandem.pictures.positions import places_of
 from tandem.types import IntArray, Picture
@@ -32,8 +34,8 @@ _PROMPTS = (5, 3)
 _KEPT = (4, 1)
 """How many tokens of each prompt are there from an earlier request, where one goes on from what that has left."""
 _MAX_PARAMETERS = 2**26
-_PICTURE = Picture("", grid=(1, 2), place=1)
-"""In the first row, of a model that sees pictures."""
+_SIDE = 2
+"""Rows of tokens that the picture takes in the first row of a model that sees pictures, and its columns."""
 
 
 class Agreement(NamedTuple):
@@ -79,24 +81,29 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
 
 def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
     """The first row shows one: a row of its own, cut where its prompt ends; then token by token after its prompt."""
-    token = eager.config.image_token_id
-    rows = [row.clone() for row in _ROWS]
-    first, second, prompt = rows[0], rows[1], _PROMPTS[0]
-    count = _PICTURE.grid[0] * _PICTURE.grid[1]
-    shown = slice(_PICTURE.place, _PICTURE.place + count)
+    sight, spatial = sight_of(eager.config), eager.config.model_type in SPATIAL
+    pixels = [random_pixels(eager.config)]
+    features = sight.features(ours.base_model, pixels, torch.device("cpu"))
+    count = len(features[0])
+    picture = Picture("", (_SIDE, count // _SIDE) if spatial else (1, count), place=1)
+    token, rows = eager.config.image_token_id, [row.clone() for row in _ROWS]
+    first, second, prompt = rows[0], rows[1], picture.place + count
+    shown = slice(picture.place, prompt)
     first[shown] = token
-    patches, grid = _random_patches(eager.config)
-    kinds = (first == token).int()[None]
-    theirs = {"pixel_values": patches, "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    theirs = sight.arguments(pixels)
+    if spatial:
+        theirs["mm_token_type_ids"] = (first == token).int()[None]
     wanted = [eager(first[None], use_cache=False, **theirs).logits[0], eager(second[None], use_cache=False).logits[0]]
     marked = torch.cat(rows).numpy()
     marked[shown] = -1
     offsets = np.array([0, prompt, len(first), len(first) + len(second)])
     prefixes = np.array([-1, 0, -1])
-    places = places_of(marked, offsets, prefixes, [_PICTURE], spatial=eager.config.model_type in SPATIAL)
-    position_N = torch.from_numpy(places.positions)[:, None]
-    seen = ours.base_model.get_image_features(patches, grid, return_dict=True)
+    places = places_of(marked, offsets, prefixes, [picture], spatial=spatial)
+    position_N = torch.from_numpy(places.positions[:, None] if spatial else places.positions[:1])
     plan, ids = PackedRows(offsets, prefixes=prefixes), torch.cat(rows)[None]
+    seen = SimpleNamespace(
+        pooler_output=sight.embeddings(features[0]), deepstack_features=[[layer] for layer in features[1:]]
+    )
     outputs = {"mm_encoder_outputs": {"image": seen}, "use_cache": False}
     hidden = ours.base_model(ids, position_ids=position_N, attention_plan=plan, return_dict=False, **outputs)[0][0]
     packed = ours.get_output_embeddings()(hidden).split([len(first), len(second)])
@@ -114,15 +121,6 @@ def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
             ours(ids[:, place : place + 1], position_ids=stands, attention_plan=step, use_cache=False).logits[0]
         )
     return Agreement(_difference(packed, wanted), _difference([torch.cat(made)], [wanted[0][prompt - 1 :]]))
-
-
-def _random_patches(config: Any) -> tuple[Tensor, Tensor]:
-    """Of `_PICTURE`: `[patches, numbers]`, and int64 `[1, 3]`, as image processors give them."""
-    vision = config.vision_config
-    rows, columns = (size * vision.spatial_merge_size for size in _PICTURE.grid)
-    numbers = 3 * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(rows * columns, numbers, generator=generator), torch.tensor([[1, rows, columns]])
 
 
 def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.config.tree import LoraConfig
 from tandem.errors import UserError
+from tandem.models.sight import in_tower
 from tandem.regions import Region, whole
 
 
@@ -59,7 +60,7 @@ def adapted_layers(model: PreTrainedModel, targets: Sequence[str] | Literal["all
     linear = [
         name
         for name, layer in model.named_modules()
-        if type(layer) in kinds and layer is not output and ".visual." not in name
+        if type(layer) in kinds and layer is not output and not in_tower(name)
     ]
     if targets == "all-linear":
         return linear

@@ -94,7 +94,11 @@ def _shrunk(values: Values) -> dict[str, Any]:
     for name in numbers.intersection(_KEY_VALUE_HEADS):
         shrunk[name] = _shrunk_kv_heads(values[name], values.get(_KEY_VALUE_HEADS[name]))
     if values.get("model_type") in PICTURES and "vision_config" in values:  # others are loaded without their towers
-        shrunk["vision_config"] = _shrunk_tower(values["vision_config"])
+        shrunk["vision_config"] = _shrunk_tower(values["vision_config"], _merged(values))
+        if "vision_feature_layer" in values:
+            shrunk["vision_feature_layer"] = _shrunk_feature_layers(values["vision_feature_layer"])
+    if "mrope_section" in values:  # of half the dimensions that are rotated
+        shrunk["mrope_section"] = [2, 3, 3] if values.get("partial_rotary_factor", 1) == 1 else [2, 1, 1]
     if "qk_rope_head_dim" in values:  # what configurations compute from the parts of a head
         shrunk |= {name: size for name, size in (("qk_head_dim", 16), ("head_dim", 8)) if name in values}
     if "dynamic" in str(values.get("rope_parameters")):  # this one has no number of its own for what it was trained on
@@ -138,13 +142,20 @@ def _shrunk_value(name: str, value: Any, kept: list[int], count: int) -> Any:
     return _SIZE_OF.get(name, value)
 
 
-def _shrunk_tower(values: Values) -> dict[str, Any]:
-    """Two layers; patches and how they are merged stay, for they say how many tokens a picture takes."""
+def _shrunk_tower(values: Values, merged: int) -> dict[str, Any]:
+    """Two layers; patches and how they are merged stay, for they say how many tokens a picture takes.
+
+    `merged`: how many patches beside each other become one token.
+    """
     small = {name: value for name, value in values.items() if name not in _DROPPED}
     sizes = {
         "depth": 2,
+        "num_hidden_layers": 2,
         "num_heads": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
         "intermediate_size": 64,
+        "projection_dim": 32,
         "num_position_embeddings": 64,
         "out_hidden_size": _HIDDEN,
     }
@@ -153,15 +164,36 @@ def _shrunk_tower(values: Values) -> dict[str, Any]:
         small |= {"embed_dim": 32, "hidden_size": _HIDDEN}
     elif "hidden_size" in values:
         small["hidden_size"] = 32
+    if "image_size" in values:  # two tokens high and wide
+        patch = values["patch_size"]
+        small["image_size"] = (
+            [2 * merged * side for side in patch] if isinstance(patch, list | tuple) else 2 * merged * patch
+        )
     layers = {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [0]}
     return {**small, **{name: kept for name, kept in layers.items() if values.get(name)}}
+
+
+def _shrunk_feature_layers(layers: int | list[int]) -> int | list[int]:
+    """As many layers of the tower as before, counted from the end: there are two."""
+    return (
+        max(layers, -2)
+        if isinstance(layers, int) and layers < 0
+        else -1
+        if isinstance(layers, int)
+        else [-1] * len(layers)
+    )
+
+
+def _merged(values: Values) -> int:
+    """Patches along one side of a token, which each family calls otherwise."""
+    ratio = values.get("downsample_ratio")
+    named = (values.get("spatial_merge_size"), values.get("scale_factor"), ratio and round(1 / ratio))
+    return next((size for size in (values["vision_config"].get("spatial_merge_size"), *named) if size), 1)
 
 
 def _shrunk_list(name: str, value: list[Any], kept: list[int], count: int) -> list[Any]:
     if name in ("short_factor", "long_factor"):
         return value[: HEAD_DIM // 2]
-    if name == "mrope_section":
-        return [2, 3, 3]  # half of a head's dimensions
     if count and len(value) == count:
         return [_SIZE_OF.get(name, value[layer]) for layer in kept]
     if name.endswith("_token_id"):

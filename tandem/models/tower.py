@@ -1,9 +1,9 @@
 """The vision tower of a picture model: each picture's features are computed once, whoever shows it.
 
-    keys --read--> pixels --image processor--> patches --tower--> features --places--> the model's `mm_encoder_outputs`
+    keys --read--> pixels --image processor--> numbers --tower--> features --places--> the model's `mm_encoder_outputs`
 
 Pictures are stored in the size in which the model sees them: here they are only normalised and cut into patches, as the
-family's own image processor does it.
+family's own image processor does it. `sight.py` says how each family takes them.
 """
 
 from collections import OrderedDict
@@ -19,13 +19,14 @@ from transformers import PreTrainedModel
 
 from tandem.errors import EngineError, UserError
 from tandem.models.families import SPATIAL
+from tandem.models.sight import sight_of
 from tandem.pictures.marks import unmarked
 from tandem.pictures.positions import PicturePlaces, places_of
 from tandem.pictures.store import Pixels
 from tandem.types import IntArray, Picture
 
 _KEPT_BYTES = 2**28
-"""Of features, where they do not change from pass to pass; and of patches."""
+"""Of features, where they do not change from pass to pass; and of what the tower takes."""
 Item = TypeVar("Item")
 
 
@@ -60,15 +61,16 @@ class PictureTower:
         self._processor = load_image_processor(path)
         self.placeholder: int = model.config.image_token_id
         self.spatial = model.config.model_type in SPATIAL
-        self._merged: int = model.config.vision_config.spatial_merge_size
+        self._sight = sight_of(model.config)
         self._frozen = not any(parameter.requires_grad for parameter in tower_of(model).parameters())
         self._kept: _Kept[Features] = _Kept(lambda features: sum(part.nbytes for part in features.parts))
-        self._patches: _Kept[Tensor] = _Kept(lambda patches: patches.nbytes)
+        self._pixels: _Kept[Tensor] = _Kept(lambda pixels: pixels.nbytes)
 
     @property
     def never_drawn(self) -> tuple[int, ...]:
         """Tokens that stand for a picture or a video and nothing else: none is there for one that a policy draws."""
-        return self.placeholder, self._model.config.video_token_id
+        video = getattr(self._model.config, "video_token_id", None)
+        return (self.placeholder,) if video is None else (self.placeholder, video)
 
     def places(
         self, token_ids: IntArray, offsets: IntArray, prefixes: IntArray, pictures: Sequence[Picture]
@@ -93,7 +95,8 @@ class PictureTower:
             place = torch.from_numpy(places.features).to(device)
             embeddings = torch.cat([one.embeddings for one in found]).index_select(0, place)
             deeper = [torch.cat(layer).index_select(0, place) for layer in zip(*(x.deeper for x in found), strict=True)]
-            outputs = SimpleNamespace(pooler_output=[embeddings], deepstack_features=[[layer] for layer in deeper])
+            pooled = self._sight.embeddings(embeddings)
+            outputs = SimpleNamespace(pooler_output=pooled, deepstack_features=[[layer] for layer in deeper])
             options["mm_encoder_outputs"] = {"image": outputs}
         return PictureInputs(ids, options)
 
@@ -115,36 +118,27 @@ class PictureTower:
         return [found[picture.key] for picture in pictures]
 
     def _compute(self, pictures: Sequence[Picture]) -> list[Features]:
-        body: Any = self._model.base_model
-        patches, grids = self._patches_of(pictures)
-        device = self._model.device
-        seen = body.get_image_features(patches.to(device), grids.to(device), return_dict=True)
-        found: list[Any] = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
-        layers = [layer if torch.is_tensor(layer) else torch.cat(tuple(layer)) for layer in found]
-        split = [layer.split([_tokens(picture) for picture in pictures]) for layer in layers]
+        layers = self._sight.features(self._model.base_model, self._pixels_of(pictures), self._model.device)
+        counts = [picture.grid[0] * picture.grid[1] for picture in pictures]
+        if len(layers[0]) != sum(counts):
+            raise EngineError(
+                f"{len(pictures)} pictures were counted as {sum(counts)} tokens, from {pictures[0].key} on, and the "
+                f"model makes {len(layers[0])} features of them"
+            )
+        split = [layer.split(counts) for layer in layers]
         return [Features(own[0], tuple(own[1:])) for own in zip(*split, strict=True)]
 
-    def _patches_of(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
-        """Patches of all pictures, head to tail, and int64 `[pictures, 3]`: 1, and rows and columns of patches."""
-        found = self._patches.find(picture.key for picture in pictures)
-        merged = self._merged
-        grids = [(1, picture.grid[0] * merged, picture.grid[1] * merged) for picture in pictures]
-        lacking = [(picture, grid) for picture, grid in zip(pictures, grids, strict=True) if picture.key not in found]
-        if lacking:
-            pixels = [self._read(picture.key) for picture, _ in lacking]
-            made: Any = self._processor(images=pixels, do_resize=False, return_tensors="pt")
-            cut = [tuple(grid) for grid in made["image_grid_thw"].tolist()]
-            for (picture, grid), theirs in zip(lacking, cut, strict=True):
-                if grid != theirs:
-                    raise EngineError(
-                        f"picture {picture.key}: it was counted as {grid[1]} x {grid[2]} patches, and the model's "
-                        f"image processor makes {theirs[1]} x {theirs[2]} of it"
-                    )
-            patches = made["pixel_values"].split([rows * columns for _, (_, rows, columns) in lacking])
-            new = {picture.key: own for (picture, _), own in zip(lacking, patches, strict=True)}
-            found |= new
-            self._patches.keep({key: own.clone() for key, own in new.items()})
-        return torch.cat([found[picture.key] for picture in pictures]), torch.tensor(grids)
+    def _pixels_of(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """What the tower takes of each."""
+        found = self._pixels.find(picture.key for picture in pictures)
+        new = {
+            picture.key: self._sight.pixels(self._processor, self._read(picture.key))
+            for picture in pictures
+            if picture.key not in found
+        }
+        found |= new
+        self._pixels.keep(new)
+        return [found[picture.key] for picture in pictures]
 
 
 class _Kept(Generic[Item]):
@@ -186,10 +180,6 @@ def load_image_processor(path: Path) -> Any:
         ) from None
 
 
-def tower_of(model: PreTrainedModel) -> nn.Module:
-    body: Any = model.base_model
-    return body.visual
-
-
-def _tokens(picture: Picture) -> int:
-    return picture.grid[0] * picture.grid[1]
+def tower_of(model: PreTrainedModel) -> nn.ModuleList:
+    """What of a model computes features of pictures."""
+    return nn.ModuleList([getattr(model.base_model, name) for name in sight_of(model.config).modules])

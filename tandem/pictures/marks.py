@@ -1,8 +1,9 @@
 """Token ids that tell pictures apart.
 
 In a prompt the tokens of every picture are the same placeholder, so prompts with other pictures of one size have the
-same tokens. Whoever compares prompts by their tokens, to compute once what they share, marks them first: the tokens of
-the picture with number n become -1 - n, whichever prompt shows it.
+same tokens. Some models put others between them, such as the ends of rows: these are text. Whoever compares prompts by
+their tokens, to compute once what they share, marks them first: the tokens of the picture with number n become -1 - n,
+whichever prompt shows it.
 """
 
 from collections.abc import Sequence
@@ -27,10 +28,7 @@ class PictureNumbers:
             return token_ids
         marked = token_ids.copy()
         for picture in pictures:
-            stop = picture.place + picture.grid[0] * picture.grid[1]
-            if not 0 <= picture.place < stop <= len(marked):
-                raise ValueError(f"picture {picture.key} is at {picture.place} to {stop} of {len(marked)} tokens")
-            marked[picture.place : stop] = -1 - self._number(picture)
+            marked[_tokens_of(picture, marked)] = -1 - self._number(picture)
         return marked
 
     def _number(self, picture: Picture) -> int:
@@ -38,6 +36,18 @@ class PictureNumbers:
         if number == len(self.pictures):
             self.pictures.append(picture)
         return number
+
+
+def _tokens_of(picture: Picture, token_ids: IntArray) -> IntArray:
+    """Where they stand: as many of the token at its place as it has features, from there on."""
+    count, place = picture.grid[0] * picture.grid[1], picture.place
+    found = np.zeros(0, np.int64)
+    if 0 <= place < len(token_ids) and token_ids[place] >= 0:
+        found = place + np.flatnonzero(token_ids[place:] == token_ids[place])[:count]
+    if len(found) < count:
+        told = f"takes {count} tokens from {place} on, and {len(found)} of {len(token_ids)} are there"
+        raise ValueError(f"picture {picture.key} {told}")
+    return found
 
 
 def unmarked(token_ids: IntArray, placeholder: int) -> IntArray:

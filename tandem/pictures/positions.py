@@ -65,7 +65,7 @@ class _At(NamedTuple):
     """Where a segment ends."""
 
     position: int
-    """The next one; within a picture, that at which it begins."""
+    """The next one; within a picture whose positions are spatial, that at which it begins."""
     number: int = -1
     """Of the picture that is not whole yet."""
     done: int = 0
@@ -77,7 +77,8 @@ def places_of(
 ) -> PicturePlaces:
     """Of marked token ids, `[N]`, in segments as those of a MicroBatch; a picture may lie across several of them.
 
-    `spatial`: False where the model counts a picture's tokens as it does text. ValueError where a picture is not whole.
+    `spatial`: False where the model counts a picture's tokens as it does text, and may have text between them.
+    ValueError where a picture is not whole.
     """
     numbers = tuple(sorted({-1 - int(mark) for mark in np.unique(token_ids[token_ids < 0])}))
     starts = _starts(numbers, pictures)
@@ -91,10 +92,10 @@ def places_of(
             begin, end, mark = start + begin, start + end, int(token_ids[start + begin])
             while begin < end:
                 if mark >= 0:
-                    if at.number >= 0:
+                    if spatial and at.number >= 0:
                         raise ValueError(f"picture {at.number} ends after {at.done} of its tokens")
                     positions[:, begin:end] = at.position + np.arange(end - begin)
-                    at, begin = _At(at.position + end - begin), end
+                    at, begin = at._replace(position=at.position + end - begin), end
                     continue
                 number = -1 - mark
                 if at.number not in (-1, number):
@@ -103,15 +104,15 @@ def places_of(
                 count = min(end - begin, rows * columns - at.done)
                 inside = at.done + np.arange(count)
                 features.append(starts[number] + inside)
-                steps = np.stack((0 * inside, inside // columns, inside % columns)) if spatial else inside
-                positions[:, begin : begin + count] = at.position + steps
+                places = (0 * inside, inside // columns, inside % columns)
+                positions[:, begin : begin + count] = at.position + (np.stack(places) if spatial else np.arange(count))
                 whole = at.done + count == rows * columns
-                after = at.position + (max(rows, columns) if spatial else rows * columns)
-                at = _At(after) if whole else _At(at.position, number, at.done + count)
+                after = at.position + (max(rows, columns) * whole if spatial else count)
+                at = _At(after) if whole else _At(after, number, at.done + count)
                 begin += count
         ends.append(at)
-    places = np.concatenate(features) if features else np.zeros(0, np.int64)
-    return PicturePlaces(positions, np.array([at.position for at in ends], np.int64), numbers, places)
+    taken = np.concatenate(features) if features else np.zeros(0, np.int64)
+    return PicturePlaces(positions, np.array([at.position for at in ends], np.int64), numbers, taken)
 
 
 def _runs(token_ids: IntArray) -> list[tuple[int, int]]:

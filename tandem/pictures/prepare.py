@@ -1,6 +1,6 @@
 """Encoded pictures, as data rows hold them -> stored pictures of their final size. Each is decoded once.
 
-<store>/index-<limits>.jsonl    a line a picture: the SHA-256 of its bytes, the key it is stored under, its size
+<store>/index-<layout>.jsonl    a line a picture: the SHA-256 of its bytes, the key and the size it is stored with
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tandem.pictures.sizes import resized, token_grid
+from tandem.pictures.layouts.base import Layout, check_shape
 from tandem.pictures.store import PictureStore, Pixels
 
 if TYPE_CHECKING:
@@ -25,17 +25,10 @@ class BadPicture(ValueError):
     """Bytes that are no picture that can be used; the message says why."""
 
 
-class Limits(NamedTuple):
-    factor: int
-    min_pixels: int
-    max_pixels: int
-    max_source_pixels: int
-    """Of a picture before it is resized: decoding takes four bytes of memory or more for each."""
-
-
 class Prepared(NamedTuple):
     key: str
-    grid: tuple[int, int]
+    size: tuple[int, int]
+    """Height and width of what is stored."""
 
 
 def decode(source: "bytes | Image", max_source_pixels: int) -> "Image":
@@ -97,11 +90,13 @@ def _rgb(image: "Image") -> "Image":
 
 
 class Preparer:
-    """Puts pictures into a store, and knows those that it, or an earlier one with the same limits, has put there."""
+    """Puts pictures into a store, and knows those that it, or an earlier one with the same layout, has put there."""
 
-    def __init__(self, store: PictureStore, limits: Limits):
-        self._store, self._limits = store, limits
-        self._index_path = store.directory / f"index-{'-'.join(map(str, limits))}.jsonl"
+    def __init__(self, store: PictureStore, layout: Layout, max_source_pixels: int):
+        """`max_source_pixels`: of a picture before it is resized; decoding takes four bytes of memory or more for
+        each."""
+        self._store, self._layout, self._max_source_pixels = store, layout, max_source_pixels
+        self._index_path = store.directory / f"index-{layout.name}-{max_source_pixels}.jsonl"
         self._index = dict(self._read_index())
         self.decoded = 0
         """Pictures that were not known."""
@@ -116,7 +111,7 @@ class Preparer:
         if known is not None and self._store.path(known.key).exists():
             return known
         made = self._added(data)
-        line = json.dumps([source, made.key, made.grid]) + "\n"
+        line = json.dumps([source, *made]) + "\n"
         # One write of a short line at the end of the file: two runs that share a store do not mix theirs.
         with self._index_path.open("a", encoding="ascii") as file:
             file.write(line)
@@ -124,20 +119,17 @@ class Preparer:
         return made
 
     def _added(self, source: "bytes | Image") -> Prepared:
-        pixels = self._resized(source)
+        pixels = self._fitted(source)
         self.decoded += 1
-        return Prepared(self._store.add(pixels), token_grid(pixels.shape[0], pixels.shape[1], self._limits.factor))
+        return Prepared(self._store.add(pixels), (pixels.shape[0], pixels.shape[1]))
 
-    def _resized(self, source: "bytes | Image") -> Pixels:
-        from PIL import Image
-
-        factor, least, most, max_source_pixels = self._limits
-        image = decode(source, max_source_pixels)
+    def _fitted(self, source: "bytes | Image") -> Pixels:
+        image = decode(source, self._max_source_pixels)
         try:
-            height, width = resized(image.height, image.width, factor, least, most)
+            check_shape(image.height, image.width)
+            return self._layout.fit(image)
         except ValueError as error:
             raise BadPicture(str(error)) from error
-        return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
 
     def _read_index(self) -> "list[tuple[str, Prepared]]":
         """A line that was cut off says nothing: its picture is decoded again."""
@@ -146,10 +138,10 @@ class Preparer:
             return found
         for line in self._index_path.read_text(encoding="ascii", errors="replace").splitlines():
             try:
-                source, key, (rows, columns) = json.loads(line)
+                source, key, (height, width) = json.loads(line)
             except (ValueError, TypeError):
                 continue
-            found.append((source, Prepared(str(key), (int(rows), int(columns)))))
+            found.append((source, Prepared(str(key), (int(height), int(width)))))
         return found
 
 

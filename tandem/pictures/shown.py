@@ -1,6 +1,6 @@
 """Pictures for one model: prepared and stored, and as tokens among others.
 
-sources --prepare--> stored pictures --expand--> token ids with as many placeholders as each takes, and their places
+sources --prepare--> stored pictures --expand--> token ids with all that stands for each, and their places
 """
 
 import re
@@ -14,8 +14,7 @@ import numpy as np
 from tandem.config.tree import ImagesConfig
 from tandem.errors import UserError
 from tandem.pictures.model import MODEL_TYPES, PictureFormat, picture_format
-from tandem.pictures.prepare import BadPicture, Limits, Preparer
-from tandem.pictures.sizes import token_grid
+from tandem.pictures.prepare import BadPicture, Preparer
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
 from tandem.types import IntArray, Picture
@@ -47,16 +46,9 @@ class ModelPictures:
                 f"the rows have pictures, and {self._model} is no model that sees them here (model_type {known}); "
                 "take such a model, or leave out the columns `images` and `image` and the messages' parts of pictures"
             )
-        least = self._config.min_pixels or self.format.min_pixels
-        most = self._config.max_pixels or self.format.max_pixels
-        if most < max(least, self.format.factor**2):
-            raise UserError(
-                f"data.images.max_pixels: {most:,} is less than min_pixels, {least:,}, or than the "
-                f"{self.format.factor**2:,} pixels that are one token of {self._model}; raise it"
-            )
+        layout = self.format.layout.limited(self._config.min_pixels, self._config.max_pixels)
         self._directory.mkdir(parents=True, exist_ok=True)
-        limits = Limits(self.format.factor, least, most, self._config.max_source_pixels)
-        return Preparer(self.store, limits)
+        return Preparer(self.store, layout, self._config.max_source_pixels)
 
     def prepare(self, sources: Sequence[Any], folder: Path) -> list[Picture]:
         """Stored pictures, their places not known yet. `folder`: where paths begin. Raises BadPicture, and UserError
@@ -65,10 +57,11 @@ class ModelPictures:
         for number, source in enumerate(sources, start=1):
             preparer = self._preparer
             try:
-                pictures.append(Picture(*preparer.prepare(read_picture(source, folder)), place=-1))
+                made = preparer.prepare(read_picture(source, folder))
             except BadPicture as error:
                 raise BadPicture(f"picture {number} of {len(sources)}: {error}") from error
-        tokens, limit = sum(p.grid[0] * p.grid[1] for p in pictures), self._config.max_image_tokens
+            pictures.append(self._picture(made.key, made.size))
+        tokens, limit = sum(len(self._tokens(picture)) for picture in pictures), self._config.max_image_tokens
         if limit is not None and tokens > limit:
             raise BadPicture(f"the pictures take {tokens:,} tokens; data.images.max_image_tokens is {limit:,}")
         self._known |= {picture.key: picture for picture in pictures}
@@ -81,12 +74,12 @@ class ModelPictures:
             size = self.store.size(key) if _KEY.fullmatch(key) else None
             if size is None:
                 raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
-            self._known[key] = Picture(key, token_grid(*size, self.format.factor), place=-1)
+            self._known[key] = self._picture(key, size)
         return self._known[key]
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[IntArray, IntArray, list[Picture]]:
-        """Token ids with all placeholders, which token of `token_ids` each one comes from, and the pictures with their
-        places. Raises BadPicture unless each picture has one placeholder; one that a text spells out is one."""
+        """Token ids with all that stands for pictures, which token of `token_ids` each comes from, and the pictures
+        with their places. Raises BadPicture unless each has one placeholder; one that a text spells out is one."""
         ids = np.array(token_ids, np.int32)
         if self.format is None:
             return ids, np.arange(len(ids)), []
@@ -97,8 +90,23 @@ class ModelPictures:
             raise BadPicture(
                 f"{len(pictures)} pictures and {len(found)} placeholders for them, after the chat template"
             )
-        counts = np.ones(len(ids), np.int64)
-        counts[found] = [picture.grid[0] * picture.grid[1] for picture in pictures]
-        places = (np.cumsum(counts) - counts)[found]
-        placed = [Picture(p.key, p.grid, int(place)) for p, place in zip(pictures, places, strict=True)]
-        return np.repeat(ids, counts), np.repeat(np.arange(len(ids)), counts), placed
+        counts, stand = np.ones(len(ids), np.int64), [self._tokens(picture) for picture in pictures]
+        counts[found] = [len(tokens) for tokens in stand]
+        begins, expanded = (np.cumsum(counts) - counts)[found], np.repeat(ids, counts)
+        placed: list[Picture] = []
+        for picture, tokens, begin in zip(pictures, stand, begins.tolist(), strict=True):
+            expanded[begin : begin + len(tokens)] = tokens
+            first = int(np.argmax(tokens == self.format.placeholder_id))
+            placed.append(Picture(picture.key, picture.grid, begin + first))
+        return expanded, np.repeat(np.arange(len(ids)), counts), placed
+
+    def _picture(self, key: str, size: tuple[int, int]) -> Picture:
+        """One that is stored with this height and width, its place not known yet."""
+        assert self.format is not None
+        grid, tiles = self.format.layout.shape(*size)
+        return Picture(key, grid, place=-1, tiles=tiles)
+
+    def _tokens(self, picture: Picture) -> IntArray:
+        """What stands for a picture among token ids."""
+        assert self.format is not None
+        return self.format.layout.tokens(picture.grid, picture.tiles)

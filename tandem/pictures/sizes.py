@@ -6,8 +6,7 @@ little change of shape as that allows and between `min_pixels` and `max_pixels` 
 
 import math
 
-MAX_RATIO = 200
-"""Longer side over the shorter one: thinner pictures are refused by the models' processors."""
+from tandem.pictures.layouts.base import check_shape
 
 
 def resized(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -16,10 +15,7 @@ def resized(height: int, width: int, factor: int, min_pixels: int, max_pixels: i
     One pass is not enough for thin pictures with few tokens, and a processor that sees the picture later must find
     nothing to resize. ValueError where there is no such size.
     """
-    if min(height, width) <= 0:
-        raise ValueError(f"a picture of {width} x {height} pixels has no content")
-    if max(height, width) > MAX_RATIO * min(height, width):
-        raise ValueError(f"{width} x {height} pixels: the longer side is more than {MAX_RATIO} times the shorter one")
+    check_shape(height, width)
     seen: set[tuple[int, int]] = set()
     size = (height, width)
     while (after := _one_pass(*size, factor, min_pixels, max_pixels)) != size:
@@ -31,6 +27,15 @@ def resized(height: int, width: int, factor: int, min_pixels: int, max_pixels: i
         seen.add(after)
         size = after
     return size
+
+
+def enlarged(height: int, width: int, factor: int) -> tuple[int, int]:
+    """Both sides at least as long as `factor`, up to rounding, where one was shorter: GLM-4V's rule begins so."""
+    check_shape(height, width)
+    if min(height, width) >= factor:
+        return height, width
+    scale = max(factor / height, factor / width)
+    return int(height * scale), int(width * scale)
 
 
 def token_grid(height: int, width: int, factor: int) -> tuple[int, int]:

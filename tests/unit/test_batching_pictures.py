@@ -63,7 +63,7 @@ def test_marks_tell_pictures_apart() -> None:
     numbers = PictureNumbers()
     marked = [numbers.mark(row.prompt_ids, row.pictures).tolist() for row in rows]
     assert marked == [[1, -1, -1, 2], [1, -2, -2, 2], [1, -1, -1, 2]]
-    with pytest.raises(ValueError, match="is at 3 to 5 of 4 tokens"):
+    with pytest.raises(ValueError, match="takes 2 tokens from 3 on, and 1 of 4 are there"):
         numbers.mark(rows[0].prompt_ids, [picture("red", 3)])
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from picture_rows import animated, bomb, encoded, picture
 from PIL import Image
 
-from tandem.pictures.prepare import BadPicture, Limits, Preparer, decode
+from tandem.pictures.layouts.patches import Patches
+from tandem.pictures.prepare import BadPicture, Preparer, decode
 from tandem.pictures.store import PictureStore
 
-LIMITS = Limits(28, 28 * 28, 16 * 28 * 28, 1_000_000)
+LAYOUT = Patches(7, 28, 28 * 28, 16 * 28 * 28)
 
 
 def decoded(data: bytes) -> np.ndarray:
@@ -80,21 +81,21 @@ def test_damaged_bytes_are_a_picture_or_refused(kind: str, data: st.DataObject) 
 
 def test_a_second_start_decodes_nothing(tmp_path: Path) -> None:
     files = [encoded(picture(seed=seed)) for seed in range(5)]
-    first = Preparer(PictureStore(tmp_path), LIMITS)
+    first = Preparer(PictureStore(tmp_path), LAYOUT, 1_000_000)
     made = [first.prepare(data) for data in files * 2]
     assert first.decoded == 5 and made[:5] == made[5:]
     (index,) = tmp_path.glob("index-*.jsonl")
     index.write_text(index.read_text()[:-10] + "\nnull\n")  # the last line was cut off
-    again = Preparer(PictureStore(tmp_path), LIMITS)
+    again = Preparer(PictureStore(tmp_path), LAYOUT, 1_000_000)
     assert [again.prepare(data) for data in files] == made[:5]
     assert again.decoded == 1
-    smaller = Preparer(PictureStore(tmp_path), LIMITS._replace(max_pixels=4 * 28 * 28))
-    assert smaller.prepare(encoded(picture(200, 200))).grid == (2, 2)
+    smaller = Preparer(PictureStore(tmp_path), LAYOUT.limited(None, 4 * 28 * 28), 1_000_000)
+    assert smaller.prepare(encoded(picture(200, 200))).size == (56, 56)
 
 
 def test_what_is_stored_is_the_resized_picture(tmp_path: Path) -> None:
     store = PictureStore(tmp_path)
-    made = Preparer(store, LIMITS).prepare(encoded(picture(100, 30)))
-    assert made.grid == (4, 1)
+    made = Preparer(store, LAYOUT, 1_000_000).prepare(encoded(picture(100, 30)))
+    assert made.size == (112, 28)
     expected = picture(100, 30).resize((28, 112), Image.Resampling.BICUBIC)
     assert np.array_equal(store.read(made.key), np.asarray(expected))

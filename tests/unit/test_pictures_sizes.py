@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from tandem.pictures.sizes import MAX_RATIO, resized, token_grid
+from tandem.pictures.layouts.base import MAX_RATIO
+from tandem.pictures.sizes import resized, token_grid
 
 SIDES = st.integers(1, 6000)
 FACTORS = st.sampled_from([28, 32])

@@ -1,0 +1,97 @@
+"""How the classes of transformers take pictures: what of a model is its tower, and in which arguments pixels come."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.errors import EngineError
+from tandem.pictures.store import Pixels
+
+
+class Sight(NamedTuple):
+    """Of one family. The image processor has nothing to resize: stored pictures have their final size."""
+
+    modules: tuple[str, ...]
+    """Parts of the body that compute features, projections included."""
+    pixels: Callable[[Any, Pixels], Tensor]
+    """(Image processor, stored picture) -> what the model takes of it, float32."""
+    arguments: Callable[[Sequence[Tensor]], dict[str, Tensor]]
+    """What `pixels` has made of some pictures -> the arguments of `get_image_features`, and of the model's own
+    forward pass."""
+    alone: bool = False
+    """One picture a call: the tower attends over all pictures of a call at once, with a mask."""
+    stacked: bool = False
+    """The model takes features as one tensor `[1, tokens, hidden]`, not as a list."""
+
+    def features(self, body: Any, pixels: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Embeddings of all pictures, `[tokens, hidden]`, head to tail; then those of deeper layers, the same way."""
+        if self.alone and len(pixels) > 1:
+            parts = [self.features(body, [own], device) for own in pixels]
+            return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+        arguments = {name: value.to(device) for name, value in self.arguments(pixels).items()}
+        seen = body.get_image_features(**arguments, return_dict=True)
+        layers: list[Any] = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        whole = [layer if torch.is_tensor(layer) else torch.cat(tuple(layer)) for layer in layers]
+        return [layer.flatten(0, -2) for layer in whole]
+
+    def embeddings(self, features: Tensor) -> Any:
+        """`[tokens, hidden]` as the model takes them."""
+        return features[None] if self.stacked else [features]
+
+
+def sight_of(config: Any) -> Sight:
+    return _SIGHTS[config.model_type]
+
+
+def in_tower(name: str) -> bool:
+    """Is the parameter or layer with this name in the tower of a model that sees pictures?"""
+    return any(f".{module}." in f".{name}." for module in _TOWER_MODULES)
+
+
+def random_pixels(config: Any) -> Tensor:
+    """As `Sight.pixels` gives them, of a picture of 2 x 2 tokens; where all have one size, of that."""
+    vision, generator = config.vision_config, torch.Generator().manual_seed(2)
+    if hasattr(vision, "temporal_patch_size"):
+        side = 2 * vision.spatial_merge_size
+        numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
+        return torch.randn(side, side, numbers, generator=generator)
+    size = vision.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(1, 3, height, width, generator=generator)
+
+
+def _patches(processor: Any, pixels: Pixels) -> Tensor:
+    """`[rows, columns, numbers]` of patches, those that become one token beside each other."""
+    made = processor(images=[pixels], do_resize=False, return_tensors="pt")
+    (_, rows, columns), found = made["image_grid_thw"][0].tolist(), made["pixel_values"]
+    size = processor.patch_size
+    if (rows * size, columns * size) != pixels.shape[:2]:
+        raise EngineError(
+            f"a picture of {pixels.shape[0]} x {pixels.shape[1]} pixels is {rows} x {columns} patches of {size} to the "
+            "model's image processor"
+        )
+    return found.view(rows, columns, -1)
+
+
+def _patch_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+    grids = torch.tensor([(1, *own.shape[:2]) for own in pixels])
+    return {"pixel_values": torch.cat([own.flatten(0, 1) for own in pixels]), "image_grid_thw": grids}
+
+
+def _square(processor: Any, pixels: Pixels) -> Tensor:
+    """`[1, 3, H, W]`."""
+    return processor(images=[pixels], do_resize=False, return_tensors="pt")["pixel_values"]
+
+
+def _square_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {"pixel_values": torch.cat(list(pixels))}
+
+
+_PATCHES = Sight(("visual",), _patches, _patch_arguments)
+_SIGHTS = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"), _PATCHES),
+    "llava": Sight(("vision_tower", "multi_modal_projector"), _square, _square_arguments),
+}
+_TOWER_MODULES = {name for sight in _SIGHTS.values() for name in sight.modules}
