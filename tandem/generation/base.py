@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from tandem.errors import UserError
+from tandem.pictures.marks import PictureNumbers
 from tandem.types import Completion, Delta, IntArray, Request, check_temperature
 
 _INT32 = 2**31
@@ -81,8 +82,8 @@ class EngineLimits:
     """The engine has a tokenizer, which stop strings need."""
     max_running: int
     """Samples that are generated at once; further ones wait."""
-    pictures: bool = False
-    """The engine sees the pictures of a request."""
+    placeholder: int | None = None
+    """Stands once for each token of a picture, where the engine sees those of a request; None: it sees none."""
 
     def check(self, request: Request) -> None:
         """Raises UserError unless an engine of these limits can serve `request`."""
@@ -103,10 +104,24 @@ class EngineLimits:
                 f"generate: top_k {sampling.top_k} and top_p {sampling.top_p}: top_k is 0, which keeps the whole "
                 f"vocabulary, or at most {_INT32 - 1}, and top_p above 0 and at most 1"
             )
-        if request.pictures and not self.pictures:
-            raise UserError("generate: this engine sees no pictures, and their placeholders alone mean nothing")
+        self._check_pictures(request)
         if sampling.stop_strings and not self.stop_strings:
             raise UserError("generate: stop strings need an engine with a tokenizer; give stop token ids instead")
+
+    def _check_pictures(self, request: Request) -> None:
+        """Raises UserError unless placeholders stand where the request's pictures do, and nowhere else."""
+        if self.placeholder is None:
+            if request.pictures:
+                raise UserError("generate: this engine sees no pictures, and their placeholders alone mean nothing")
+            return
+        if request.pictures and request.prompt_logprobs:
+            raise UserError("generate: prompt_logprobs of a prompt with pictures are not computed yet")
+        try:
+            marked = PictureNumbers().mark(request.token_ids, request.pictures)
+        except ValueError as error:
+            raise UserError(f"generate: {error}") from None
+        if (marked == self.placeholder).any() or (marked < 0).sum() != (request.token_ids == self.placeholder).sum():
+            raise UserError("generate: the prompt has places for pictures, and no pictures there")
 
     def check_ids(self, token_ids: IntArray) -> None:
         """Raises UserError on ids that no token of the vocabulary has.

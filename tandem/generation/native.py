@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.errors import EngineError, UserError
+from tandem.errors import EngineError
 from tandem.generation.base import EngineLimits
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
@@ -123,7 +123,7 @@ class NativeEngine:
             vocabulary=config.vocab_size,
             stop_strings=tokenizer is not None,
             max_running=max_running,
-            pictures=tower is not None,
+            placeholder=tower.placeholder if tower else None,
         )
         self._waiting: deque[list[NativeSample]] = deque()
         """Samples that have not started, in one list for each request."""
@@ -165,11 +165,7 @@ class NativeEngine:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         self._limits.check(request)
         if request.pictures:
-            if request.prompt_logprobs:
-                raise UserError("generate: prompt_logprobs of a prompt with pictures are not computed yet")
             request = replace(request, token_ids=self._pictures.mark(request.token_ids, request.pictures))
-        if self._tower is not None and (request.token_ids == self._tower.placeholder).any():
-            raise UserError("generate: the prompt has places for pictures, and no pictures there")
         results: Results = asyncio.Queue()
         pending = len(request.seeds)
         if pending:

@@ -112,6 +112,8 @@ class _ReplicaLoop:
 
 def _refusal(error: Exception) -> TandemError:
     """An engine raises ValueError on what it cannot be asked for; anything else is its own failure."""
+    if isinstance(error, UserError):
+        return error
     if isinstance(error, ValueError):
         return UserError(f"generate: the engine refuses the request: {error}")
     return EngineError(f"generate: the engine failed on a request:\n{''.join(traceback.format_exception(error))}")

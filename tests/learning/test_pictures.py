@@ -140,7 +140,10 @@ def test_published_puzzles(recipe: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("generation.type=vllm", "generation.type: vllm: a model that sees pictures (qwen2_5_vl) does not run so yet"),
+        (
+            "generation.type=sglang",
+            "generation.type: sglang: a model that sees pictures (qwen2_5_vl) does not run so yet; use native or vllm",
+        ),
         ("cluster.ranks=2", "several ranks"),
         ("training.compile=true", "training.compile: a model that sees pictures"),
         ("algorithm.type=ppo", "models that see pictures have no value head yet"),

@@ -16,6 +16,8 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
+_PICTURES_ON_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Families that see pictures whose log-probs on vLLM were compared with the trainer's."""
 _SCORES = ("score.weight", "classifier.weight")
 """What a head that scores is called, by family."""
 
@@ -43,8 +45,8 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
     family = _read_config(config.model.path)["model_type"]
     training, not_yet = config.training, f"a model that sees pictures ({family}) does not run so yet"
     trains = not isinstance(config, EvalConfig)
-    if isinstance(config, RolloutConfig) and config.generation.type != "native":
-        yield f"generation.type: {config.generation.type}: {not_yet}; use native"
+    if isinstance(config, RolloutConfig):
+        yield from _find_picture_engine_mistakes(config.generation, family, not_yet)
     if trains and training.type != "fsdp":
         yield f"training.type: {training.type}: {not_yet}; use fsdp"
     elif trains and training.compile:
@@ -54,6 +56,15 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
         yield f"cluster.ranks, placement.pools: {not_yet} on several ranks; give each role one"
     if isinstance(config, RolloutConfig) and config.conversation is not None:
         yield f"conversation: {not_yet}; leave the section out"
+
+
+def _find_picture_engine_mistakes(generation: Any, family: str, not_yet: str) -> Iterator[str]:
+    if generation.type == "sglang":
+        yield f"generation.type: sglang: {not_yet}; use native or vllm"
+    elif generation.type == "vllm" and family not in _PICTURES_ON_VLLM:
+        yield f"generation.type: vllm: {not_yet}; use native"
+    elif generation.type == "vllm" and generation.quantization:
+        yield f"generation.quantization: {not_yet}; leave it out"
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
