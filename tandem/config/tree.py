@@ -34,6 +34,17 @@ class LoraConfig(Section):
     a mixture holds together get none."""
 
 
+class ChatTemplateConfig(Section):
+    """How messages become text. What is given here is in the tokenizer that the run saves, too."""
+
+    file: LocalPath | None = None
+    """A Jinja template in the place of the tokenizer's own."""
+    arguments: dict[str, Any] = {}
+    """What the template reads besides the messages, such as `enable_thinking: false`."""
+    system_prompt: str | None = None
+    """The system message of conversations that begin without one."""
+
+
 class ModelConfig(Section):
     path: ModelPath
     """Hugging Face model directory (config, safetensors, tokenizer). A run directory stands for the model of its newest
@@ -49,6 +60,7 @@ class ModelConfig(Section):
     """Run Python code that the model directory brings. Only for directories you trust."""
     lora: LoraConfig | None = None
     """Train adapters in place of the policy's weights; a critic trains its own weights."""
+    chat_template: ChatTemplateConfig | None = None
     vision_tower: Literal["train", "frozen"] = "train"
     """Of a model that sees pictures. frozen: its weights stay, and what it makes of a picture is computed once."""
 

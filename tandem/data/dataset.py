@@ -57,12 +57,12 @@ class Dataset(ABC, Generic[Item, Config]):
                     print(f"{path.name}: {number:,} rows read", flush=True)
                     say_at = time.monotonic() + _LINE_S
                 try:
-                    row_format, item = self._read(_supported(row), path.parent)
+                    row_format, items = self._read(_supported(row), path.parent)
                 except BadRow as error:
                     bad.append(f"{path}, row {number}: {error}")
                 else:
                     formats[row_format] += 1
-                    self._items.append(item)
+                    self._items.extend(items)
         if bad and (config.on_bad_row == "error" or not self._items):
             mend = "mend them, or leave them out with data.on_bad_row=skip" if self._items else "no usable row is left"
             first = "\n  ".join(bad[:10])
@@ -79,7 +79,7 @@ class Dataset(ABC, Generic[Item, Config]):
         return self._items[index]
 
     @abstractmethod
-    def _read(self, row: Row, folder: Path) -> tuple[str, Item]:
+    def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Item]]:
         """The format of a row, and what is made of it. `folder`: that of its file. Raises BadRow."""
 
     def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture]]:
@@ -124,7 +124,7 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
     def prompts(self) -> Sequence[Prompt]:
         return self._items
 
-    def _read(self, row: Row, folder: Path) -> tuple[str, Prompt]:
+    def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Prompt]]:
         templated = not isinstance(row.get("prompt"), str)
         pictures: list[Picture] = []
         if templated:
@@ -143,5 +143,5 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         data_source = cell(row, "data_source", str) if has_source else "default"
         prompt = Prompt(len(self), token_ids, text, data_source, ground_truth_of(row), row, placed)
         if row.get("reward_model"):
-            return "verl", prompt
-        return "`prompt` + `data_source`" if has_source else "`prompt`", prompt
+            return "verl", [prompt]
+        return "`prompt` + `data_source`" if has_source else "`prompt`", [prompt]

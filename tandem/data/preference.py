@@ -1,11 +1,12 @@
 """Pairs of answers: `chosen` and `rejected`, with or without `prompt` -> Preference."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tandem.data.rows import BadRow, Row, cell
 from tandem.data.sft import DemonstrationDataset
-from tandem.types import Preference
+from tandem.types import Demonstration, Preference
 
 
 class PreferenceDataset(DemonstrationDataset[Preference]):
@@ -15,7 +16,7 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
     or line break in it.
     """
 
-    def _read(self, row: Row, folder: Path) -> tuple[str, Preference]:
+    def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Preference]]:
         kind = str if isinstance(row.get("chosen"), str) else list
         chosen: Any = cell(row, "chosen", kind)
         rejected: Any = cell(row, "rejected", kind)
@@ -29,10 +30,17 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
         if not isinstance(margin, int | float):
             raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
         pictures = {name: row[name] for name in ("images", "image") if name in row}
-        _, better = self._demonstration({"prompt": prompt, "completion": chosen, **pictures}, folder)
-        _, worse = self._demonstration({"prompt": prompt, "completion": rejected, **pictures}, folder)
+        better, worse = (
+            self._answer({"prompt": prompt, "completion": answer, **pictures}, folder) for answer in (chosen, rejected)
+        )
         row_format = "`chosen` + `rejected`" if row.get("prompt") is None else "`prompt` + `chosen` + `rejected`"
-        return row_format, Preference(better, worse, float(margin))
+        return row_format, [Preference(better, worse, float(margin))]
+
+    def _answer(self, row: Row, folder: Path) -> Demonstration:
+        _, turns = self._demonstrations(row, folder)
+        if len(turns) > 1:
+            raise BadRow("the chat template shows earlier turns of an answer otherwise than the last; give one turn")
+        return turns[0]
 
 
 def _shared(chosen: Any, rejected: Any) -> int:

@@ -1,5 +1,6 @@
 """Rows to imitate: `messages`, or `prompt` + `completion` -> Demonstration."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,23 +20,33 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     """What is made of demonstrations.
 
     Messages: the loss is on the assistant turns, each with its end-of-turn tokens; the prompt is everything before the
-    first of them (of the completion, for a `prompt` of messages), generation prompt included. Strings: prompt and
-    completion are tokenised apart, and the completion ends with the EOS token.
+    first of them (of the completion, for a `prompt` of messages), generation prompt included. Where the chat template
+    shows an earlier turn otherwise than the last one, as those do that drop what was thought, each assistant turn is a
+    demonstration of its own, after the conversation as the policy will be shown it then. Strings: prompt and completion
+    are tokenised apart, and the completion ends with the EOS token.
     """
 
-    def _demonstration(self, row: Row, folder: Path) -> tuple[str, Demonstration]:
+    def _demonstrations(self, row: Row, folder: Path) -> tuple[str, list[Demonstration]]:
         row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
-        pictures: list[Picture] = []
-        if row_format == "`messages`":
-            messages, pictures = self._take_pictures(row, messages_of(row, "messages"), folder)
-            ids, learned = self._encode_messages(messages, first=1)
-        elif isinstance(row.get("prompt"), str):
+        if row_format != "`messages`" and isinstance(row.get("prompt"), str):
             refuse_pictures(row)
             ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, "completion", str))
+            return row_format, [self._demonstration(ids, learned, [], number=0)]
+        if row_format == "`messages`":
+            given, first = messages_of(row, "messages"), 1
         else:
             prompt = messages_of(row, "prompt")
-            messages, pictures = self._take_pictures(row, prompt + messages_of(row, "completion"), folder)
-            ids, learned = self._encode_messages(messages, first=len(prompt))
+            given, first = prompt + messages_of(row, "completion"), len(prompt)
+        messages, pictures = self._take_pictures(row, given, folder)
+        made: list[Demonstration] = []
+        for ids, learned, shown in self._encode_messages(messages, first):
+            made.append(self._demonstration(ids, learned, pictures[:shown], number=len(made)))
+        return row_format, made
+
+    def _demonstration(
+        self, ids: list[int], learned: BoolArray, pictures: Sequence[Picture], number: int
+    ) -> Demonstration:
+        """`number`: of the demonstration, in its row."""
         tokens, origins, placed = self._expand(ids, pictures)
         learned = learned[origins]
         if len(tokens) > (limit := self._config.max_tokens):
@@ -45,7 +56,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             raise BadRow("the tokenizer makes no token of the prompt, or none of the answer")
         if any(learned[picture.place] for picture in placed):
             raise BadRow("an answer has a picture in it, which no policy can say")
-        return row_format, Demonstration(len(self._items), tokens[:cut], tokens[cut:], learned[cut:], placed)
+        return Demonstration(len(self._items) + number, tokens[:cut], tokens[cut:], learned[cut:], placed)
 
     def _encode_strings(self, prompt: str, completion: str) -> tuple[list[int], BoolArray]:
         prompt_ids = encode(self._tokenizer, prompt, special_tokens=True)
@@ -55,26 +66,48 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             answer_ids.append(eos)
         return prompt_ids + answer_ids, np.repeat([False, True], [len(prompt_ids), len(answer_ids)])
 
-    def _encode_messages(self, messages: Messages, first: int) -> tuple[list[int], BoolArray]:
-        """Token ids, and which of them begin in an assistant turn from message `first` on."""
+    def _encode_messages(self, messages: Messages, first: int) -> Iterator[tuple[list[int], BoolArray, int]]:
+        """Token ids; which of them begin in an assistant turn from message `first` on; how many pictures they show."""
         turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
         if not turns:
             raise BadRow("the messages have no assistant turn after the prompt")
-        text = render(self._tokenizer, messages)
+        text, spans = render(self._tokenizer, messages), list[tuple[int, int]]()
+        for turn in turns:
+            through = render(self._tokenizer, messages[: turn + 1])
+            spans.append(self._span(messages, turn, through))
+            if not text.startswith(through):
+                break
+        else:
+            yield *self._encode_text(text, spans), _pictures_in(messages)
+            return
+        for turn in turns:
+            shown = messages[: turn + 1]
+            through = render(self._tokenizer, shown)
+            yield *self._encode_text(through, [self._span(messages, turn, through)]), _pictures_in(shown)
+
+    def _span(self, messages: Messages, turn: int, through: str) -> tuple[int, int]:
+        """Where the turn stands in the text of the messages through it."""
+        before = render(self._tokenizer, messages[:turn], generation_prompt=True)
+        if not through.startswith(before):
+            raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
+        return len(before), len(through)
+
+    def _encode_text(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], BoolArray]:
         encoded: Any = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
         learned = np.zeros(len(starts), dtype=np.bool_)
-        for turn in turns:
-            before = render(self._tokenizer, messages[:turn], generation_prompt=True)
-            through = render(self._tokenizer, messages[: turn + 1])
-            if not (text.startswith(through) and through.startswith(before)):
-                raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
-            learned |= (len(before) <= starts) & (starts < len(through))
+        for begin, end in spans:
+            learned |= (begin <= starts) & (starts < end)
         return encoded["input_ids"], learned
+
+
+def _pictures_in(messages: Messages) -> int:
+    parts = (message["content"] for message in messages if isinstance(message["content"], list))
+    return sum(part["type"] == "image" for content in parts for part in content)
 
 
 class SftDataset(DemonstrationDataset[Demonstration]):
     """Rows to imitate."""
 
-    def _read(self, row: Row, folder: Path) -> tuple[str, Demonstration]:
-        return self._demonstration(row, folder)
+    def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Demonstration]]:
+        return self._demonstrations(row, folder)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
+from tandem.models.chat_template import apply_section
 from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
 from tandem.models.family_check import check_family
@@ -31,7 +32,7 @@ _AS_THEY_LIE = (
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory; UserError when there is none."""
+    """The tokenizer of a model directory, with the chat template of the section; UserError when there is none."""
     _check_directory(config.path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **_options(config))
@@ -43,6 +44,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             f"model: {config.path} has no usable tokenizer ({reason}); "
             "copy tokenizer.json and tokenizer_config.json of the base model into it"
         ) from None
+    if config.chat_template is not None:
+        apply_section(tokenizer, config.chat_template)
     return tokenizer
 
 

@@ -125,6 +125,17 @@ FORGETFUL = CHAT_TEMPLATE.replace(
 ESTRANGED = CHAT_TEMPLATE.replace("<|start|>assistant\n", "<|start|>bot\n")
 """Asks for an answer in other words than it shows answers in."""
 
+
+def test_a_turn_that_is_shown_otherwise_later_is_a_demonstration_of_its_own(tmp_path: Path) -> None:
+    row = {"messages": [USER, assistant("a"), USER, assistant("b"), USER]}
+    dataset = load(tmp_path, [row, {"prompt": "1", "completion": "2"}], char_tokenizer(FORGETFUL))
+    asked, answers = ids("<|start|>", "user\nhi", "<|end|>", "\n"), ids("<|start|>", "assistant\n")
+    check(dataset[0], [*asked, *answers], (ids(*"<think>", "a", "<|end|>", "\n"), True))
+    prompt = [*asked, *answers, *ids("a", "<|end|>", "\n"), *asked, *answers]
+    check(dataset[1], prompt, (ids(*"<think>", "b", "<|end|>", "\n"), True))
+    assert len(dataset) == 3 and [dataset[number].index for number in range(3)] == [0, 1, 2]
+
+
 BAD_ROWS = [
     ({"prompt": "a"}, "column `completion` is missing; the row has prompt", CHAT_TEMPLATE),
     ({"completion": "a"}, "column `prompt` is missing", CHAT_TEMPLATE),
@@ -139,11 +150,6 @@ BAD_ROWS = [
     ({"messages": [USER, SYSTEM, assistant("a")]}, "refused by the chat template", CHAT_TEMPLATE),
     ({"messages": [USER, assistant("a")], "images": ["x"]}, "no store was given for them", CHAT_TEMPLATE),
     ({"prompt": "a" * 20, "completion": "b" * 20}, "the row is 41 tokens long; data.max_tokens is 40", CHAT_TEMPLATE),
-    (
-        {"messages": [USER, assistant("a"), USER, assistant("b")]},
-        "cannot be split into turns by this chat template, at message 2",
-        FORGETFUL,
-    ),
     ({"messages": [USER, assistant("a")]}, "cannot be split into turns by this chat template", ESTRANGED),
 ]
 
