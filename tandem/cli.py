@@ -9,9 +9,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from tandem import __version__
 from tandem.config.load import config_of, refuse, split_arguments
@@ -25,7 +26,7 @@ from tandem.config.tree import (
     TrainConfig,
 )
 from tandem.errors import TandemError, UserError, with_notes
-from tandem.planning.command import plan
+from tandem.planning.command import KINDS, Job, job_of, plan
 from tandem.simulation.command import simulate
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -35,6 +36,22 @@ reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 app.add_typer(reward_app, name="reward")
 search_app = typer.Typer(no_args_is_help=True, help="Search in passages: an index, and a server of it.")
 app.add_typer(search_app, name="search")
+
+
+class DataSetNames(TyperGroup):
+    """`tandem data NAME` is `tandem data convert NAME`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["convert", *args])
+
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    cls=DataSetNames,
+    context_settings={"ignore_unknown_options": True},  # those of convert
+    help="Data sets to parquet; what a model reads of a row.",
+)
+app.add_typer(data_app, name="data")
 ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
 ]
@@ -208,8 +225,30 @@ def serve(
         raise typer.Exit(128 + stopped_by)  # as shells have it
 
 
-@app.command()
-def data(
+@data_app.command()
+def show(
+    arguments: ConfigAndOverrides = None,
+    row: Annotated[int, typer.Option(help="Counted from 1, through all files.", min=1)] = 1,
+    split: Annotated[Literal["train", "val"], typer.Option(help="data.train_files or data.val_files.")] = "train",
+    job: Annotated[
+        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
+    ] = None,
+) -> None:
+    """What the model will read of a row: text, where tokens end, and which of them are learned."""
+    path, _ = split_arguments(arguments)
+    job = job or (job_of(path) if path is not None else "train")
+    config: Any = _configure(KINDS[job], arguments, writes_run=False)
+    from rich.console import Console
+
+    from tandem.jobs.show import dataset_for, show_row
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in show_row(config, dataset_for(job), split, row):
+        console.print(line)
+
+
+@data_app.command("convert", help="Also without the word: tandem data gsm8k --in FILE --out DIR.")
+def convert_data(
     name: Annotated[str, typer.Argument(help="A data set of docs/data.md, such as gsm8k; columns; or episodes.")],
     out: Annotated[Path, typer.Option(help="Where the parquet files go.")],
     source: Annotated[

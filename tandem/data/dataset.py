@@ -57,7 +57,7 @@ class Dataset(ABC, Generic[Item, Config]):
                     print(f"{path.name}: {number:,} rows read", flush=True)
                     say_at = time.monotonic() + _LINE_S
                 try:
-                    row_format, items = self._read(_supported(row), path.parent)
+                    row_format, items = self.read(row, path.parent)
                 except BadRow as error:
                     bad.append(f"{path}, row {number}: {error}")
                 else:
@@ -78,9 +78,19 @@ class Dataset(ABC, Generic[Item, Config]):
     def __getitem__(self, index: int) -> Item:
         return self._items[index]
 
+    def read(self, row: Row | BadRow, folder: Path) -> tuple[str, Sequence[Item]]:
+        """The format of a row, and what is made of it, without taking it in. `folder`: that of its file. Raises
+        BadRow."""
+        if isinstance(row, BadRow):
+            raise row
+        for column in UNSUPPORTED:
+            if row.get(column):
+                raise BadRow(f"column `{column}` is not supported yet; leave it out, or empty")
+        return self._read(row, folder)
+
     @abstractmethod
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Item]]:
-        """The format of a row, and what is made of it. `folder`: that of its file. Raises BadRow."""
+        """As `read`."""
 
     def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture]]:
         """The messages as the chat template takes them, and the pictures in them, stored. Raises BadRow."""
@@ -106,15 +116,6 @@ class Dataset(ABC, Generic[Item, Config]):
         except BadPicture as error:
             raise BadRow(str(error)) from error
         return expanded, origins, tuple(placed)
-
-
-def _supported(row: Row | BadRow) -> Row:
-    if isinstance(row, BadRow):
-        raise row
-    for column in UNSUPPORTED:
-        if row.get(column):
-            raise BadRow(f"column `{column}` is not supported yet; leave it out, or empty")
-    return row
 
 
 class RLHFDataset(Dataset[Prompt, DataConfig]):

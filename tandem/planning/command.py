@@ -20,7 +20,7 @@ CARD = "H100"
 """Where nobody says which."""
 
 Job = Literal["train", "sft", "dpo", "reward-model"]
-_KINDS: Mapping[Job, type[Planned]] = {
+KINDS: Mapping[Job, type[Planned]] = {
     "train": TrainConfig,
     "sft": SftConfig,
     "dpo": DpoConfig,
@@ -64,8 +64,8 @@ def plan(
         raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
-    job = job or _job_of(path)
-    kind = _KINDS[job]
+    job = job or job_of(path)
+    kind = KINDS[job]
     config = load_config(kind, path, overrides)
     if search and not isinstance(config, TrainConfig):
         raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
@@ -95,7 +95,7 @@ def plan(
         raise typer.Exit(2)
 
 
-def _job_of(path: Path) -> Job:
+def job_of(path: Path) -> Job:
     """By the keys that no other command has; what is wrong with the file is told when it is loaded."""
     try:
         tree: Any = yaml12.read(path.read_text(encoding="utf-8"))

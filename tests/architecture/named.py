@@ -189,6 +189,8 @@ def _check_tandem(arguments: list[str]) -> Iterator[str]:
         return  # an option, or a placeholder
     inner = [name for name in existing.commands() if name.startswith(f"{arguments[0]} ")]
     name = " ".join(arguments[: 2 if inner else 1])
+    if arguments[0] == "data" and name not in inner:
+        name = "data convert"  # whose name may be left out
     if name not in existing.commands():
         yield f"no command tandem {name}"
         return

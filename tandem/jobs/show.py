@@ -1,0 +1,106 @@
+"""What a model will read of a data row: `tandem data show`."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.tree import SftConfig, TrainConfig, pictures_directory
+from tandem.data.dataset import Dataset, RLHFDataset
+from tandem.data.preference import PreferenceDataset
+from tandem.data.rows import BadRow, Row, read_rows
+from tandem.data.sft import SftDataset
+from tandem.errors import UserError
+from tandem.models.loading import load_tokenizer
+from tandem.pictures.shown import ModelPictures
+from tandem.types import BoolArray, Demonstration, IntArray, Preference, Prompt
+
+Kind = Literal["prompt", "learned", "not learned"]
+_STYLES: dict[Kind, tuple[str, str]] = {
+    "prompt": ("blue", "bright_blue"),
+    "learned": ("green", "bright_green"),
+    "not learned": ("white", "bright_black"),
+}
+"""In turn, so that one sees where tokens end."""
+_REPEATED = 8
+"""So many equal tokens, as those of a picture, are shown as one and a number."""
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens of one kind."""
+
+    kind: Kind
+    token_ids: IntArray
+
+
+def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], split: str, number: int) -> list[Text]:
+    """Row `number`, from 1 on, of the `train` or `val` files: what is made of it, line by line."""
+    tokenizer = load_tokenizer(config.model)
+    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config))
+    files = config.data.train_files if split == "train" else config.data.val_files
+    path, row = _find(files, split, number)
+    try:
+        row_format, items = dataset([], tokenizer, config.data, pictures).read(row, path.parent)
+    except BadRow as error:
+        raise UserError(f"{path}, row {number}: {error}") from None
+    lines = [Text(f"{path}, row {number}: {row_format}", style="bold")]
+    for item in items:
+        lines += _described(tokenizer, item)
+    return lines
+
+
+def dataset_for(job: str) -> type[Dataset[Any, Any]]:
+    return {"train": RLHFDataset, "sft": SftDataset}.get(job, PreferenceDataset)
+
+
+def _find(files: Sequence[Path], split: str, number: int) -> tuple[Path, Row | BadRow]:
+    """Rows are counted through all files."""
+    if not files:
+        raise UserError(f"data.{split}_files: there are none; give some")
+    count = 0
+    for path in files:
+        for _, row in read_rows(path):
+            count += 1
+            if count == number:
+                return path, row
+    raise UserError(f"--row {number}: data.{split}_files have {count:,} rows")
+
+
+def _described(tokenizer: PreTrainedTokenizerBase, item: Prompt | Demonstration | Preference) -> Iterator[Text]:
+    match item:
+        case Prompt():
+            yield from _shown(tokenizer, [Run("prompt", item.token_ids)])
+            yield Text(f"data_source: {item.data_source}; ground truth: {item.ground_truth!r}")
+        case Demonstration():
+            learned = _runs(item.response_ids, item.loss_mask)
+            yield from _shown(tokenizer, [Run("prompt", item.prompt_ids), *learned])
+        case Preference():
+            for name, answer in (("chosen", item.chosen), ("rejected", item.rejected)):
+                yield Text(name, style="bold")
+                yield from _described(tokenizer, answer)
+
+
+def _runs(token_ids: IntArray, learned: BoolArray) -> Iterator[Run]:
+    start = 0
+    for value, group in groupby(learned.tolist()):
+        stop = start + len(list(group))
+        yield Run("learned" if value else "not learned", token_ids[start:stop])
+        start = stop
+
+
+def _shown(tokenizer: PreTrainedTokenizerBase, runs: Sequence[Run]) -> Iterator[Text]:
+    for run in runs:
+        yield Text(f"--- {run.kind}, {len(run.token_ids):,} tokens", style="dim")
+        text, styles = Text(), _STYLES[run.kind]
+        for place, (token, group) in enumerate(groupby(run.token_ids.tolist())):
+            count = len(list(group))
+            spelled = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            if count > _REPEATED:
+                text.append(f"{spelled} x {count}", style=f"bold {styles[place % 2]}")
+                continue
+            for each in range(count):
+                text.append(spelled, style=styles[(place + each) % 2])
+        yield text

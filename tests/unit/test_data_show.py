@@ -1,0 +1,65 @@
+"""`tandem data show`: what the model will read of a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiles.task import puzzles, question
+from tandem.cli import main
+from tests.pictures import make_model
+
+TURNS = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "a"), ("user", "b"))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("qwen2_5_vl", tmp_path_factory.mktemp("show") / "model")
+
+
+def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], tree: dict[str, Any], *options: str) -> list[str]:
+    (tmp_path / "config.yaml").write_text(json.dumps(tree))
+    capsys.readouterr()
+    assert main(["data", "show", str(tmp_path / "config.yaml"), *options]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_demonstration(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "1", "completion": "2"}, {"messages": [*TURNS, {"role": "assistant", "content": "c"}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tree = {
+        "model": {"path": str(model)},
+        "data": {"train_files": [str(tmp_path / "rows.jsonl")], "max_tokens": 64},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+    assert shown(tmp_path, capsys, tree, "--row", "2") == [
+        f"{tmp_path}/rows.jsonl, row 2: `messages`",
+        "--- prompt, 10 tokens", "<|im_start|>user", "hi<|im_end|>", "<|im_start|>assistant", "",
+        "--- learned, 3 tokens", "a<|im_end|>", "",
+        "--- not learned, 9 tokens", "<|im_start|>user", "b<|im_end|>", "<|im_start|>assistant", "",
+        "--- learned, 3 tokens", "c<|im_end|>", "",
+    ]  # fmt: skip
+    assert main(["data", "show", str(tmp_path / "config.yaml"), "--row", "3"]) == 2
+    assert "--row 3: data.train_files have 2 rows" in capsys.readouterr().err
+    assert main(["data", "show", str(tmp_path / "config.yaml"), "--split", "val"]) == 2
+    assert "data.val_files: there are none" in capsys.readouterr().err
+
+
+def test_a_prompt_with_pictures(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = question(*next(puzzles(tmp_path, "train", 1, 0, 28 * 4)))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    tree = {
+        "model": {"path": str(model)},
+        "data": {"train_files": [str(tmp_path / "rows.jsonl")], "prompts_per_step": 1, "max_prompt_tokens": 99},
+        "algorithm": {"type": "grpo"},
+        "generation": {"max_response_tokens": 4},
+        "reward": {"functions": ["examples/tiles/reward.py:compute_score"]},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+    lines = shown(tmp_path, capsys, tree)
+    assert "<|vision_start|><|image_pad|> x 32<|vision_end|>" in "".join(lines)
+    assert lines[-1] == f"data_source: tiles; ground truth: '{row['reward_model']['ground_truth']}'"
+    assert not (tmp_path / "run/checkpoints").exists()
