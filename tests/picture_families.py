@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from tests.pictures import draw
 
 ROLES = ["user", "assistant", "system"]
 CHARACTERS = ["\n", *map(chr, range(32, 127)), *ROLES]
-BESIDE = ["<image>"]
+BESIDE = [
+    "<image>", "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<fake_token_around_image>",
+    "<global-img>", *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+]  # fmt: skip
 """Tokens of other families than Qwen's, after those of text."""
 TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -34,6 +37,7 @@ VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
 }  # fmt: skip
 
+ARGUMENTS = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask")
 Arguments = dict[str, torch.Tensor]
 
 
@@ -52,11 +56,13 @@ class Family:
     written: str = "<|vision_start|><|image_pad|><|vision_end|>"
     """What the chat template writes for a picture."""
     spatial: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    """With which transformers' processor calls its image processor."""
 
     def inputs(self, processor: Any, images: Sequence[Image.Image]) -> Arguments:
         """What transformers' forward pass takes of pictures, by its own image processor."""
-        made = processor(images=list(images), return_tensors="pt")
-        return {name: made[name] for name in ("pixel_values", "image_grid_thw") if name in made}
+        made = processor(images=list(images), return_tensors="pt", **self.options)
+        return {name: made[name] for name in ARGUMENTS if name in made}
 
 
 def qwen(family: str, side: int) -> Family:
@@ -103,6 +109,36 @@ def llava(tokenizer: Any, text: dict[str, Any]) -> Any:
     )
 
 
+def internvl(tokenizer: Any, text: dict[str, Any]) -> Any:
+    vision = VISION | {"image_size": [28, 28], "patch_size": [7, 7]}
+    token = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    return transformers.InternVLConfig(
+        text_config=text | {"model_type": "qwen2"}, vision_config=vision, image_token_id=token, image_seq_length=4
+    )
+
+
+def smolvlm(tokenizer: Any, text: dict[str, Any], kind: Any = transformers.SmolVLMConfig) -> Any:
+    vision = VISION | {"image_size": 28, "patch_size": 7}
+    token = tokenizer.convert_tokens_to_ids("<image>")
+    return kind(
+        text_config=text | {"model_type": "llama"}, vision_config=vision, image_token_id=token, scale_factor=2,
+        pad_token_id=0,
+    )  # fmt: skip
+
+
+def mistral3(tokenizer: Any, text: dict[str, Any]) -> Any:
+    vision = VISION | {"model_type": "pixtral", "image_size": 112, "patch_size": 7, "head_dim": 16}
+    token = tokenizer.convert_tokens_to_ids("[IMG]")
+    return transformers.Mistral3Config(
+        text_config=text | {"model_type": "mistral"}, vision_config=vision, image_token_index=token,
+        spatial_merge_size=2, vision_feature_layer=-1,
+    )  # fmt: skip
+
+
+_SMOL_PROCESSOR = {
+    "image_processor_type": "SmolVLMImageProcessor", "max_image_size": {"longest_edge": 28}, "resample": 1,
+    "size": {"longest_edge": 56}, "do_image_splitting": True,
+}  # fmt: skip
 _GLM_PROCESSOR = {
     "image_processor_type": "Glm4vImageProcessor", "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
     "size": {"shortest_edge": 2 * 28**2, "longest_edge": 2 * 64 * 28**2},
@@ -118,6 +154,28 @@ FAMILIES: dict[str, Family] = {
         {"image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 42, "width": 42}, "do_center_crop": True,
          "size": {"shortest_edge": 42}, "resample": 3},
         ((60, 90), (100, 50), (42, 42), (60, 90)), ((3, 3),) * 4, "<image>", "<image>", spatial=False,
+    ),
+    "internvl": Family(
+        internvl,
+        {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 28, "width": 28}, "max_patches": 4},
+        ((50, 90), (100, 50), (30, 31), (50, 90)), ((6, 2), (6, 2), (2, 2), (6, 2)),
+        "<IMG_CONTEXT>", "<IMG_CONTEXT>", spatial=False, options={"crop_to_patches": True},
+    ),
+    "smolvlm": Family(
+        smolvlm, _SMOL_PROCESSOR, ((50, 90), (100, 20), (30, 30), (50, 90)),
+        ((10, 2), (6, 2), (10, 2), (10, 2)), "<image>", "<image>", spatial=False,
+    ),
+    "idefics3": Family(
+        lambda tokenizer, text: smolvlm(tokenizer, text, transformers.Idefics3Config),
+        _SMOL_PROCESSOR | {"image_processor_type": "Idefics3ImageProcessor", "do_image_splitting": False},
+        ((50, 90), (100, 20), (30, 30), (50, 90)), ((2, 2),) * 4, "<image>", "<image>", spatial=False,
+    ),
+    "mistral3": Family(
+        mistral3,
+        {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 7, "width": 7}, "resample": 3,
+         "size": {"longest_edge": 84}},
+        ((27, 40), (120, 30), (84, 70), (27, 40)), ((2, 3), (6, 2), (6, 5), (2, 3)), "[IMG]", "[IMG]", spatial=False,
+        options={"patch_size": 14},
     ),
 }  # fmt: skip
 

@@ -81,7 +81,7 @@ def _patch_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _square(processor: Any, pixels: Pixels) -> Tensor:
-    """`[1, 3, H, W]`."""
+    """`[1, 3, H, W]`: of Mistral 3 each picture has another size."""
     return processor(images=[pixels], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
@@ -89,9 +89,45 @@ def _square_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
     return {"pixel_values": torch.cat(list(pixels))}
 
 
+def _internvl(processor: Any, pixels: Pixels) -> Tensor:
+    """`[tiles, 3, side, side]`."""
+    tiles = _tiles(pixels, processor.size["height"])
+    return processor(images=tiles, do_resize=False, crop_to_patches=False, return_tensors="pt")["pixel_values"]
+
+
+def _smolvlm(processor: Any, pixels: Pixels) -> Tensor:
+    """`[tiles, 3, side, side]`."""
+    tiles = _tiles(pixels, processor.max_image_size["longest_edge"])
+    alone = {"do_resize": False, "do_image_splitting": False, "do_pad": False}
+    return processor(images=[tiles], **alone, return_tensors="pt")["pixel_values"][0]
+
+
+def _tiles(pixels: Pixels, side: int) -> list[Pixels]:
+    """Of a picture as `layouts/tiles.py` stores it."""
+    down, across = pixels.shape[0] // side, pixels.shape[1] // side
+    if (down, across) == (1, 1):
+        return [pixels]
+    places = [(row, column) for row in range(down - 1) for column in range(across)]
+    return [pixels[row * side :, column * side :][:side, :side] for row, column in [*places, (down - 1, 0)]]
+
+
+def _in_one_row(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+    """`[1, tiles, 3, side, side]`: the tiles of one row of data."""
+    return {"pixel_values": torch.cat(list(pixels))[None]}
+
+
+def _sized_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+    (own,) = pixels
+    return {"pixel_values": own, "image_sizes": torch.tensor([own.shape[-2:]])}
+
+
 _PATCHES = Sight(("visual",), _patches, _patch_arguments)
+_TOWER = ("vision_tower", "multi_modal_projector")
 _SIGHTS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"), _PATCHES),
-    "llava": Sight(("vision_tower", "multi_modal_projector"), _square, _square_arguments),
+    "llava": Sight(_TOWER, _square, _square_arguments),
+    "internvl": Sight(_TOWER, _internvl, _square_arguments, stacked=True),
+    **dict.fromkeys(("smolvlm", "idefics3"), Sight(("vision_model", "connector"), _smolvlm, _in_one_row, stacked=True)),
+    "mistral3": Sight(_TOWER, _square, _sized_arguments, alone=True),
 }
 _TOWER_MODULES = {name for sight in _SIGHTS.values() for name in sight.modules}

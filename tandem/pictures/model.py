@@ -9,7 +9,9 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.pictures.layouts.base import Layout, ModelFiles
 from tandem.pictures.layouts.patches import glm, qwen
+from tandem.pictures.layouts.rows import mistral3
 from tandem.pictures.layouts.square import llava
+from tandem.pictures.layouts.tiles import internvl, smolvlm
 
 LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen2_vl": qwen,
@@ -18,11 +20,25 @@ LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen3_vl_moe": qwen,
     "glm4v": glm,
     "llava": llava,
+    "internvl": internvl,
+    "smolvlm": smolvlm,
+    "idefics3": smolvlm,
+    "mistral3": mistral3,
 }
 """Model type -> how its pictures are sized, and which tokens stand for them."""
 MODEL_TYPES = tuple(LAYOUTS)
 SPATIAL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v")
 """Those of them in which a picture's tokens have positions in three dimensions."""
+_UNSEEN = {
+    "the tokens of a picture see one another, later ones too, and attention is causal here": """gemma3 gemma3n gemma4
+    gemma4_unified paligemma""",
+    "a state goes from token to token (recurrence, convolution)": "qwen3_5 qwen3_5_moe lfm2_vl",
+    "its layers look at a picture apart from the tokens (cross-attention)": "mllama idefics",
+    "its tower puts tokens of its own between the rows of tiles, which are not laid out here": """llava_next
+    llava_onevision""",
+}
+UNSEEN = {family: reason for reason, families in _UNSEEN.items() for family in families.split()}
+"""Model type -> why its pictures are refused; of others nobody has tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,16 @@ def picture_format(directory: Path) -> PictureFormat | None:
     processor = processor or _read(directory / "processor_config.json").get("image_processor") or {}
     files = ModelFiles(directory, config, processor)
     return PictureFormat(files.placeholder, config.get("video_token_id"), layout(files))
+
+
+def why_unseen(directory: Path) -> str:
+    """Why the model of a directory sees no pictures here."""
+    config = _read(directory / "config.json")
+    kind = config.get("model_type")
+    nothing = (
+        "nobody has told how its pictures stand among tokens" if config.get("vision_config") else "it has no tower"
+    )
+    return f"model type {kind}: {UNSEEN.get(str(kind), nothing)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tandem.config.tree import ImagesConfig
 from tandem.errors import UserError
-from tandem.pictures.model import MODEL_TYPES, PictureFormat, picture_format
+from tandem.pictures.model import MODEL_TYPES, PictureFormat, picture_format, why_unseen
 from tandem.pictures.prepare import BadPicture, Preparer
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
@@ -41,10 +41,10 @@ class ModelPictures:
     @cached_property
     def _preparer(self) -> Preparer:
         if self.format is None:
-            known = ", ".join(MODEL_TYPES)
+            why, known = why_unseen(self._model), ", ".join(MODEL_TYPES)
             raise UserError(
-                f"the rows have pictures, and {self._model} is no model that sees them here (model_type {known}); "
-                "take such a model, or leave out the columns `images` and `image` and the messages' parts of pictures"
+                f"the rows have pictures, and {self._model} is no model that sees them here ({why}); take one of "
+                f"{known}, or leave out the columns `images` and `image` and the messages' parts of pictures"
             )
         layout = self.format.layout.limited(self._config.min_pixels, self._config.max_pixels)
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,9 @@ def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
     rows = [verl_row("<image>?", images=["a.png"])] * 3
     pictures = ModelPictures(model_files(tmp_path / "text", "qwen3"), ImagesConfig(), tmp_path / "store")
     file = write_lines(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(UserError, match=r"^the rows have pictures, and .*text is no model that sees them"):
+    with pytest.raises(
+        UserError, match=r"^the rows have pictures, and .*text is no model that sees them here .model type qwen3: "
+    ):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
     other = write_lines(tmp_path / "other.jsonl", [verl_row("?", image="python:3.11")])
     (prompt,) = RLHFDataset([other], TOKENIZER, DataConfig(), pictures).prompts
