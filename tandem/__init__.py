@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from tandem.rollout.environment import ToolCall as ToolCall
     from tandem.rollout.formats.make import make_format as make_format
     from tandem.rollout.transcript import Transcript as Transcript
+    from tandem.tracking.base import Sample as Sample
+    from tandem.tracking.base import TrackedRun as TrackedRun
+    from tandem.tracking.base import Tracker as Tracker
     from tandem.types import Batch as Batch
     from tandem.types import Branch as Branch
     from tandem.types import Completion as Completion
@@ -139,6 +142,7 @@ __all__ = [
     "RolloutRequest",
     "RolloutWorker",
     "Rollouts",
+    "Sample",
     "SamplingParams",
     "Score",
     "SftConfig",
@@ -149,6 +153,8 @@ __all__ = [
     "TokenColumns",
     "TokenLoss",
     "ToolCall",
+    "TrackedRun",
+    "Tracker",
     "TrainConfig",
     "TrainSpec",
     "TrainWorker",
@@ -195,6 +201,7 @@ _EXPORTS = {
     "rollout.environment": ("Answer", "Environment", "EnvironmentFailed", "Reply", "ToolCall"),
     "rollout.formats.make": ("make_format",),
     "rollout.transcript": ("Transcript",),
+    "tracking.base": ("Sample", "TrackedRun", "Tracker"),
     "types": (
         "Batch",
         "Branch",

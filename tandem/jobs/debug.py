@@ -52,7 +52,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
                 counted = {**reward_metrics(groups), **conversation_metrics(groups)}
                 tracker.log(step, {**counted, **rollouts.metrics(), **described})
     for tracker in trackers:
-        tracker.close()
+        tracker.close("finished")
 
 
 class ReplayJob(RlJob):

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from tandem.errors import TandemError, WorkerLost
 from tandem.jobs.best import BestValue
 from tandem.jobs.schedule import schedule_changes
 from tandem.signals import StopRequest
-from tandem.tracking.base import Tracker
+from tandem.tracking.base import Ended, Recorder
+from tandem.tracking.behind import Behind
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.report import write_report
-from tandem.tracking.trackers import make_trackers
+from tandem.tracking.trackers import chosen_trackers
 from tandem.types import StepMetrics
 
 
@@ -130,18 +131,19 @@ class _Attempt:
         url = config.trainer.checkpoint_url
         remote = RemoteCheckpoints(url) if url else None
         self._store = CheckpointStore(config.trainer.run_dir, config.trainer.keep_last, watch, remote)
-        self._trackers: list[Tracker] = []
+        self._recorders: list[Recorder] = []
         self._saving: StepMetrics = {}
         """What the last checkpoint cost: metrics of the step after it."""
 
     def run(self, checkpoint: Path | None) -> bool:
         """False: it was asked to stop, and has saved the step that it was at."""
         job = self._job
+        ended: Ended = "killed"
         try:
             if checkpoint is not None:
                 self._restore(checkpoint)
                 self._store.copy(checkpoint)
-            self._trackers += _trackers(self._config, job.total_steps, self._position.step)
+            self._recorders += _recorders(self._config, job.total_steps, self._position.step)
             with self._stop.listening():
                 if self._position.step == 0 and self._trainer.eval_every:
                     validated = job.evaluate(0)
@@ -152,14 +154,18 @@ class _Attempt:
                 if self._position.step > self._position.saved_step:
                     self._save(best=False)
                 self._store.finish()
+            ended = "finished" if self._position.step >= job.total_steps else "stopped"
         except Exception:
+            ended = "failed"
             with suppress(TandemError):  # what ends the run is told; a rank that is gone ends this at once
                 self._store.finish()
             raise
         finally:
             self._store.abandon()
-            for one in (job, *self._trackers):
-                one.close()
+            with ExitStack() as closing:  # each is closed, whatever another's end raises
+                for recorder in self._recorders:
+                    closing.callback(recorder.close, ended)
+                closing.callback(job.close)
         write_report(self._trainer.run_dir)
         return self._position.step >= job.total_steps
 
@@ -206,11 +212,14 @@ class _Attempt:
             print(change, flush=True)
 
     def _record(self, step: int, metrics: StepMetrics) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
+        for recorder in self._recorders:
+            recorder.log(step, metrics)
 
 
-def _trackers(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Tracker]:
+def _recorders(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Recorder]:
+    """metrics.jsonl is first: what goes on behind the steps reads it."""
     run_dir = config.trainer.run_dir
-    trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(total_steps, first_step)]
-    return trackers + make_trackers(config.tracking, run_dir, first_step)
+    recorders: list[Recorder] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(total_steps, first_step)]
+    for chosen in chosen_trackers(config.tracking):
+        recorders.append(Behind(chosen.name, chosen.make, chosen.options, run_dir, first_step))
+    return recorders

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from tandem.tracking.base import Tracker
+from tandem.tracking.base import Ended, Recorder
 from tandem.types import StepMetrics
 
 _SHOWN = (
@@ -14,7 +14,7 @@ _SHOWN = (
 """The metrics of a line, in the order shown; besides these, every `val/` metric."""
 
 
-class ConsoleTracker(Tracker):
+class ConsoleTracker(Recorder):
     """Key metrics, and on a terminal the time left; `first_step` is where a resumed run starts."""
 
     def __init__(self, total_steps: int, first_step: int = 0, console: Console | None = None) -> None:
@@ -43,5 +43,5 @@ class ConsoleTracker(Tracker):
             text = "  ".join([f"step {step}/{self._total}", *printed])
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, ended: Ended) -> None:
         self._progress.stop()

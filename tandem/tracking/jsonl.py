@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tandem.tracking.base import Tracker
+from tandem.tracking.base import Ended, Recorder
 from tandem.types import StepMetrics
 
 
-class JsonlTracker(Tracker):
+class JsonlTracker(Recorder):
     """Appends a line a step; the file exists from the first one on. Values that are not finite become null."""
 
     def __init__(self, path: Path) -> None:
@@ -21,7 +21,7 @@ class JsonlTracker(Tracker):
         finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         self._append(json.dumps({"step": step, **finite}) + "\n")
 
-    def close(self) -> None: ...
+    def close(self, ended: Ended) -> None: ...
 
     def _append(self, text: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -32,9 +32,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records, by step; null reads as NaN. Of a step that a resumed run repeated, the last one counts."""
     records: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by a crash; the step was repeated, or is lost
-            continue
-        records[record["step"]] = {key: math.nan if value is None else value for key, value in record.items()}
+        record = record_of(line)
+        if record is not None:
+            records[record["step"]] = record
     return [records[step] for step in sorted(records)]
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """None: a crash has torn the line; its step was repeated, or is lost."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return {key: math.nan if value is None else value for key, value in record.items()}

@@ -1,4 +1,4 @@
-"""The trajectories that the report shows, turn by turn where they are conversations."""
+"""The trajectories that the report shows, turn by turn where they are conversations, and the rows that trackers do."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tandem.pictures.store import PictureStore
 from tandem.pictures.thumbnails import thumbnail
+from tandem.tracking.base import Sample
 from tandem.tracking.trajectories import read_trajectories
 
 Row = dict[str, Any]
@@ -38,15 +39,27 @@ def samples(files: Sequence[Path], pictures: PictureStore | None = None) -> list
         except (OSError, pa.ArrowException) as error:
             print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
             continue
-        shown += [_shown(_branches_of(table, trajectory), pictures) for trajectory in _chosen(table)]
+        shown += [_shown(_branches_of(table, trajectory), pictures) for trajectory in _chosen(table, _PER_STEP)]
     return shown
 
 
-def _chosen(table: pa.Table) -> list[int]:
+def table_of(path: Path, count: int) -> list[Sample]:
+    """So many trajectories of a file at most: the best, the worst and some between, in this order."""
+    columns = ("trajectory", "branch", "prompt", "response", "reward", "advantage")
+    table = read_trajectories(path, columns)
+    rows = {row["trajectory"]: row for row in table.filter(pc.field("branch") == 0).to_pylist()}
+    shown = [rows[trajectory] for trajectory in _chosen(table, count)]
+    return [
+        Sample(_cut(row["prompt"], _CHARACTERS), _cut(row["response"], _CHARACTERS), row["reward"], row["advantage"])
+        for row in shown
+    ]
+
+
+def _chosen(table: pa.Table, count: int) -> list[int]:
     table = table.filter(pc.field("branch") == 0).select(["trajectory", "reward", "advantage"])
     scored = table.filter(pc.field("reward").is_valid())
     rows = (scored if len(scored) else table).sort_by([("reward", "descending"), ("advantage", "descending")])
-    places = np.linspace(0, len(rows) - 1, min(len(rows), _PER_STEP)).round().astype(int)
+    places = np.linspace(0, len(rows) - 1, min(len(rows), count)).round().astype(int)
     return rows["trajectory"].take(places).to_pylist()
 
 

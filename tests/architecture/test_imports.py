@@ -33,6 +33,8 @@ MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 OWNERS: dict[str, str | tuple[str, ...]] = {
     "peft": "models/lora.py",
     "tensorboard": "tracking/trackers/tensorboard.py",
+    "wandb": "tracking/trackers/wandb.py",
+    "mlflow": "tracking/trackers/mlflow.py",
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
     "starlette": "serving/",

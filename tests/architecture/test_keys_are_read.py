@@ -14,7 +14,7 @@ from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, TrainCo
 from tests.conftest import ROOT
 
 FILES = "tracking."
-"""Keys directly below it are names of files, which `make_trackers` goes through."""
+"""Keys directly below it are names of files, which `chosen_trackers` goes through."""
 COMMANDS = (TrainConfig, EvalConfig, RewardModelConfig, DpoConfig)
 
 

@@ -147,7 +147,22 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.lora={{}}", ["model.lora: needs the package peft", "pip install -e '.[lora]'"]),
     ("train", "cluster.type=ray", ["cluster.type: ray: needs the package ray", "pip install -e '.[ray]'"]),
     ("train", "tracking.tensorboard=true", ["tracking.tensorboard: needs", "pip install -e '.[tensorboard]'"]),
+    ("train", "tracking.wandb=true", ["tracking.wandb: needs the package wandb", "pip install -e '.[wandb]'"]),
+    ("train", "tracking={{mlflow: {{experiment: a}}}}", ["tracking.mlflow: needs", "pip install -e '.[mlflow]'"]),
     ("train", "training={{type: megatron}}", ["training.type: megatron needs packages", "'.[megatron]'"]),
+    # trackers
+    ("train", "tracking.wandbb=true", ["tracking.wandbb: unknown key; did you mean tracking.wandb?"]),
+    ("train", "tracking={{wandb: {{projct: a}}}}", ["tracking.wandb.projct: unknown key; did you mean", "project?"]),
+    ("train", "tracking={{mlflow: {{uri: 'http://ada:pw@host'}}}}", ["tracking.mlflow.uri: ", "MLFLOW_TRACKING_PASSW"]),
+    ("train", "tracking.own=['{0}/no.py:Mine']", ["tracking.own[0]: ", "there is no file {0}/no.py"]),
+    ("train", "tracking.own=['{0}/rewards.py:Scor']", ["tracking.own[0]: ", "did you mean 'Score'?"]),
+    ("train", "tracking.own=['{0}/rewards.py:Score']", ["tracking.own[0]: {0}/rewards.py:Score is no subclass of tan"]),
+    ("train", "tracking.own=['{0}/rewards.py:Half']", ["tracking.own[0]: {0}/rewards.py:Half lacks close of tandem.T"]),
+    (
+        "sft",
+        "tracking.own=[{{tracker: 'a.b:C', options: {{api_key: x}}}}]",
+        ["tracking.own.0.options: api_key: looks like a secret"],
+    ),
     # the run
     ("train", "trainer.run_dir={0}/run", ["trainer.run_dir: {0}/run: holds another run; continue it with --resume"]),
     ("train", "trainer.run_dir={0}/table.csv", ["trainer.run_dir: {0}/table.csv: is a file"]),
@@ -176,7 +191,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("eval", "trainer.seed=1", ["trainer: only training reads this section"]),
     ("check", "model.path={0}/nowhere", ["model.path: {0}/nowhere"]),
 ]
-PACKAGES = ["peft", "ray", "tensorboard", "megatron", "mbridge"]
+PACKAGES = ["peft", "ray", "tensorboard", "wandb", "mlflow", "megatron", "mbridge"]
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +206,11 @@ def place(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "prompts.jsonl").write_text('{"prompt": "1=", "completion": "1"}\n')
     (place / "unfinished.py").write_text("def f(completion:\n")
     (place / "rewards.py").write_text(
+        "from tandem.tracking.base import Tracker\n\n\n"
         "class Score:\n    pass\n\n\n"
+        "class Half(Tracker):\n"
+        "    def __init__(self, options, run):\n        pass\n\n"
+        "    def log(self, step, metrics):\n        pass\n\n\n"
         "def score(completion):\n    return 0.0\n\n\n"
         "def needs(completion, difficulty):\n    return 0.0\n"
     )

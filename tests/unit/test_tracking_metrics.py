@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tandem.tracking.base import Sample, TrackedRun
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker, read_metrics
@@ -24,7 +25,7 @@ def test_each_step_is_one_strict_json_line(tmp_path):
     first = path.read_text()
     assert first == '{"step": 1, "reward/mean": 0.1, "critic/vf_explained_var": null, "actor/kl": 0.5}\n'
     tracker.log(2, {"reward/mean": 1 / 3})
-    tracker.close()
+    tracker.close("finished")
     records = read_metrics(path)
     assert math.isnan(records[0]["critic/vf_explained_var"])
     assert records[1] == {"step": 2, "reward/mean": 1 / 3}
@@ -36,14 +37,14 @@ def test_a_resumed_run_appends_after_a_torn_line_and_its_records_win(tmp_path):
     tracker = JsonlTracker(path)
     tracker.log(2, {"reward/mean": 0.25})
     tracker.log(3, {"reward/mean": 0.3})
-    tracker.close()
+    tracker.close("finished")
     assert path.read_text().splitlines()[2:] == [
         '{"step": 3, "rew',
         '{"step": 2, "reward/mean": 0.25}',
         '{"step": 3, "reward/mean": 0.3}',
     ]
     assert [(record["step"], record["reward/mean"]) for record in read_metrics(path)] == [(1, 0.1), (2, 0.25), (3, 0.3)]
-    JsonlTracker(path).close()
+    JsonlTracker(path).close("finished")
     assert path.read_text().count("\n") == 5, "opening a whole file adds nothing"
 
 
@@ -51,7 +52,7 @@ def test_the_console_prints_one_line_a_step(capsys):
     tracker = ConsoleTracker(total_steps=4, first_step=1)
     tracker.log(2, {"reward/mean": 0.25, "perf/tokens_per_s": 10.0})
     tracker.log(3, {"reward/mean": 0.5, "val/a/acc/mean@1": 1.0})
-    tracker.close()
+    tracker.close("finished")
     assert capsys.readouterr().out == "step 2/4  reward/mean 0.25\nstep 3/4  reward/mean 0.5  val/a/acc/mean@1 1\n"
 
 
@@ -60,7 +61,7 @@ def test_a_terminal_gets_a_bar_and_keeps_the_validations():
     tracker = ConsoleTracker(total_steps=4, console=screen)
     tracker.log(1, {"reward/mean": 0.25})
     tracker.log(2, {"reward/mean": 0.5, "val/a/acc/mean@1": 1.0})
-    tracker.close()
+    tracker.close("finished")
     printed = screen.file.getvalue()
     assert "2/4" in printed and "reward/mean=0.5" in printed and "step 2/4  val/a/acc/mean@1 1" in printed
 
@@ -71,7 +72,7 @@ def test_a_narrow_terminal_shows_the_step_and_whole_metrics(width):
     tracker = ConsoleTracker(total_steps=100, console=screen)
     shown = {"reward/mean": 0.25, "response_length/mean": 3.5, "actor/entropy": 1.5, "actor/grad_norm": 2.5}
     tracker.log(7, shown)
-    tracker.close()
+    tracker.close("finished")
     printed = screen.file.getvalue()
     assert "step   7/100" in printed and all(f"{name}={value}" in printed for name, value in shown.items())
 
@@ -80,14 +81,19 @@ def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for steps in ((0, 1, 2, 3), (2, 3)):
-        tracker = TensorBoardTracker(TensorBoardConfig(), tmp_path, first_step=max(0, steps[0] - 1))
+        tracker = TensorBoardTracker(TensorBoardConfig(), TrackedRun(tmp_path, "a", steps[0] - 1, {}, {}))
         for step in steps:
+            tracker.log_samples(step, "samples", [Sample("1+1=", "2\n<b>", 1.0, None)])
             tracker.log(step, {"reward/mean": step + len(steps), "actor/lr": 1e-6})
-        tracker.close()
+        tracker.close("finished")
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["actor/lr", "reward/mean"]
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 4), (1, 5), (2, 4), (3, 5)]
+    texts = events.Tensors("samples/text_summary")
+    assert [event.step for event in texts][-2:] == [2, 3]
+    shown = b"reward 1.0, advantage None\n\n    1+1=\n\n    2\n    <b>"
+    assert texts[-1].tensor_proto.string_val[0] == shown, "no markup of a model's is drawn"
 
 
 def test_tracking_and_checkpoints_import_no_torch():

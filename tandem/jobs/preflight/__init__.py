@@ -36,7 +36,7 @@ _CHECKS = (
     layout.find_generation_mistakes,
     packages.find_adapter_package,
     packages.find_cluster_package,
-    packages.find_tracking_package,
+    packages.find_tracking_mistakes,
     packages.find_storage_package,
     packages.find_generation_package,
     packages.find_conversation_package,

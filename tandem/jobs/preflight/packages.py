@@ -8,7 +8,7 @@ from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.jobs.preflight.layout import training_roles
-from tandem.tracking.trackers import tracker_kinds
+from tandem.tracking.trackers import chosen_trackers
 from tandem.training.megatron.degrees import check_packages
 
 
@@ -33,11 +33,19 @@ def find_storage_package(config: Any) -> Iterator[str]:
             yield f"trainer.checkpoint_url: {error}"
 
 
-def find_tracking_package(config: Any) -> Iterator[str]:
-    if isinstance(config, RunConfig):
-        for name, kind in tracker_kinds(config.tracking).items():
-            if kind.package is not None:
-                yield from _missing(kind.package, name, f"tracking.{name}")
+def find_tracking_mistakes(config: Any) -> Iterator[str]:
+    """Trackers whose package is missing, or that refuse their options: a key that a server does not know, a class that
+    is none."""
+    if not isinstance(config, RunConfig):
+        return
+    for chosen in chosen_trackers(config.tracking):
+        try:
+            kind = chosen.kind()
+        except UserError as error:
+            yield f"{chosen.key}: {error}"
+            continue
+        missing = list(_missing(kind.package, chosen.name, chosen.key)) if kind.package else []
+        yield from missing or (f"{chosen.key}: {problem}" for problem in kind.check(chosen.given()))
 
 
 def find_generation_package(config: Any) -> Iterator[str]:

@@ -1,0 +1,169 @@
+"""Trackers on their real packages, offline or in files: a run, killed and resumed, is read back."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("tracked_program.py")
+KEY = "x" * 40
+OFFLINE = {
+    "wandb": {"mode": "offline", "project": "sorting", "tags": ["small"]},
+    "mlflow": {"experiment": "sorting", "tags": {"size": "small"}},
+}
+
+
+def run_program(run: Path, tracking: dict[str, Any], *arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status, and what was printed."""
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_API_KEY": KEY}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(run), json.dumps(tracking), *arguments],
+        env={**os.environ, **quiet, "HOME": str(run.parent), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 0 to 4, killed when the trackers had taken 3; resumed after step 2, to step 5."""
+    run = tmp_path_factory.mktemp("tracked") / "killed"
+    installed = {name: {**given, "samples_every": 2} for name, given in OFFLINE.items() if find_spec(name)}
+    if not installed:
+        pytest.skip("no tracker is installed here")
+    status, printed = run_program(run, installed, "0", "4", "kill")
+    assert status == -9, printed
+    status, printed = run_program(run, installed, "2", "5")
+    assert status == 0 and "Traceback" not in printed, printed
+    return run
+
+
+@pytest.fixture
+def read_back(run: Path, request: pytest.FixtureRequest) -> Path:
+    if not (run / "trackers" / f"{request.param}.json").exists():
+        pytest.skip(f"{request.param} is not installed here")
+    return run
+
+
+@pytest.mark.parametrize("read_back", ["wandb"], indirect=True)
+def test_wandb_has_each_step_once_under_one_id(read_back: Path) -> None:
+    from tandem.tracking.trackers.wandb import offline_history
+
+    run_id = json.loads((read_back / "trackers/wandb.json").read_text())["id"]
+    files = sorted(read_back.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb"))
+    assert len(files) == 2, "one a process"
+    rows = [row for path in files for row in offline_history(path)]
+    assert [row["_step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row.get("reward/mean") for row in rows] == [None, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [row.get("val/sort4/acc/mean@4") for row in rows] == [0, None, 0.02, None, 0.04, None]
+    assert all(math.isnan(row["actor/kl"]) for row in rows[1:])
+    tables = [sorted({name.partition(".")[0] for name in row if "samples" in name}) for row in rows]
+    assert tables == [["validation_samples"], [], ["samples", "validation_samples"], [], tables[2], []]
+    (kept,) = read_back.glob("wandb/offline-run-*/files/media/table/samples_2_*.table.json")
+    table = json.loads(kept.read_text())
+    assert table["columns"] == ["step", "prompt", "answer", "reward", "advantage"]
+    assert table["data"] == [[2, "1+1=", "2", 1.0, 0.5], [2, "1+2=", "3", 0.5, -0.5]]
+
+
+@pytest.mark.parametrize("read_back", ["wandb"], indirect=True)
+def test_wandb_is_told_configuration_and_environment(read_back: Path) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    from tandem.tracking.trackers.wandb import log_entries
+
+    path = sorted(read_back.glob("wandb/offline-run-*/run-*.wandb"))[0]
+    (record,) = [r.run for r in map(Record.FromString, log_entries(path.read_bytes())) if r.HasField("run")][:1]
+    config = {item.key: json.loads(item.value_json) for item in record.config.update}
+    assert config["trainer"] == {"steps": 5} and config["client"] == {"api_key": "***"}
+    assert config["environment"]["git_revision"] == "abc"
+    assert (record.project, record.display_name, list(record.tags)) == ("sorting", "killed", ["small"])
+
+
+@pytest.mark.parametrize("read_back", ["mlflow"], indirect=True)
+def test_mlflow_has_each_step_once_in_one_run(read_back: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    reader = (
+        "import json, sys; from mlflow import MlflowClient; client = MlflowClient(tracking_uri=sys.argv[1])\n"
+        "place = client.get_experiment_by_name('sorting').experiment_id\n"
+        "(run,) = client.search_runs([place])\n"
+        "points = {name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]\n"
+        "          for name in ('reward/mean', 'val/sort4/acc/mean_at_4', 'actor/kl', 'reward/part_1199')}\n"
+        "files = [f.path for d in ('', 'samples') for f in client.list_artifacts(run.info.run_id, d)]\n"
+        "text = {n: open(client.download_artifacts(run.info.run_id, n)).read() for n in files if '.' in n}\n"
+        "print(json.dumps([run.info.status, run.info.run_name, run.data.params, run.data.tags, points, files, text]))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", reader, str(read_back / "mlflow")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    status, name, parameters, tags, points, files, texts = json.loads(done.stdout)
+    assert (status, name, tags["size"]) == ("FINISHED", "killed", "small")
+    assert parameters == {"trainer.steps": "5", "model.path": "/models/small", "client.api_key": "***"}
+    assert points["reward/mean"] == [[step, step / 10] for step in range(1, 6)]
+    assert points["val/sort4/acc/mean_at_4"] == [[0, 0], [2, 0.02], [4, 0.04]]
+    assert (
+        [step for step, _ in points["reward/part_1199"]] == [step for step, _ in points["actor/kl"]] == [1, 2, 3, 4, 5]
+    )
+    assert [file for file in files if file.startswith("samples/")] == [
+        "samples/step_000002.json",
+        "samples/step_000004.json",
+    ]
+    assert json.loads(texts["samples/step_000002.json"])["data"][0] == ["1+1=", "2", 1.0, 0.5]
+    assert json.loads(texts["environment.json"])["git_revision"] == "abc" and "***" in texts["config.yaml"]
+
+
+def test_no_secret_is_in_any_file_but_the_users_own(run: Path) -> None:
+    holding = [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert [path.name for path in holding] == ["config.yaml"], "of the run directory, where the user has written it"
+    assert [path for path in run.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+
+
+class _Refusing(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b'{"errors": [{"message": "user is not logged in"}]}')
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The address of a server that knows nobody."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_wandb_keys_are_tried_before_the_run(tmp_path: Path, refusing: str) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed here")
+    run, tracking = tmp_path / "run", {"wandb": {"mode": "online"}}
+    for key, said in (("", "no API key is set"), ("abc", "must have 40+ characters"), (KEY, "user is not logged in")):
+        status, printed = run_program(run, tracking, "0", "1", WANDB_API_KEY=key, WANDB_BASE_URL=refusing)
+        assert status == 1 and "tracking.wandb: " in printed and said in printed and "WANDB_API_KEY" in printed, printed
+        assert not (run / "metrics.jsonl").exists()
+
+
+def test_servers_that_are_down_stop_no_run(tmp_path: Path) -> None:
+    down = {"mlflow": {"uri": "http://127.0.0.1:9", "close_timeout_s": 0.5}}
+    if not find_spec("mlflow"):
+        pytest.skip("mlflow is not installed here")
+    status, printed = run_program(tmp_path / "run", down, "0", "3")
+    assert status == 0 and printed.count("tracking.mlflow: ") == 1 and "no step is there" in printed, printed
+    status, printed = run_program(tmp_path / "run", {"mlflow": {}}, "3", "3")
+    assert status == 0 and printed == ""
+    assert json.loads((tmp_path / "run/trackers/mlflow.json").read_text())["step"] == 3, "it has caught up"
