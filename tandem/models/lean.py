@@ -10,16 +10,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from tandem.models.attention import Scoring, interface, refuse_arguments
 from tandem.models.attention.interface import AttentionPlan
+from tandem.models.fused import Fused, Norm, lay_side_by_side, rotate
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
 _CHANGING_ANGLES = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies depend on the longest position of a pass."""
+
+
+_UNKNOWN = "unknown"
+"""Whether a body can be fused, before its first pass: adapters and shards come after `make_lean`."""
 
 
 class Hidden(NamedTuple):
@@ -40,12 +44,20 @@ class Logits(NamedTuple):
 
 
 def make_lean(model: PreTrainedModel) -> None:
-    """Replace the forward passes of the body, its layers and a language model, where the body is one of FAMILIES."""
+    """Replace the forward passes of the body, its layers and a language model, where the body is one of FAMILIES.
+
+    On a CPU the weights that `fused` takes as one move side by side, so nobody may hold their memory yet.
+    """
     body: Any = model.base_model
     if type(body).__name__ in FAMILIES and type(body).__module__.startswith("transformers."):
         body.forward = MethodType(_body, body)
+        body.fused = _UNKNOWN
         for layer in body.layers:
             layer.forward = MethodType(_layer, layer)
+            attention, mlp = layer.self_attn, layer.mlp
+            if model.device.type == "cpu":
+                lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+                lay_side_by_side([mlp.gate_proj, mlp.up_proj])
         if type(model).__name__ == f"{type(body).__name__.removesuffix('Model')}ForCausalLM":
             model.forward = MethodType(_language_model, model)
 
@@ -62,11 +74,21 @@ def _language_model(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor =
 
 def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any) -> Hidden:
     refuse_arguments(others)
+    if torch.is_inference_mode_enabled() and (fused := _fused(self)) is not None:
+        return Hidden(fused(input_ids[0], position_ids[0], attention_plan)[None])
     hidden = self.embed_tokens(input_ids)
     rotation = _rotation(self.rotary_emb, hidden, position_ids)
     for layer in self.layers:
         hidden = layer(hidden, rotation=rotation, plan=attention_plan)
     return Hidden(_norm(self.norm, hidden))
+
+
+def _fused(body: Any) -> Fused | None:
+    """The body's pass without modules, where it can do without them now."""
+    if body.fused is _UNKNOWN:
+        fixed = body.rotary_emb.rope_type not in _CHANGING_ANGLES
+        body.fused = Fused.of(body, type(body).__name__) if fixed else None
+    return body.fused if body.fused is not None and body.fused.holds() else None
 
 
 def _layer(self: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
@@ -81,26 +103,21 @@ def _attention(module: Any, x: Tensor, rotation: tuple[Tensor, Tensor], plan: At
     query, key, value = (projection(x).unflatten(-1, (-1, module.head_dim)) for projection in projections)
     if type(module).__name__ == "Qwen3Attention":
         query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
-    query, key, value = (y.transpose(1, 2) for y in (_rotate(query, *rotation), _rotate(key, *rotation), value))
+    query, key, value = (y.transpose(1, 2) for y in (rotate(query, *rotation), rotate(key, *rotation), value))
     window = None if type(module).__name__ == "LlamaAttention" else module.sliding_window
     scoring = Scoring(module.scaling, window)
     return module.o_proj(interface.attend(module, plan, query, key, value, scoring).flatten(2))
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+    return Norm.of(module)(x)
 
 
 def _rotation(module: Any, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of the angles for `_rotate`, `[1, N, 1, head_dim]` in the dtype of `hidden`."""
+    """The cosines and sines of the angles for `rotate`, `[1, N, 1, head_dim]` in the dtype of `hidden`."""
     if module.rope_type in _CHANGING_ANGLES:
         cos, sin = (table[:, :, None].chunk(2, -1)[0] for table in module(hidden, position_ids))
     else:
         angles = position_ids[..., None, None] * module.inv_freq.float()
         cos, sin = ((x * module.attention_scaling).to(hidden.dtype) for x in (angles.cos(), angles.sin()))
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Su et al. 2021 (RoFormer), for a `sin` whose lower half is negated."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -142,8 +142,9 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(config.path, error) from None
     _zero_value_head(model, config.path, report["missing_keys"])
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     make_lean(model)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model
 
 
 def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) -> Any:

@@ -1,6 +1,7 @@
-"""Lean layers compute what transformers' layers compute, forward and backward."""
+"""Lean layers compute what transformers' layers compute, forward and backward; so do fused ones, in generation."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import (
 )
 
 from tandem.models.attention import ATTENTION, PackedRows
+from tandem.models.fused import Angles, Fused
 from tandem.models.lean import make_lean
 
 SHAPE: dict[str, Any] = {
@@ -90,6 +92,89 @@ def test_a_copy_computes_with_its_own_parameters() -> None:
     for parameter in lean.parameters():
         parameter.data.zero_()
     assert torch.equal(run(copied), before) and not run(lean).any()
+
+
+def run_fused(model: Any) -> torch.Tensor:
+    """As generation does it."""
+    with torch.inference_mode():
+        return run(model)
+
+
+@pytest.mark.parametrize("config", FAMILIES[:4], ids=lambda config: config.model_type)
+def test_fused_logits_are_those_of_transformers(config: PreTrainedConfig) -> None:
+    plain, lean = make(config)
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+    assert isinstance(lean.model.fused, Fused) and lean.model.fused.holds()
+
+
+def test_angles_of_far_positions_are_those_of_transformers() -> None:
+    plain, lean = make(FAMILIES[3])
+    angles, position_N = Angles(lean.model.rotary_emb, torch.float32), torch.tensor([3, 5000, 511, 512])
+    cos, sin = plain.model.rotary_emb(torch.zeros(1), position_N[None])
+    found_cos, found_sin = (x[:, 0] for x in angles(position_N))
+    torch.testing.assert_close(found_cos, cos[0])
+    torch.testing.assert_close(found_sin * torch.tensor([-1.0, 1.0]).repeat_interleave(4), sin[0])
+
+
+def test_angles_that_change_with_the_length_are_not_fused() -> None:
+    plain, lean = make(FAMILIES[4])
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+    assert lean.model.fused is None
+
+
+def test_fused_layers_see_changed_weights_at_once() -> None:
+    plain, lean = make(FAMILIES[0])
+    run_fused(lean)
+    for model in (plain, lean):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+
+
+class Doubled(torch.nn.Linear):
+    """What an adapter does: another layer in the place of a linear one."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("place", ["self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"])
+@pytest.mark.parametrize("late", [False, True])
+def test_adapted_layers_are_called(place: str, late: bool) -> None:
+    plain, lean = make(FAMILIES[1])
+    if late:
+        run_fused(lean)
+    for model in (plain, lean):
+        layer, (block, name) = model.model.layers[1], place.split(".")
+        old = getattr(getattr(layer, block), name)
+        adapted = Doubled(old.in_features, old.out_features, bias=old.bias is not None)
+        adapted.load_state_dict(old.state_dict())
+        setattr(getattr(layer, block), name, adapted)
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_are_called() -> None:
+    plain, lean = make(FAMILIES[2])
+    for model in (plain, lean):
+        model.model.layers[0].mlp.down_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_have_moved_are_those_that_count() -> None:
+    plain, lean = make(FAMILIES[2])
+    run_fused(lean)
+    for model in (plain, lean):
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.5
+    torch.testing.assert_close(run_fused(lean), run(plain), rtol=1e-5, atol=1e-5)
+    assert not lean.model.fused.holds()
+
+
+def test_weights_side_by_side_are_saved_as_they_are(tmp_path: Path) -> None:
+    plain, lean = make(FAMILIES[1])
+    lean.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(saved[name], weight) for name, weight in plain.state_dict().items())
 
 
 def test_other_families_stay_as_they_are() -> None:
