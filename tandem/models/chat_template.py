@@ -16,8 +16,33 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import ChatTemplateConfig
 from tandem.errors import UserError
 
+_PROBE = "tandem"
+_IN_PARTS = (
+    "{%- set in_parts = namespace(messages=[]) %}{%- for message in messages %}{%- if message.content is string %}"
+    "{%- set message = dict(message, content=[{'type': 'text', 'text': message.content}]) %}{%- endif %}"
+    "{%- set in_parts.messages = in_parts.messages + [message] %}{%- endfor %}"
+    "{%- set messages = in_parts.messages +%}"
+)
+"""The text of a message as one part of it."""
 _OURS = ("messages", "tools", "add_generation_prompt", "documents")
 """What every call gives."""
+
+
+def take_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Change the tokenizer's template where it shows parts of messages alone, as those of some models that see pictures
+    do: a message that is text, as rows and answers are, would be left out without a word."""
+    template: Any = tokenizer.chat_template
+    if not isinstance(template, str) or _shows(tokenizer, _PROBE):
+        return
+    if _shows(tokenizer, [{"type": "text", "text": _PROBE}]):
+        tokenizer.chat_template = _IN_PARTS + template
+
+
+def _shows(tokenizer: PreTrainedTokenizerBase, content: Any) -> bool:
+    try:
+        return _PROBE in str(tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
+    except Exception:  # noqa: BLE001 - a template is a program, which may raise anything
+        return False
 
 
 def apply_section(tokenizer: PreTrainedTokenizerBase, config: ChatTemplateConfig) -> None:

@@ -1,5 +1,6 @@
 """Model directories -> tokenizers, policies, critics."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.chat_template import apply_section
+from tandem.models.chat_template import apply_section, take_text
 from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
+from tandem.models.families import sees_pictures
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
@@ -44,9 +46,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             f"model: {config.path} has no usable tokenizer ({reason}); "
             "copy tokenizer.json and tokenizer_config.json of the base model into it"
         ) from None
+    if sees_pictures(config.path):
+        _take_processors_template(tokenizer, config.path)
     if config.chat_template is not None:
         apply_section(tokenizer, config.chat_template)
     return tokenizer
+
+
+def _take_processors_template(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Of models that see pictures: it may lie where transformers looks for it with their processors alone, and show
+    messages in parts alone."""
+    file = path / "chat_template.json"
+    if tokenizer.chat_template is None and file.is_file():
+        try:
+            tokenizer.chat_template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file}: no JSON object with `chat_template` ({error}); copy the file again") from error
+    take_text(tokenizer)
 
 
 def save_processors(tokenizer: PreTrainedTokenizerBase, source: Path, directory: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_tokenizer import write_lines
 from transformers import AutoTokenizer
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tandem.cli import main
 from tandem.config.tree import ChatTemplateConfig, ModelConfig, SftDataConfig
@@ -15,6 +17,7 @@ from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.models.chat_template import changed, literal
 from tandem.models.loading import load_tokenizer
+from tests.picture_families import make_model
 from tests.unit.published_templates import FOLDER, REAL, needs_tokenizers, needs_trl
 
 ASKED = [{"role": "user", "content": "2+3?"}]
@@ -144,3 +147,36 @@ def test_turns_without_thoughts_are_one_row(tmp_path: Path) -> None:
     dataset = SftDataset([path], tokenizer, SftDataConfig(train_files=[path]))
     learned = dataset[0].response_ids[dataset[0].loss_mask]
     assert len(dataset) == 1 and tokenizer.decode(learned) == "5<|eot_id|>9<|eot_id|>"
+
+
+PARTS = (
+    "\n{% for m in messages %}{{ m.role }}: {% for part in m.content | selectattr('type', 'equalto', 'image') %}<image>"
+    "{% endfor %}{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json"])
+def test_a_template_that_shows_parts_alone_shows_text_too(where: str, tmp_path: Path) -> None:
+    """Of models that see pictures, whose templates are published so, and in a file that tokenizers do not read."""
+    make_model("llava", tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / where).write_text(PARTS if where.endswith("jinja") else json.dumps({"chat_template": PARTS}))
+    pictured = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}
+    talk = [{"role": "system", "content": "Look."}, pictured, {"role": "assistant", "content": "A dog."}]
+    tokenizer = load_tokenizer(ModelConfig(path=tmp_path))
+    text = "\nsystem: Look.user: <image>What?assistant: A dog."
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == text
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(ModelConfig(path=tmp_path))
+    assert again.chat_template == tokenizer.chat_template and again.apply_chat_template(talk, tokenize=False) == text
+
+
+def test_the_template_of_smolvlm_shows_text_too(tmp_path: Path) -> None:
+    make_model("smolvlm", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(DEFAULT_CHAT_TEMPLATE)
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}
+    text = "<|im_start|>User:<image>What?<end_of_utterance>\nAssistant: A dog.<end_of_utterance>\n"
+    tokenizer = load_tokenizer(ModelConfig(path=tmp_path))
+    answer = {"role": "assistant", "content": "A dog."}
+    assert tokenizer.apply_chat_template([asked, answer], tokenize=False) == text
