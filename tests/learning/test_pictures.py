@@ -14,7 +14,9 @@ from safetensors.numpy import load_file
 
 from examples.tiles.task import puzzles, question, write_rows
 from tandem.cli import main
+from tandem.models.sight import in_tower
 from tandem.tracking.jsonl import read_metrics
+from tests import picture_families
 from tests.conftest import ROOT
 from tests.pictures import make_model
 
@@ -89,6 +91,25 @@ def test_transformers_loads_what_is_saved_and_the_next_run_goes_on(recipe: Path)
     )
     report = (run / "report.html").read_text()
     assert report.count("data:image/png;base64") >= 8
+
+
+@pytest.mark.parametrize("family", ["glm4v", "internvl", "llava", "mistral3", "smolvlm"])
+def test_other_families_train_and_are_saved_as_they_are_published(recipe: Path, family: str) -> None:
+    """With adapters, where the tower learns in the one run and not in the other."""
+    model = picture_families.make_model(family, recipe.with_name(family))
+    options = [f"model.path={model}", "data.max_prompt_tokens=128", "trainer.steps=2"]
+    adapted = ["model.lora.rank=4"] if family in ("internvl", "smolvlm") else []
+    run = train(recipe, f"run-{family}", *options, *adapted)
+    mismatch = [record["rollout/mismatch_max"] for record in read_metrics(run / "metrics.jsonl")]
+    assert len(mismatch) == 2 and max(mismatch) < 2e-5
+    start, found = load_file(model / "model.safetensors"), weights(run, 2)
+    assert start.keys() == found.keys()
+    tower = {name: in_tower(name) for name in start if (start[name] != found[name]).any()}
+    assert {*tower.values()} == ({False} if adapted else {True, False})
+    directory = run / "checkpoints/step_000002/model"
+    saved: Any = transformers.AutoModelForImageTextToText.from_pretrained(directory)
+    assert saved.config.model_type == family
+    assert (directory / "preprocessor_config.json").read_text() == (model / "preprocessor_config.json").read_text()
 
 
 def test_adapters_are_in_the_language_model_alone(recipe: Path) -> None:
