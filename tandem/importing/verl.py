@@ -1,0 +1,578 @@
+"""A launch script or configuration of verl -> a configuration of ours, and what became of each of its keys.
+
+Only what verl was told is read, and those of its defaults that differ from ours; facts about them are from verl's
+published configuration files.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from math import ceil
+from pathlib import Path
+from typing import Any, cast
+
+from tandem.config import yaml12
+from tandem.config.verl_keys import COUNTERPARTS
+from tandem.errors import UserError
+from tandem.importing.shell import read_flags
+
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_ESTIMATORS |= {"kl+": "k1+", "k1+": "k1+", "low_var_kl+": "k3+", "k3+": "k3+"}
+_AGGREGATIONS = {
+    "token-mean": "token_mean", "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean", "seq-mean-token-sum-norm": "fixed_length",
+}  # fmt: skip
+_ALGORITHMS = {
+    "gae": "ppo", "grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus", "remax": "remax", "rloo": "rloo",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline", "opo": "opo", "gpg": "gpg",
+    "optimal_token_baseline": "otb", "gdpo": "gdpo",
+}  # fmt: skip
+_LOSSES = {
+    "vanilla": "clip",
+    "gspo": "gspo",
+    "sapo": "sapo",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+    "gpg": "reinforce",
+}
+_LOSSES |= {"geo_mean": "gmpo", "cispo": "cispo"}
+_COMPARES_SIBLINGS = ("grpo", "rloo", "opo", "gpg", "otb", "gdpo", "reinforce_plus_plus_baseline")
+_OVERLONG = (
+    "reward_model.overlong_buffer", "custom_reward_function.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg",
+)  # fmt: skip
+_DEGREES = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "expert_tensor_parallel_size": "expert_tensor_parallel",
+}
+_UNKNOWN = re.compile(r"<\w+>")
+"""A variable that the script takes from elsewhere."""
+_SHARES_MOST = 4096
+"""Tokens of a micro-batch at least, where verl counts rows."""
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "*.use_remove_padding": "rows are always packed",
+    "*.use_rmpad": "rows are always packed",
+    "*.use_fused_kernels": "log-probs are always computed without the whole logits",
+    "*.fused_kernel_options.*": "log-probs are always computed without the whole logits",
+    "*.use_dynamic_bsz": "micro-batches are always cut by tokens",
+    "*.log_prob_use_dynamic_bsz": "micro-batches are always cut by tokens",
+    "*.log_prob_micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
+    "*.log_prob_max_token_len_per_gpu": "training.tokens_per_micro_batch is of all passes",
+    "*.forward_micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
+    "*.forward_max_token_len_per_gpu": "training.tokens_per_micro_batch is of all passes",
+    "critic.ppo_m*": "the critic's optimizer steps and micro-batches are cut as the actor's",
+    "critic.strategy": "training.type is of all models",
+    "critic.model.enable_gradient_checkpointing": "training.activation_checkpointing is of all models",
+    "critic.model.tokenizer_path": "the critic has the policy's tokenizer",
+    "critic.*offload": "roles on the same devices take turns by themselves",
+    "reward_model.*offload": "roles on the same devices take turns by themselves",
+    "reward_model.micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
+    "reward_model.model.input_tokenizer": "the reward model must have the policy's tokenizer",
+    "actor_rollout_ref.ref.*": "the reference policy is cut and kept as the actor",
+    "*.megatron.*offload": "roles on the same devices take turns by themselves",
+    "*.use_mbridge": "weights are always read and written as published",
+    "*.vanilla_mbridge": "weights are always read and written as published",
+    "*.override_transformer_config.recompute_*": "training.activation_checkpointing recomputes layers",
+    "*.override_transformer_config.*fusion": "Megatron-Core chooses",
+    "*.override_transformer_config.moe_router_dtype": "routers always compute in float32",
+    "*.multi_stage_wake_up": "weights and cache come back one after the other",
+    "*.update_weights_bucket_megabytes": "generation.sync.bucket_mib",
+    "*.disable_mm_preprocessor_cache": "pictures are told apart by content",
+    "actor_rollout_ref.hybrid_engine": "roles share devices unless placement.roles says otherwise",
+    "actor_rollout_ref.nccl_timeout": "cluster.timeout_s",
+    "critic.ulysses_sequence_parallel_size": "training.context_parallel is of all models",
+    "critic.megatron.*": "training is of all models",
+    "reward_model.reward_kwargs.max_resp_len": "generation.max_response_tokens says it",
+    "reward_model.use_reward_loop": "rewards are always computed beside generation",
+    "reward_model.num_workers": "reward.workers",
+    "algorithm.gamma": "only ppo and reinforce_plus_plus discount",
+    "algorithm.lam": "only ppo has it",
+    "*.actor.clip_ratio_c": "only the loss clip has it",
+    "data.trust_remote_code": "model.trust_remote_code",
+    "*.fsdp_config.*offload*": "roles on the same devices take turns by themselves; else training.cpu_offload",
+    "*.fsdp_config.wrap_policy.*": "each layer is a unit",
+    "*.fsdp_config.forward_prefetch": "layers are always fetched ahead",
+    "*.fsdp_config.reshard_after_forward": "layers are always given back",
+    "*.fsdp_config.mixed_precision.*": "weights are kept in float32 beside model.dtype",
+    "*.enable_chunked_prefill": "the engine's own default",
+    "*.enable_prefix_caching": "the engine's own default",
+    "*.load_format": "weights come from the trainer",
+    "*.layered_summon": "weights are always published piece by piece",
+    "*.rollout.mode": "engines are always asynchronous",
+    "*.rollout.calculate_log_probs": "engines always tell their log-probs",
+    "*.rollout.dtype": "model.dtype is of trainer and engine",
+    "*.rollout.free_cache_engine": "generation.sleep: cache is the default",
+    "*.rollout.prompt_length": "data.max_prompt_tokens says it",
+    "*.rollout.response_length": "generation.max_response_tokens says it",
+    "*.rollout.ignore_eos": "only false makes sense in training",
+    "*.rollout.do_sample": "only true makes sense in training",
+    "*.rollout.max_model_len": "the engine takes it from the model",
+    "*.actor.shuffle": "groups are spread over optimizer steps at random",
+    "*.actor.data_loader_seed": "trainer.seed is of everything",
+    "*.actor.use_token_level_loss": "algorithm.loss.aggregation: token_mean is the default",
+    "*.actor.use_torch_compile": "training.compile compiles layers",
+    "*.megatron.*dist_checkpointing*": "checkpoints load at any layout",
+    "*.megatron.seed": "trainer.seed is of everything",
+    "*.router_replay.*": "training.router_replay is the one switch",
+    "*.override_config.*dropout": "every dropout is 0",
+    "*.override_config.*pdrop": "every dropout is 0",
+    "*.external_lib": "Python's own imports: name a function or class by file",
+    "*.use_shm": "files are read where they are",
+    "*.checkpoint.*": "a checkpoint has the model, the optimizer and the data's place",
+    "*profiler*": "profile with py-spy or torch.profiler",
+    "*.nsys*": "profile with py-spy or torch.profiler",
+    "algorithm.filter_groups.metric": "groups are uninformative where their rewards are equal",
+    "data.prompt_key": "the column is `prompt`; tandem data columns renames others",
+    "data.image_key": "the column is `images`",
+    "data.video_key": "videos are refused",
+    "data.reward_fn_key": "the column is `data_source`",
+    "data.return_raw_chat": "rows keep their messages",
+    "data.return_raw_input_ids": "rows keep their messages",
+    "data.return_full_prompt": "rows keep their messages",
+    "data.return_multi_modal_inputs": "pixels stay where features are computed",
+    "data.val_batch_size": "validation is one call",
+    "data.gen_batch_size": "as many prompts are asked as are needed",
+    "data.dataloader_num_workers": "rows are read once, at the start",
+    "data.validation_shuffle": "the order of validation changes nothing",
+    "data.filter_overlong_prompts_workers": "rows are read once, at the start",
+    "data.use_shm": "files are read where they are",
+    "trainer.balance_batch": "rows are always balanced over ranks by cost",
+    "trainer.val_before_train": "trainer.eval_every validates before the first step, too",
+    "trainer.log_val_generations": "validation answers are always written",
+    "trainer.rollout_data_dir": "trajectories are always written",
+    "trainer.validation_data_dir": "validation answers are always written",
+    "trainer.resume_mode": "--resume RUN on the command line",
+    "trainer.resume_from_path": "--resume RUN on the command line",
+    "trainer.default_hdfs_dir": "trainer.checkpoint_url",
+    "trainer.remove_previous_ckpt*": "trainer.keep_last",
+    "trainer.del_local_ckpt_after_load": "trainer.keep_last",
+    "trainer.max_critic_ckpt_to_keep": "trainer.keep_last is of all models",
+    "trainer.project_name": "trainer.run_dir names the run",
+    "trainer.ray_wait_register_center_timeout": "cluster.timeout_s",
+    "trainer.use_legacy_worker_impl": "there is one implementation",
+    "trainer.device": "the device is found",
+    "ray_*": "cluster.address, and the environment",
+}
+"""Pattern of a key -> why it needs no counterpart; the first that fits."""
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "trainer.critic_warmup": (0, None),
+    "reward_model.enable": (False,),
+    "reward_model.launch_reward_fn_async": (False, True),
+    "reward_model.reward_manager": ("naive", "dapo", "prime"),
+    "algorithm.use_pf_ppo": (False,),
+    "algorithm.kl_ctrl.type": ("fixed",),
+    f"{_ROLLOUT}multi_turn.enable": (False,),
+    f"{_ACTOR}entropy_from_logits_with_chunking": (False, True),
+    f"{_ACTOR}entropy_checkpointing": (False, True),
+    f"{_ACTOR}optim.warmup_style": ("constant", "cosine"),
+}
+"""Key -> values with which it does nothing that we do not do."""
+
+
+@dataclass
+class Imported:
+    """What became of a configuration."""
+
+    tree: dict[str, Any]
+    mapped: list[str] = field(default_factory=list[str])
+    without_effect: list[str] = field(default_factory=list[str])
+    unsupported: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+
+class Keys:
+    """Keys of verl with their values; those that are taken are remembered."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.taken: dict[str, str] = {}
+
+    def take(self, key: str, ours: str, default: Any = None) -> Any:
+        """The value, where it is given; it becomes `ours`."""
+        value = self.values.get(key)
+        if value is None or (isinstance(value, str) and _UNKNOWN.fullmatch(value)):
+            return default
+        self.taken[key] = ours
+        return value
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys of a script (`.sh`, or anything else) or of a YAML file, flat. Raises UserError."""
+    if path.suffix not in (".yaml", ".yml"):
+        return {key: _parsed(text) for key, text in read_flags(path).items()}
+    try:
+        tree = yaml12.read(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml12.YAMLError) as error:
+        raise UserError(f"{path}: it cannot be read: {error}") from None
+    flat = dict(_flat(tree, "")) if isinstance(tree, dict) else {}
+    if not flat:
+        raise UserError(f"{path}: there are no keys in it")
+    return flat
+
+
+def convert(values: Mapping[str, Any]) -> Imported:
+    """The configuration of ours, with what became of every key of verl's."""
+    keys = Keys(values)
+    made = Imported({})
+    tree = made.tree
+    tree["model"] = _model(keys)
+    tree["data"] = _data(keys)
+    tree["algorithm"] = _algorithm(keys, tree["data"]["prompts_per_step"], made)
+    tree["generation"] = _generation(keys)
+    tree["training"] = _training(keys, tree, made)
+    tree |= _conversation(keys, made)
+    tree |= _reward(keys)
+    tree |= _processes(keys)
+    tree["trainer"] = _trainer(keys)
+    tree |= _tracking(keys)
+    _sort_the_rest(keys, made)
+    return made
+
+
+def _model(keys: Keys) -> dict[str, Any]:
+    model: dict[str, Any] = {"path": keys.take(f"{_MODEL}path", "model.path", "MODEL_DIRECTORY"), "dtype": "bfloat16"}
+    if keys.take(f"{_ACTOR}fsdp_config.model_dtype", "model.dtype") in ("fp32", "float32"):
+        model["dtype"] = "float32"
+    if keys.take(f"{_MODEL}trust_remote_code", "model.trust_remote_code"):
+        model["trust_remote_code"] = True
+    rank = keys.take(f"{_MODEL}lora.rank", "model.lora.rank", keys.take(f"{_MODEL}lora_rank", "model.lora.rank"))
+    if rank:
+        alpha = keys.take(f"{_MODEL}lora_alpha", "model.lora.alpha", 16)
+        alpha = keys.take(f"{_MODEL}lora.alpha", "model.lora.alpha", alpha)
+        target = keys.take(f"{_MODEL}target_modules", "model.lora.target_modules", "all-linear")
+        model["lora"] = {"rank": rank, "alpha": alpha, "target_modules": target}
+    if critic := keys.take("critic.model.path", "model.critic_path"):
+        model |= {} if critic == model["path"] else {"critic_path": critic}
+    if keys.values.get("reward_model.enable") and (
+        path := keys.take("reward_model.model.path", "model.reward_model_path")
+    ):
+        keys.take("reward_model.enable", "model.reward_model_path")
+        model["reward_model_path"] = path
+    return model
+
+
+def _data(keys: Keys) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "train_files": _listed(keys.take("data.train_files", "data.train_files", "TRAIN.parquet")),
+        "val_files": _listed(keys.take("data.val_files", "data.val_files", [])),
+        "prompts_per_step": keys.take("data.train_batch_size", "data.prompts_per_step", 1024),
+        "max_prompt_tokens": keys.take("data.max_prompt_length", "data.max_prompt_tokens", 512),
+    }
+    long = keys.take("data.filter_overlong_prompts", "data.on_bad_row", False)
+    cut = keys.take("data.truncation", "data.on_bad_row", "error")
+    if long or cut != "error":
+        data["on_bad_row"] = "skip"
+    if keys.take("data.shuffle", "data.shuffle", True) is False:
+        data["shuffle"] = False
+    return data
+
+
+def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
+    estimator = keys.take("algorithm.adv_estimator", "algorithm.type", "gae")
+    algorithm: dict[str, Any] = {"type": _known(_ALGORITHMS, estimator, "algorithm.adv_estimator", made)}
+    group = keys.take(f"{_ROLLOUT}n", "algorithm.group_size", 1)
+    if group == 1 and algorithm["type"] in _COMPARES_SIBLINGS:
+        group = 8
+        made.notes.append(f"{estimator} compares siblings, and one sample a prompt has none; 8 stand there: choose")
+    algorithm["group_size"] = group
+    minibatch = keys.take(f"{_ACTOR}ppo_mini_batch_size", "algorithm.minibatches", 256)
+    if isinstance(prompts, int) and isinstance(minibatch, int) and 0 < minibatch < prompts:
+        algorithm["minibatches"] = ceil(prompts / minibatch)
+        if prompts % minibatch:
+            made.notes.append(
+                f"{prompts} prompts in optimizer steps of {minibatch} become {algorithm['minibatches']} equal ones"
+            )
+    _put(algorithm, "epochs", keys.take(f"{_ACTOR}ppo_epochs", "algorithm.epochs", 1), default=1)
+    _put(
+        algorithm,
+        "entropy_coefficient",
+        keys.take(f"{_ACTOR}entropy_coeff", "algorithm.entropy_coefficient", 0),
+        default=0,
+    )
+    by_std = keys.take("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std", True)
+    _put(algorithm, "normalize_by_std", by_std, default=True)
+    if algorithm["type"] in ("ppo", "reinforce_plus_plus"):
+        _put(algorithm, "gamma", keys.take("algorithm.gamma", "algorithm.gamma", 1.0), default=1.0)
+    if algorithm["type"] == "ppo":
+        _put(algorithm, "gae_lambda", keys.take("algorithm.lam", "algorithm.gae_lambda", 1.0), default=1.0)
+        _put(algorithm, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
+        critic = _optimizer(keys, "critic.optim.", "algorithm.critic_optimizer", lr=1e-5, made=made)
+        algorithm["critic_optimizer"] = critic
+    algorithm["loss"] = _loss(keys, made)
+    if kl := _kl(keys, made):
+        algorithm["kl"] = kl
+    if keys.take("algorithm.filter_groups.enable", "algorithm.resample_rounds"):
+        most = keys.take("algorithm.filter_groups.max_num_gen_batches", "algorithm.resample_rounds", 10)
+        algorithm["resample_rounds"] = most or 100
+    _overlong(keys, algorithm, made)
+    return algorithm
+
+
+def _loss(keys: Keys, made: Imported) -> dict[str, Any]:
+    mode = keys.take(f"{_ACTOR}policy_loss.loss_mode", "algorithm.loss.type", "vanilla")
+    loss: dict[str, Any] = {"type": _known(_LOSSES, mode, f"{_ACTOR}policy_loss.loss_mode", made)}
+    both = keys.take(f"{_ACTOR}clip_ratio", "algorithm.loss.clip_ratio_low and clip_ratio_high", 0.2)
+    low = keys.take(f"{_ACTOR}clip_ratio_low", "algorithm.loss.clip_ratio_low", both)
+    high = keys.take(f"{_ACTOR}clip_ratio_high", "algorithm.loss.clip_ratio_high", both)
+    if loss["type"] not in ("reinforce", "sapo", "gmpo"):
+        _put(loss, "clip_ratio_low", low, default=0.2 if loss["type"] == "clip" else None)
+        _put(loss, "clip_ratio_high", high, default=0.2 if loss["type"] == "clip" else None)
+    if loss["type"] == "clip":
+        loss["dual_clip"] = keys.take(f"{_ACTOR}clip_ratio_c", "algorithm.loss.dual_clip", 3.0)
+    aggregation = keys.take(f"{_ACTOR}loss_agg_mode", "algorithm.loss.aggregation", "token-mean")
+    _put(loss, "aggregation", _known(_AGGREGATIONS, aggregation, f"{_ACTOR}loss_agg_mode", made), default="token_mean")
+    return loss
+
+
+def _kl(keys: Keys, made: Imported) -> dict[str, Any]:
+    in_loss = keys.take(f"{_ACTOR}use_kl_loss", "algorithm.kl.place", False)
+    in_reward = keys.take("algorithm.use_kl_in_reward", "algorithm.kl.place", False)
+    of_loss = keys.take(f"{_ACTOR}kl_loss_coef", "algorithm.kl.coefficient", 0.001)
+    kind = keys.take(f"{_ACTOR}kl_loss_type", "algorithm.kl.estimator", "low_var_kl")
+    of_reward = keys.take("algorithm.kl_ctrl.kl_coef", "algorithm.kl.coefficient", 0.001)
+    penalty = keys.take("algorithm.kl_penalty", "algorithm.kl.estimator", "kl")
+    if in_loss and in_reward:
+        made.notes.append("verl had a KL term in the loss and one in the reward; only the loss's is taken")
+    if in_loss and of_loss:
+        estimator = _known(_ESTIMATORS, kind, f"{_ACTOR}kl_loss_type", made)
+        return {"place": "loss", "coefficient": of_loss, "estimator": estimator}
+    if in_reward and of_reward:
+        estimator = _known(_ESTIMATORS, penalty, "algorithm.kl_penalty", made)
+        return {"place": "reward", "coefficient": of_reward, "estimator": estimator}
+    return {}
+
+
+def _overlong(keys: Keys, algorithm: dict[str, Any], made: Imported) -> None:
+    """verl has had the buffer in three sections."""
+    for section in _OVERLONG:
+        tokens = keys.take(f"{section}.len", "algorithm.overlong_buffer")
+        factor = keys.take(f"{section}.penalty_factor", "algorithm.overlong_buffer", 1.0)
+        keys.take(f"{section}.log", "algorithm.overlong_buffer")
+        most = keys.values.get("data.max_response_length", 512)
+        if keys.take(f"{section}.enable", "algorithm.overlong_buffer") and tokens and isinstance(most, int):
+            algorithm["overlong_buffer"] = round(tokens / most, 6)
+            if factor != 1.0:
+                made.notes.append(f"the overlong punishment is 1.0 at most here; verl's penalty_factor was {factor}")
+
+
+def _generation(keys: Keys) -> dict[str, Any]:
+    name = keys.take(f"{_ROLLOUT}name", "generation.type", "vllm")
+    engine = {"hf": "native"}.get(name, name if name in ("vllm", "sglang") else "vllm")
+    generation: dict[str, Any] = {
+        "type": engine,
+        "max_response_tokens": keys.take("data.max_response_length", "generation.max_response_tokens", 512),
+    }
+    _put(generation, "temperature", keys.take(f"{_ROLLOUT}temperature", "generation.temperature", 1.0), default=1.0)
+    _put(generation, "top_p", keys.take(f"{_ROLLOUT}top_p", "generation.top_p", 1), default=1)
+    top_k = keys.take(f"{_ROLLOUT}top_k", "generation.top_k", -1)
+    _put(generation, "top_k", top_k if top_k not in (-1, "-1") else 0, default=0)
+    if engine != "native":
+        parallel = keys.take(f"{_ROLLOUT}tensor_model_parallel_size", "generation.tensor_parallel", 2)
+        _put(generation, "tensor_parallel", parallel, default=1)
+        generation["memory_share"] = keys.take(f"{_ROLLOUT}gpu_memory_utilization", "generation.memory_share", 0.5)
+        arguments = {
+            argument: keys.values[f"{_ROLLOUT}{argument}"]
+            for argument in ("max_num_seqs", "max_num_batched_tokens", "enforce_eager")
+            if keys.take(f"{_ROLLOUT}{argument}", f"generation.engine_args.{argument}") is not None
+        }
+        if arguments:
+            generation["engine_args"] = arguments
+    sampled = keys.take(f"{_ROLLOUT}val_kwargs.do_sample", "generation.eval.temperature", False)
+    given = keys.take(f"{_ROLLOUT}val_kwargs.temperature", "generation.eval.temperature", 1.0 if sampled else 0)
+    evaluation: dict[str, Any] = {}
+    _put(evaluation, "temperature", given if sampled else 0, default=0)
+    _put(evaluation, "top_p", keys.take(f"{_ROLLOUT}val_kwargs.top_p", "generation.eval.top_p", 1.0), default=1.0)
+    _put(evaluation, "samples", keys.take(f"{_ROLLOUT}val_kwargs.n", "generation.eval.samples", 1), default=1)
+    keys.take(f"{_ROLLOUT}val_kwargs.top_k", "generation.eval") if keys.values.get(f"{_ROLLOUT}val_kwargs.top_k") in (
+        -1,
+        0,
+    ) else None
+    return generation | ({"eval": evaluation} if evaluation else {})
+
+
+def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, Any]:
+    strategy = keys.take(f"{_ACTOR}strategy", "training.type", None)
+    megatron = strategy == "megatron" or any(key.startswith(f"{_ACTOR}megatron.") for key in keys.values)
+    training: dict[str, Any] = {"type": "megatron" if megatron else "fsdp"}
+    checkpointing = keys.take(f"{_MODEL}enable_gradient_checkpointing", "training.activation_checkpointing", True)
+    if checkpointing:
+        training["activation_checkpointing"] = True
+    rows_tokens = _int(tree["data"]["max_prompt_tokens"]) + _int(tree["generation"]["max_response_tokens"])
+    context = keys.take(f"{_ACTOR}ulysses_sequence_parallel_size", "training.context_parallel", 1)
+    if megatron:
+        for name, ours in _DEGREES.items():
+            _put(training, ours, keys.take(f"{_ACTOR}megatron.{name}", f"training.{ours}", 1), default=1)
+        if training.get("tensor_parallel", 1) != 1 and training.get("expert_parallel", 1) != 1:
+            training["sequence_parallel"] = True
+    else:
+        _put(training, "context_parallel", context, default=1)
+        size = keys.take(f"{_ACTOR}fsdp_config.fsdp_size", "training.shard_size", -1)
+        _put(training, "shard_size", size if size not in (-1, "-1") else None, default=None)
+        offloads = [
+            keys.take(f"{_ACTOR}fsdp_config.{what}_offload", "training.cpu_offload") for what in ("param", "optimizer")
+        ]
+        if all(offload is True for offload in offloads):
+            training["cpu_offload"] = True
+        elif offloads[1] is True:
+            training["optimizer_offload"] = True
+    tokens = keys.take(f"{_ACTOR}ppo_max_token_len_per_gpu", "training.tokens_per_micro_batch")
+    rows = keys.take(f"{_ACTOR}ppo_micro_batch_size_per_gpu", "training.tokens_per_micro_batch")
+    keys.take(f"{_ACTOR}ppo_micro_batch_size", "training.tokens_per_micro_batch")
+    dynamic = keys.values.get(f"{_ACTOR}use_dynamic_bsz", False)
+    if dynamic and _int(tokens):
+        training["tokens_per_micro_batch"] = tokens * _int(context or 1)
+    elif _int(rows) and rows_tokens:
+        training["tokens_per_micro_batch"] = max(rows * rows_tokens, _SHARES_MOST)
+        made.notes.append(f"{rows} rows a micro-batch of {rows_tokens} tokens at most are {rows * rows_tokens} tokens")
+    training["optimizer"] = _optimizer(keys, f"{_ACTOR}optim.", "training.optimizer", lr=1e-6, made=made)
+    clip = keys.take(f"{_ACTOR}grad_clip", "training.optimizer.max_grad_norm", 1.0)
+    _put(training["optimizer"], "max_grad_norm", clip, default=1.0)
+    return training
+
+
+def _optimizer(keys: Keys, prefix: str, ours: str, lr: float, made: Imported) -> dict[str, Any]:
+    optimizer: dict[str, Any] = {"lr": keys.take(f"{prefix}lr", f"{ours}.lr", lr)}
+    optimizer["weight_decay"] = keys.take(f"{prefix}weight_decay", f"{ours}.weight_decay", 0.01)
+    steps = keys.take(f"{prefix}lr_warmup_steps", f"{ours}.warmup_steps", -1)
+    ratio = keys.take(f"{prefix}lr_warmup_steps_ratio", f"{ours}.warmup_steps", 0.0)
+    if _int(steps) > 0:
+        optimizer["warmup_steps"] = steps
+    elif ratio:
+        made.notes.append(
+            f"{prefix}lr_warmup_steps_ratio {ratio}: give {ours}.warmup_steps, a number of optimizer steps"
+        )
+    style = keys.take(f"{prefix}lr_scheduler_type", f"{ours}.schedule") or keys.take(
+        f"{prefix}warmup_style", f"{ours}.schedule"
+    )
+    if style == "cosine":
+        optimizer["schedule"] = "cosine"
+    _put(optimizer, "min_lr_ratio", keys.take(f"{prefix}min_lr_ratio", f"{ours}.min_lr_ratio", None), default=None)
+    if (betas := keys.take(f"{prefix}betas", f"{ours}.betas")) is not None:
+        optimizer["betas"] = betas
+    if (clip := keys.take(f"{prefix}clip_grad", f"{ours}.max_grad_norm")) is not None:
+        optimizer["max_grad_norm"] = clip
+    return optimizer
+
+
+def _conversation(keys: Keys, made: Imported) -> dict[str, Any]:
+    tools = keys.take(f"{_ROLLOUT}multi_turn.tool_config_path", "conversation.environment.tools")
+    user = keys.take(f"{_ROLLOUT}multi_turn.interaction_config_path", "conversation.environment.user")
+    turns = keys.take(f"{_ROLLOUT}multi_turn.max_assistant_turns", "conversation.max_turns")
+    turns = keys.take(f"{_ROLLOUT}multi_turn.max_turns", "conversation.max_turns", turns)
+    keys.take(f"{_ROLLOUT}multi_turn.enable", "conversation")
+    if not tools and not user:
+        return {}
+    environment: dict[str, Any] = {}
+    if tools:
+        environment["tools"] = [{"type": "verl", "path": tools}]
+    if user:
+        environment["user"] = {"type": "verl", "path": user}
+    made.notes.append("tools and interactions of verl import verl: put it, and the folder of your own, on PYTHONPATH")
+    return {"conversation": {"environment": environment, **({"max_turns": turns} if turns else {})}}
+
+
+def _reward(keys: Keys) -> dict[str, Any]:
+    path = keys.take("custom_reward_function.path", "reward.functions")
+    name = keys.take("custom_reward_function.name", "reward.functions", "compute_score")
+    if not path:
+        return {}
+    arguments = {
+        key.rpartition(".")[2]: keys.take(key, "reward.functions")
+        for key in keys.values
+        if key.startswith("custom_reward_function.reward_kwargs.")
+    }
+    function = f"{path}:{name}"
+    return {"reward": {"functions": [{"function": function, "arguments": arguments} if arguments else function]}}
+
+
+def _processes(keys: Keys) -> dict[str, Any]:
+    nodes = keys.take("trainer.nnodes", "placement.pools", 1)
+    each = keys.take("trainer.n_gpus_per_node", "cluster.ranks", 8)
+    if not isinstance(nodes, int) or not isinstance(each, int) or nodes == 1:
+        return {"cluster": {"type": "local", "ranks": each if isinstance(each, int) else 8}}
+    return {"cluster": {"type": "ray"}, "placement": {"pools": {"main": [each] * nodes}}}
+
+
+def _trainer(keys: Keys) -> dict[str, Any]:
+    name = keys.take("trainer.experiment_name", "trainer.run_dir", "imported")
+    directory = keys.take("trainer.default_local_dir", "trainer.run_dir", None)
+    trainer: dict[str, Any] = {"run_dir": directory or f"runs/{name}"}
+    steps = keys.take("trainer.total_training_steps", "trainer.steps")
+    epochs = keys.take("trainer.total_epochs", "trainer.epochs", 30)
+    trainer |= {"steps": steps} if steps else {"epochs": epochs}
+    for key, ours, default in (("save_freq", "save_every", -1), ("test_freq", "eval_every", -1)):
+        every = keys.take(f"trainer.{key}", f"trainer.{ours}", default)
+        _put(trainer, ours, every if _int(every) > 0 else 0, default=0)
+    _put(trainer, "keep_last", keys.take("trainer.max_actor_ckpt_to_keep", "trainer.keep_last"), default=None)
+    _put(trainer, "seed", keys.take("data.seed", "trainer.seed"), default=None)
+    return trainer
+
+
+def _tracking(keys: Keys) -> dict[str, Any]:
+    from tandem.config.tracking import TrackingConfig
+
+    wanted = _listed(keys.take("trainer.logger", "tracking", []))
+    known = {name: True for name in wanted if name in TrackingConfig.model_fields}
+    return {"tracking": known} if known else {}
+
+
+def _sort_the_rest(keys: Keys, made: Imported) -> None:
+    """Every key is in one of the lists, with its value."""
+    for key, value in keys.values.items():
+        shown = f"{key}={value}"
+        reason = next((why for pattern, why in WITHOUT_EFFECT.items() if fnmatch(key, pattern)), None)
+        if key in keys.taken:
+            made.mapped.append(f"{shown}: {keys.taken[key]}")
+        elif reason is not None:
+            made.without_effect.append(f"{shown}: {reason}")
+        elif key in HARMLESS and value in HARMLESS[key]:
+            made.without_effect.append(f"{shown}: as here")
+        elif key in COUNTERPARTS:
+            made.unsupported.append(f"{shown}: not taken over; write {COUNTERPARTS[key]}")
+        else:
+            made.unsupported.append(f"{shown}: there is no counterpart here")
+
+
+def _known(names: Mapping[str, str], given: Any, key: str, made: Imported) -> str:
+    """The counterpart of a name; where there is none, the first of all, and a line that says so."""
+    if given in names:
+        return names[given]
+    fallback = next(iter(names.values()))
+    made.notes.append(f"{key}={given}: there is none of that name here; {fallback} stands in its place: choose")
+    return fallback
+
+
+def _put(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
+    """A configuration states only what differs from the defaults."""
+    if value != default:
+        section[key] = value
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml12.read(text)
+    except yaml12.YAMLError:
+        return text
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(cast(dict[str, Any], value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
