@@ -34,6 +34,8 @@ Config = TypeVar("Config", bound=ModelsConfig)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 app.add_typer(reward_app, name="reward")
+import_app = typer.Typer(no_args_is_help=True, help="Configurations of other frameworks, as ours.")
+app.add_typer(import_app, name="import")
 search_app = typer.Typer(no_args_is_help=True, help="Search in passages: an index, and a server of it.")
 app.add_typer(search_app, name="search")
 
@@ -309,6 +311,24 @@ def reward_test(
     prompts, answers = read_answered(data, rows)
     check_functions(config, {prompt.data_source for prompt in prompts}, {str(data): prompts})
     print(report(examine(config, prompts, answers, pass_above)))
+
+
+@import_app.command("verl")
+def import_verl(
+    source: Annotated[Path, typer.Argument(help="A launch script of verl's PPO trainer, or its configuration, .yaml.")],
+    out: Annotated[Path, typer.Option(help="The configuration: a YAML file that is not there yet.")],
+) -> None:
+    """Write a configuration from verl's, and say of each of its keys what became of it. Nothing is run."""
+    if out.exists():
+        raise UserError(f"--out {out}: it is there already; give another file")
+    _make_room_for({"--out": out})
+    from tandem.files import write_text
+    from tandem.importing.verl import convert, read, report, written
+
+    made = convert(read(source))
+    print("\n".join(report(made)))
+    write_text(out, written(made, source.name))
+    print(f"written: {out}; try it: tandem train {out} --dry-run")
 
 
 @search_app.command("index")

@@ -236,6 +236,26 @@ def convert(values: Mapping[str, Any]) -> Imported:
     return made
 
 
+def written(made: Imported, source: str) -> str:
+    """The configuration as a file, with what it lacks on top."""
+    lacks = [f"#   {line}" for line in (*made.unsupported, *made.notes)]
+    head = [f"# Made by `tandem import verl` from {source}.", *(["# To be looked at:", *lacks] if lacks else [])]
+    return "\n".join([*head, yaml12.write(made.tree)])
+
+
+def report(made: Imported) -> Iterator[str]:
+    """What became of each key."""
+    for title, lines in (
+        ("taken over", made.mapped),
+        ("without effect here", made.without_effect),
+        ("not supported", made.unsupported),
+        ("to be looked at", made.notes),
+    ):
+        if lines:
+            yield f"{title}: {len(lines)}"
+            yield from (f"  {line}" for line in lines)
+
+
 def _model(keys: Keys) -> dict[str, Any]:
     model: dict[str, Any] = {"path": keys.take(f"{_MODEL}path", "model.path", "MODEL_DIRECTORY"), "dtype": "bfloat16"}
     if keys.take(f"{_ACTOR}fsdp_config.model_dtype", "model.dtype") in ("fp32", "float32"):
@@ -248,6 +268,8 @@ def _model(keys: Keys) -> dict[str, Any]:
         alpha = keys.take(f"{_MODEL}lora.alpha", "model.lora.alpha", alpha)
         target = keys.take(f"{_MODEL}target_modules", "model.lora.target_modules", "all-linear")
         model["lora"] = {"rank": rank, "alpha": alpha, "target_modules": target}
+    if keys.take(f"{_ACTOR}freeze_vision_tower", "model.vision_tower"):
+        model["vision_tower"] = "frozen"
     if critic := keys.take("critic.model.path", "model.critic_path"):
         model |= {} if critic == model["path"] else {"critic_path": critic}
     if keys.values.get("reward_model.enable") and (
@@ -519,7 +541,9 @@ def _tracking(keys: Keys) -> dict[str, Any]:
     from tandem.config.tracking import TrackingConfig
 
     wanted = _listed(keys.take("trainer.logger", "tracking", []))
-    known = {name: True for name in wanted if name in TrackingConfig.model_fields}
+    known: dict[str, Any] = {name: True for name in wanted if name in TrackingConfig.model_fields}
+    if "wandb" in known and (project := keys.take("trainer.project_name", "tracking.wandb.project")):
+        known["wandb"] = {"project": project}
     return {"tracking": known} if known else {}
 
 

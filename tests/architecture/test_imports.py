@@ -21,7 +21,7 @@ LAYERS = {
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
     ),
     **dict.fromkeys(("checkpoint", "tracking"), STAGE),
-    **dict.fromkeys(("serving", "planning"), SERVING),
+    **dict.fromkeys(("serving", "planning", "importing"), SERVING),
     "workers": WORKERS,
     "controller": CONTROLLER,
     **dict.fromkeys(("cluster", "simulation"), CLUSTER),
