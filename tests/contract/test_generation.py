@@ -29,6 +29,8 @@ from tandem.generation.native import NativeEngine
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.models.attention import ATTENTION
+from tandem.models.fused import Fused
+from tandem.models.lean import make_lean
 from tandem.types import Completion, Delta, Request, SamplingParams, Status, TopLogprobs
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -62,7 +64,10 @@ def model(family: str = "qwen2", attention: str = ATTENTION, dtype: torch.dtype 
 
 
 def native(max_running: int = 4, family: str = "qwen2", dtype: torch.dtype = torch.float32) -> NativeEngine:
-    engine = NativeEngine(model(family, dtype=dtype), max_running=max_running, tokenizer=letters())
+    """On a model as it is loaded."""
+    loaded = model(family, dtype=dtype)
+    make_lean(loaded)
+    engine = NativeEngine(loaded, max_running=max_running, tokenizer=letters())
     engine.load_weights(0, None)
     return engine
 
@@ -599,10 +604,13 @@ def reference_logprobs(reference: PreTrainedModel, asked: Request, completion: C
 def test_logprobs_are_those_of_a_plain_forward_pass(family: str, max_running: int) -> None:
     reference = model(family, attention="sdpa")
     asked = (*MIXED, request(*range(20), seeds=range(5), max_tokens=30), request(7, 7, 7, seeds=(1,)))
-    for one, completions in zip(asked, ask(native(max_running, family), *asked), strict=True):
+    engine = native(max_running, family)
+    for one, completions in zip(asked, ask(engine, *asked), strict=True):
         for completion in completions:
             expected = reference_logprobs(reference, one, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+    fused = getattr(engine._model.base_model, "fused", None)
+    assert isinstance(fused, Fused) == (family != "mistral")
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
