@@ -36,6 +36,8 @@ _UNSEEN = {
     "its layers look at a picture apart from the tokens (cross-attention)": "mllama idefics",
     "its tower puts tokens of its own between the rows of tiles, which are not laid out here": """llava_next
     llava_onevision""",
+    "transformers knows its tower as kimi_k25 alone, and saves that under other names than it reads": """kimi_vl
+    kimi_k25""",
 }
 UNSEEN = {family: reason for reason, families in _UNSEEN.items() for family in families.split()}
 """Model type -> why its pictures are refused; of others nobody has tried."""

@@ -250,3 +250,17 @@ def test_a_thousand_rows_with_damaged_pictures(tmp_path: Path) -> None:
     assert len({p.pictures[0].key for p in kept.prompts}) == 180
     assert pictures._preparer.decoded == 0, "the first start has stored them"
     assert peak < 16 << 20, peak
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("gemma3", "see one another, later ones too"), ("kimi_vl", "as kimi_k25 alone"), ("new", "nobody has told how")],
+)
+def test_a_family_whose_pictures_are_refused_is_told_why(tmp_path: Path, family: str, reason: str) -> None:
+    """Its rows of text are read."""
+    pictures = ModelPictures(model_files(tmp_path / "model", family), ImagesConfig(), tmp_path / "store")
+    text = write_lines(tmp_path / "text.jsonl", [verl_row("What?")])
+    assert len(RLHFDataset([text], TOKENIZER, DataConfig(), pictures)) == 1
+    file = write_lines(tmp_path / "rows.jsonl", [verl_row("<image>?", images=["a.png"])])
+    with pytest.raises(UserError, match=f"here .model type {family}: .*{reason}.*take one of qwen2_vl, .*mistral3"):
+        RLHFDataset([file], TOKENIZER, DataConfig(), pictures)
