@@ -35,6 +35,8 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "tensorboard": "tracking/trackers/tensorboard.py",
     "wandb": "tracking/trackers/wandb.py",
     "mlflow": "tracking/trackers/mlflow.py",
+    "swanlab": "tracking/trackers/swanlab.py",
+    "trackio": "tracking/trackers/trackio.py",
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
     "starlette": "serving/",

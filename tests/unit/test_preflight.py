@@ -148,6 +148,13 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "cluster.type=ray", ["cluster.type: ray: needs the package ray", "pip install -e '.[ray]'"]),
     ("train", "tracking.tensorboard=true", ["tracking.tensorboard: needs", "pip install -e '.[tensorboard]'"]),
     ("train", "tracking.wandb=true", ["tracking.wandb: needs the package wandb", "pip install -e '.[wandb]'"]),
+    ("train", "tracking.swanlab=true", ["tracking.swanlab: needs the package swanlab", "pip install -e '.[swanlab]'"]),
+    ("train", "tracking.trackio=true", ["tracking.trackio: needs the package trackio", "pip install -e '.[trackio]'"]),
+    (
+        "train",
+        "tracking={{trackio: {{server_url: 'http://h?write_token=x'}}}}",
+        ["tracking.trackio.server_url: ", "TO"],
+    ),
     ("train", "tracking={{mlflow: {{experiment: a}}}}", ["tracking.mlflow: needs", "pip install -e '.[mlflow]'"]),
     ("train", "training={{type: megatron}}", ["training.type: megatron needs packages", "'.[megatron]'"]),
     # trackers
@@ -191,7 +198,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("eval", "trainer.seed=1", ["trainer: only training reads this section"]),
     ("check", "model.path={0}/nowhere", ["model.path: {0}/nowhere"]),
 ]
-PACKAGES = ["peft", "ray", "tensorboard", "wandb", "mlflow", "megatron", "mbridge"]
+PACKAGES = ["peft", "ray", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "megatron", "mbridge"]
 
 
 @pytest.fixture(scope="module")

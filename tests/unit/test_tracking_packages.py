@@ -21,21 +21,33 @@ KEY = "x" * 40
 OFFLINE = {
     "wandb": {"mode": "offline", "project": "sorting", "tags": ["small"]},
     "mlflow": {"experiment": "sorting", "tags": {"size": "small"}},
+    "swanlab": {"mode": "offline", "project": "sorting"},
+    "trackio": {"project": "sorting"},
 }
 
 
 def run_program(run: Path, tracking: dict[str, Any], *arguments: str, **environment: str) -> tuple[int, str]:
     """Exit status, and what was printed."""
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_API_KEY": KEY}
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_API_KEY": KEY,
+    }  # offline it is not needed
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(run), json.dumps(tracking), *arguments],
-        env={**os.environ, **quiet, "HOME": str(run.parent), **environment},
+        env={**os.environ, **quiet, "HOME": str(run.parent), "TRACKIO_DIR": str(run.parent / "trackio"), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def read(reader: str, *arguments: object) -> Any:
+    """What a program prints, in a process of its own: the packages warn when they are imported."""
+    command = [sys.executable, "-W", "ignore", "-c", reader, *map(str, arguments)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def read_back(run: Path, request: pytest.FixtureRequest) -> Path:
     if not (run / "trackers" / f"{request.param}.json").exists():
-        pytest.skip(f"{request.param} is not installed here")
+        pytest.skip(f"{request.param} is not installed here; scripts/trackers-env has all")
     return run
 
 
@@ -106,9 +118,7 @@ def test_mlflow_has_each_step_once_in_one_run(read_back: Path, monkeypatch: pyte
         "text = {n: open(client.download_artifacts(run.info.run_id, n)).read() for n in files if '.' in n}\n"
         "print(json.dumps([run.info.status, run.info.run_name, run.data.params, run.data.tags, points, files, text]))\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", reader, str(read_back / "mlflow")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    status, name, parameters, tags, points, files, texts = json.loads(done.stdout)
+    status, name, parameters, tags, points, files, texts = read(reader, read_back / "mlflow")
     assert (status, name, tags["size"]) == ("FINISHED", "killed", "small")
     assert parameters == {"trainer.steps": "5", "model.path": "/models/small", "client.api_key": "***"}
     assert points["reward/mean"] == [[step, step / 10] for step in range(1, 6)]
@@ -122,6 +132,50 @@ def test_mlflow_has_each_step_once_in_one_run(read_back: Path, monkeypatch: pyte
     ]
     assert json.loads(texts["samples/step_000002.json"])["data"][0] == ["1+1=", "2", 1.0, 0.5]
     assert json.loads(texts["environment.json"])["git_revision"] == "abc" and "***" in texts["config.yaml"]
+
+
+@pytest.mark.parametrize("read_back", ["swanlab"], indirect=True)
+def test_swanlab_has_each_value_once_under_one_id(read_back: Path) -> None:
+    run_id = json.loads((read_back / "trackers/swanlab.json").read_text())["id"]
+    folders = sorted(read_back.glob(f"swanlab/run-*-{run_id}"))
+    assert len(folders) == 2, "one a process"
+    reader = (
+        "import json, sys, pathlib; from tandem.tracking.trackers.swanlab import offline_records as records\n"
+        "files = map(pathlib.Path, sys.argv[1:])\n"
+        "print(json.dumps([[r.step, r.key, r.value.number if hasattr(r.value, 'number') else None]\n"
+        "                  for file in files for r in records(file)]))\n"
+    )
+    values = read(reader, *(folder / f"run-{run_id}.swanlab" for folder in folders))
+    assert len({(step, key) for step, key, _ in values}) == len(values)
+    found = {name: sorted([step, value] for step, key, value in values if key == name) for _, name, _ in values}
+    assert found["reward/mean"] == [[step, step / 10] for step in range(1, 6)]
+    assert [step for step, _ in found["reward/part_1199"]] == [step for step, _ in found["actor/kl"]] == [1, 2, 3, 4, 5]
+    assert found["val/sort4/acc/mean@4"] == [[0, 0.0], [2, 0.02], [4, 0.04]]
+    assert [step for step, _ in found["samples"]] == [2, 4]
+    assert [step for step, _ in found["validation_samples"]] == [0, 2, 4]
+    config = (folders[1] / "files/config.yaml").read_text()
+    assert "***" in config and "git_revision: abc" in config
+
+
+@pytest.mark.parametrize("read_back", ["trackio"], indirect=True)
+def test_trackio_has_each_step_once_in_one_run(read_back: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(read_back.parent / "trackio"))
+    reader = (
+        "import json; from trackio.sqlite_storage import SQLiteStorage as storage\n"
+        "(run,) = storage.get_runs('sorting')\n"
+        "rows = storage.get_logs('sorting', run)\n"
+        "kept = [{n: v for n, v in row.items() if 'part_' not in n and n != 'timestamp'} for row in rows]\n"
+        "print(json.dumps([run, kept, storage.get_run_config('sorting', run)]))\n"
+    )
+    name, rows, config = read(reader)
+    assert name == f"killed-{json.loads((read_back / 'trackers/trackio.json').read_text())['id'][:6]}"
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row.get("reward/mean") for row in rows] == [None, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [row.get("val/sort4/acc/mean@4") for row in rows] == [0, None, 0.02, None, 0.04, None]
+    assert all(math.isnan(row["actor/kl"]) for row in rows[1:])
+    assert [row["step"] for row in rows if "samples" in row] == [2, 4]
+    assert rows[2]["samples"]["_value"][0] == {"prompt": "1+1=", "answer": "2", "reward": 1.0, "advantage": 0.5}
+    assert config["client"] == {"api_key": "***"} and config["environment"]["git_revision"] == "abc"
 
 
 def test_no_secret_is_in_any_file_but_the_users_own(run: Path) -> None:
@@ -149,12 +203,22 @@ def refusing() -> Iterator[str]:
         server.shutdown()
 
 
-def test_wandb_keys_are_tried_before_the_run(tmp_path: Path, refusing: str) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed here")
-    run, tracking = tmp_path / "run", {"wandb": {"mode": "online"}}
-    for key, said in (("", "no API key is set"), ("abc", "must have 40+ characters"), (KEY, "user is not logged in")):
-        status, printed = run_program(run, tracking, "0", "1", WANDB_API_KEY=key, WANDB_BASE_URL=refusing)
-        assert status == 1 and "tracking.wandb: " in printed and said in printed and "WANDB_API_KEY" in printed, printed
+KEYS = {
+    "wandb": [("", "no API key is set"), ("abc", "must have 40+ characters"), (KEY, "user is not logged in")],
+    "swanlab": [(None, "No API key provided"), (KEY, "check if the provided API key is correct")],
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_are_tried_before_the_run(tmp_path: Path, refusing: str, name: str) -> None:
+    if not find_spec(name):
+        pytest.skip(f"{name} is not installed here; scripts/trackers-env has all")
+    run, variable = tmp_path / "run", f"{name.upper()}_API_KEY"
+    address = {"WANDB_BASE_URL": refusing, "SWANLAB_API_HOST": refusing}
+    for key, said in KEYS[name]:
+        given = {} if key is None else {variable: key}
+        status, printed = run_program(run, {name: {"mode": "online"}}, "0", "1", **address, **given)
+        assert status == 1 and f"tracking.{name}: " in printed and said in printed and variable in printed, printed
         assert not (run / "metrics.jsonl").exists()
 
 
