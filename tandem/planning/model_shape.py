@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.pictures.model import MODEL_TYPES
 
 Config = Mapping[str, Any]
 
@@ -124,7 +125,9 @@ def read_shape(directory: Path) -> ModelShape:
 
 
 def shape_of(config: Config) -> ModelShape:
-    """Of the contents of a config.json. UserError for a family that is not in FAMILIES."""
+    """Of the contents of a config.json. UserError for a family that is not in FAMILIES, or sees pictures."""
+    if (seeing := config.get("model_type")) in MODEL_TYPES:
+        raise UserError(f"model: plan does not know how large the tower of models of type {seeing!r} is, nor its work")
     config = {**config, **config.get("text_config", {})}
     config = {name: value for name, value in config.items() if value is not None}
     family = config.get("model_type", "")

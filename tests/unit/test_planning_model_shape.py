@@ -102,6 +102,9 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(UserError, match=r"models of type 'mamba' are; it knows deepseek_v3, "):
         read_shape(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama"}}))
+    with pytest.raises(UserError, match=r"how large the tower of models of type 'llava' is"):
+        read_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match=r"config.json is not complete \(KeyError\('hidden_size'\)\)"):
         read_shape(tmp_path)
