@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +88,25 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(template: str = TEMPLATE, tags: Sequence[str] = ()) -> Any:
+    """`tags`: further control tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     roles = ["user", "assistant", "system"]
     characters = ["\n", *map(chr, range(32, 127)), *roles]
-    words = {token: number for number, token in enumerate([*CONTROL, *characters])}
+    words = {token: number for number, token in enumerate([*CONTROL, *tags, *characters])}
     made = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(roles) + r"|[\s\S]"), "isolated")
     made.decoder = decoders.Fuse()
-    made.add_special_tokens(CONTROL)
+    made.add_special_tokens([*CONTROL, *tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=made,
         unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=CONTROL[1:],
-        chat_template=TEMPLATE,
+        additional_special_tokens=[*CONTROL[1:], *tags],
+        chat_template=template,
     )
 
 
@@ -147,14 +148,20 @@ def make_config(family: str, tokenizer: Any) -> Any:
     return kind(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
 
 
-def write_model(directory: Path, family: str, make_weights: Callable[[Any], None]) -> None:
+def write_model(
+    directory: Path,
+    family: str,
+    make_weights: Callable[[Any], None],
+    template: str = TEMPLATE,
+    tags: Sequence[str] = (),
+) -> None:
     """A Hugging Face directory: a tokenizer of characters, an image processor, and a model of some 220,000 weights.
 
     `make_weights`: gives the model's parameters their values, in place.
     """
     from transformers import AutoModelForImageTextToText
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(template, tags)
     model = AutoModelForImageTextToText.from_config(make_config(family, tokenizer))
     make_weights(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -173,7 +180,7 @@ def write_model(directory: Path, family: str, make_weights: Callable[[Any], None
     (directory / "preprocessor_config.json").write_text(json.dumps(described), encoding="utf-8")
 
 
-def _draw(model: Any, seed: int) -> None:
+def draw_weights(model: Any, seed: int) -> None:
     """Weights from which it learns fast."""
     import torch
 
@@ -199,7 +206,7 @@ def make(directory: Path, family: str = "qwen2_5_vl", seed: int = 0) -> None:
     Image.new("RGB", (2 * side, side), (128, 128, 128)).save(directory / "pictures/blank.png")
     blank = [{"path": "pictures/blank.png"}] * 2
     write_rows(directory / "blank.jsonl", ({**row, "images": blank} for row in validation))
-    write_model(directory / "model", family, lambda model: _draw(model, seed))
+    write_model(directory / "model", family, lambda model: draw_weights(model, seed))
 
 
 if __name__ == "__main__":

@@ -260,7 +260,13 @@ def make_rollout(
 ) -> Rollout:
     """The generation engines; they serve nothing until a first `publish`. `memory_share` as in RolloutSpec."""
     spec = RolloutSpec(
-        config.model, config.generation, tokenizer, config.conversation, memory_share, pictures_of(config)
+        config.model,
+        config.generation,
+        tokenizer,
+        config.conversation,
+        memory_share,
+        pictures_of(config),
+        config.data.images,
     )
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 

@@ -50,7 +50,6 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
-            _catch(problems, _check_no_pictures, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged = config.model.reward_model_path is not None or config.conversation is not None
         _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
@@ -97,13 +96,6 @@ def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prom
             raise UserError(
                 f"data row {prompt.index} has agent_name {name!r}, and this run answers as {expected}; {mend}"
             )
-
-
-def _check_no_pictures(config: ConversationConfig | None, prompts: Sequence[Prompt]) -> None:
-    pictured = next((prompt for prompt in prompts if prompt.pictures), None)
-    if config is not None and pictured is not None:
-        mend = "leave the section `conversation` out, or such rows"
-        raise UserError(f"data row {pictured.index} has pictures, which conversations do not show yet; {mend}")
 
 
 def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:

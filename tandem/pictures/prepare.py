@@ -49,7 +49,8 @@ def decode(source: "bytes | Image", max_source_pixels: int) -> "Image":
     except BadPicture:
         raise
     except Image.UnidentifiedImageError as error:
-        raise BadPicture(f"the {len(source):,} bytes are no picture ({', '.join(FORMATS)} are read)") from error
+        size = f"{len(source):,} bytes" if isinstance(source, bytes) else "file"
+        raise BadPicture(f"the {size} are no picture ({', '.join(FORMATS)} are read)") from error
     except Image.DecompressionBombError as error:  # Pillow's own limit is above any that can be configured
         told = f"more pixels than data.images.max_source_pixels, {max_source_pixels:,}"
         raise BadPicture(f"{told}: {error}") from error

@@ -20,12 +20,15 @@ from dataclasses import dataclass, replace
 
 from tandem.config.conversation import ConversationConfig
 from tandem.files import users_traceback
+from tandem.pictures.prepare import BadPicture
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.environment import Environment, EnvironmentFailed, Environments, finite
 from tandem.rollout.formats.base import Format
+from tandem.rollout.pictures import stored_aside
 from tandem.rollout.single_turn import DecodeAll, Generate
 from tandem.rollout.together import ended, together
 from tandem.rollout.transcript import Transcript, trajectory_without_turns
-from tandem.types import Completion, Message, Prompt, Request, SamplingParams, Status, Trajectory
+from tandem.types import Completion, Message, Picture, Prompt, Request, SamplingParams, Status, Trajectory
 
 _LATE_S = 1.0
 """For siblings to open after the first of them."""
@@ -54,14 +57,17 @@ class Conversations:
         generate: Generate,
         decode: DecodeAll,
         positions: Callable[[], float],
+        pictures: ModelPictures | None = None,
     ) -> None:
-        """`positions`: the most tokens of a row that the engine takes, known once it has weights."""
+        """`positions`: the most tokens of a row that the engine takes, known once it has weights. `pictures`: of a
+        model that sees them."""
         self._config = config
         self._environments = environments
         self._format = tokens
         self._generate = generate
         self._decode = decode
         self._positions = positions
+        self._pictures = pictures
 
     async def open(self) -> None:
         """Open what the environments share, such as connections to servers. Raises UserError."""
@@ -101,14 +107,14 @@ class Conversations:
         except Exception as error:  # noqa: BLE001 - the environment may raise anything
             return _as_failure(error)
         try:
-            messages = list(await environment.start(prompt))
+            messages = await stored_aside(await environment.start(prompt), self._pictures)
         except BaseException as error:
             await _close(environment)
             if isinstance(error, Exception):
                 return _as_failure(error)
             raise
         try:
-            return _Opened(environment, Transcript(self._format, messages, environment.tools))
+            return _Opened(environment, Transcript(self._format, messages, environment.tools, self._pictures))
         except BaseException:
             await _close(environment)
             raise
@@ -118,17 +124,17 @@ class Conversations:
     ) -> tuple[list[asyncio.Task[None]], dict[int, asyncio.Future[Completion]]]:
         """Ask the engine once for all siblings that open with the same tokens: it computes these once. The tasks that
         ask, and the turn of each sample that there is to be. `opened`: by sample, those that have opened by now."""
-        alike: dict[bytes, list[tuple[int, Transcript]]] = {}
+        alike: dict[tuple[bytes, tuple[Picture, ...]], list[tuple[int, Transcript]]] = {}
         for sample, one in opened.items():
             if isinstance(one, _Opened) and self._room(one.transcript, sampling) > 0:
-                alike.setdefault(one.transcript.ids.tobytes(), []).append((sample, one.transcript))
+                same = (one.transcript.ids.tobytes(), one.transcript.shown)
+                alike.setdefault(same, []).append((sample, one.transcript))
         loop = asyncio.get_running_loop()
         firsts = {sample: loop.create_future() for group in alike.values() for sample, _ in group}
 
         async def ask(samples: Sequence[int], transcript: Transcript) -> None:
             limited = replace(sampling, max_tokens=self._room(transcript, sampling))
-            own = tuple(seeds[sample] for sample in samples)
-            request = Request(transcript.ids, limited, own, keep=self._may_go_on(transcript))
+            request = self._request(transcript, limited, [seeds[sample] for sample in samples])
             try:
                 async for completion in self._generate(request):
                     firsts[samples[completion.sample]].set_result(completion)
@@ -204,9 +210,8 @@ class Conversations:
             if first is not None:
                 completion, first = await first, None
             else:
-                limited, seeds = replace(sampling, max_tokens=room), (transcript.turn_seed(seed),)
-                request = Request(transcript.ids, limited, seeds, keep=self._may_go_on(transcript))
-                completion = await self._one(request)
+                limited = replace(sampling, max_tokens=room)
+                completion = await self._one(self._request(transcript, limited, [transcript.turn_seed(seed)]))
             messages = await self._step(opened, completion)
             if not messages:
                 return
@@ -219,11 +224,16 @@ class Conversations:
             return ()
         try:
             reply = await opened.environment.step(answer)
+            messages = await stored_aside(reply.messages, self._pictures)
         except Exception as error:
             raise _as_failure(error) from error
         if reply.reward is not None:
             opened.transcript.reward(finite(reply.reward, "the reward of a turn"))
-        return reply.messages
+        return messages
+
+    def _request(self, transcript: Transcript, sampling: SamplingParams, seeds: Sequence[int]) -> Request:
+        keep = self._may_go_on(transcript)
+        return Request(transcript.ids, sampling, tuple(seeds), keep=keep, pictures=transcript.shown)
 
     async def _one(self, request: Request) -> Completion:
         (completion,) = [completion async for completion in self._generate(request)]
@@ -262,6 +272,8 @@ async def _close(environment: Environment) -> None:
 def _as_failure(error: Exception) -> EnvironmentFailed:
     if isinstance(error, EnvironmentFailed):
         return error
+    if isinstance(error, BadPicture):
+        return EnvironmentFailed(f"the environment shows what is no picture: {error}")
     failure = EnvironmentFailed(users_traceback(error, os.path.dirname(__file__)))
     failure.__cause__ = error
     return failure

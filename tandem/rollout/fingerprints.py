@@ -41,13 +41,20 @@ def _meaning(message: Message) -> list[Any]:
         for call in message.get("tool_calls") or ()
     ]
     named = None if message["role"] == "assistant" else message.get("name")
-    return [message["role"], _text(message.get("content")), calls, message.get("tool_call_id"), named]
+    return [message["role"], _said(message.get("content")), calls, message.get("tool_call_id"), named]
 
 
-def _text(content: Any) -> str:
+def _said(content: Any) -> Any:
+    """Text in one piece; where there are pictures, what stands between their keys."""
     if isinstance(content, str):
         return content
-    return "".join(part["text"] for part in content or ())
+    said: list[Any] = [""]
+    for part in content or ():
+        if "key" in part:
+            said += [[part["key"]], ""]
+        else:
+            said[-1] += part["text"]
+    return said if len(said) > 1 else said[0]
 
 
 def _arguments(given: Any) -> Any:

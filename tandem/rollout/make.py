@@ -15,6 +15,7 @@ from tandem.config.conversation import (
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.mcp import McpToolsConfig
 from tandem.config.python_tool import PythonToolConfig
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
 from tandem.rollout.environment import Environments
 from tandem.rollout.environments.hosted import HostedEnvironments
@@ -34,8 +35,9 @@ from tandem.rollout.users.scripted import ScriptedUsers
 from tandem.rollout.users.verl import VerlUsers
 
 
-def make_environments(config: SteppedEnvironmentConfig) -> Environments:
-    """Nothing is opened yet. Raises UserError where something that is named is not there, or is not what it must be."""
+def make_environments(config: SteppedEnvironmentConfig, pictures: ModelPictures | None = None) -> Environments:
+    """Nothing is opened yet. `pictures`: of a model that sees them. Raises UserError where something that is named is
+    not there, or is not what it must be."""
     if isinstance(config, OwnEnvironmentConfig):
         return OwnEnvironments(config)
     if isinstance(config, HostedConfig):
@@ -44,7 +46,8 @@ def make_environments(config: SteppedEnvironmentConfig) -> Environments:
         return OpenEnvEnvironments(config)
     limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
     characters = config.limits.result_characters
-    toolbox = Toolbox([tools for tool in config.tools for tools in make_tools(tool, limits, characters)], config.limits)
+    sets = [tools for tool in config.tools for tools in make_tools(tool, limits, characters)]
+    toolbox = Toolbox(sets, config.limits, pictures)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tandem.types import BoolArray, Branch, Completion, FloatArray, IntArray, Turn
+from tandem.types import BoolArray, Branch, Completion, FloatArray, IntArray, Picture, Turn
 
 Spell = Callable[[Sequence[int]], str]
 """The text of tokens, control tokens spelled out."""
@@ -33,6 +33,8 @@ class Node:
     """What the environment gave for this turn."""
     trained: bool = True
     """False where nobody has taken the answer: nothing that followed depends on it."""
+    pictures: tuple[Picture, ...] = ()
+    """Those among `prompt_ids`."""
 
     @property
     def ids(self) -> IntArray:
@@ -93,6 +95,7 @@ def _branch(line: list[Node], trained: dict[int, list[Turn]], spell: Spell) -> B
         turns=tuple(turns),
         experts=line[-1].completion.experts,
         opening=spell(prompt_ids.tolist()),
+        pictures=line[-1].pictures,
     )
 
 

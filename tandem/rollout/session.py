@@ -21,9 +21,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tandem.errors import TandemError, UserError
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
 from tandem.rollout.fingerprints import fingerprint, fingerprints, reasonings, same_reasonings
 from tandem.rollout.formats.base import Format
+from tandem.rollout.pictures import Line, Lines
 from tandem.rollout.record import Node, TokenTree
 from tandem.types import Branch, Completion, IntArray, Message, Request, SamplingParams, Status
 
@@ -50,6 +52,8 @@ class Policy:
     """The most tokens of a row."""
     decode: Callable[[Sequence[int]], str]
     """The text of tokens, special ones spelled out."""
+    pictures: ModelPictures | None = None
+    """Of a model that sees pictures; those in the messages of calls are stored already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class _Line:
     """What a call is answered on."""
 
     parent: Node | None
-    ids: list[int]
+    tokens: Line
     heard: Sequence[Message]
     reasonings: tuple[str, ...]
     """Of all messages: the policy's as it thought, though the agent may have left them out."""
@@ -132,7 +136,7 @@ class _Line:
     @property
     def spent(self) -> int:
         """Tokens behind those that the line was opened with."""
-        return len(self.ids) - len(self.parent.line()[0].prompt_ids) if self.parent else 0
+        return len(self.tokens.ids) - len(self.parent.line()[0].prompt_ids) if self.parent else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -221,39 +225,40 @@ class Session:
     def _request(self, asked: Asked, conversation: list[bytes]) -> tuple[Request, _Line]:
         line = self._line(asked, conversation)
         sampling = self._sampling(asked)
-        room = int(min(self.policy.positions() - len(line.ids), self.rules.response_tokens - line.spent))
+        ids, shown = line.tokens
+        room = int(min(self.policy.positions() - len(ids), self.rules.response_tokens - line.spent))
         if room < 1:
             self.truncated = True
             raise ContextLengthExceeded(
-                f"the messages have {len(line.ids)} tokens, which leaves no room for an answer: the model has "
+                f"the messages have {len(ids)} tokens, which leaves no room for an answer: the model has "
                 f"{self.policy.positions()} positions, and a conversation may go on for {self.rules.response_tokens} "
                 "tokens; shorten the messages"
             )
         request = Request(
-            np.array(line.ids, np.int32),
+            ids,
             replace(sampling, max_tokens=min(sampling.max_tokens, room)),
             self._seeds(asked),
             top_logprobs=asked.top_logprobs,
             keep=True,
+            pictures=shown,
         )
         return request, line
 
     def _line(self, asked: Asked, conversation: list[bytes]) -> _Line:
         """The longest recorded conversation that goes on, or a new one."""
-        thought = reasonings(asked.messages)
+        thought, lines = reasonings(asked.messages), Lines(self.policy.tokens, self.policy.pictures)
         for length in range(len(asked.messages), 0, -1):
             ends = self._ends.get(conversation[length], ())
             ends = [said for said in ends if same_reasonings(thought[:length], said.reasonings)]
             if not ends:
                 continue
             parent, heard = ends[-1].node, asked.messages[length:]
-            ids = parent.ids.tolist()
-            added = self.policy.tokens.extend(ids, heard, asked.tools) if heard else None
-            if added is None:
+            line = lines.extend(Line(parent.ids, parent.pictures), heard, asked.tools) if heard else None
+            if line is None:
                 break
             parent.trained = True  # the agent has it, whatever became of the connection
-            return _Line(parent, [*ids, *added], heard, (*ends[-1].reasonings, *thought[length:]))
-        return _Line(None, self.policy.tokens.open(asked.messages, asked.tools), asked.messages, thought)
+            return _Line(parent, line, heard, (*ends[-1].reasonings, *thought[length:]))
+        return _Line(None, lines.open(asked.messages, asked.tools), asked.messages, thought)
 
     def _sampling(self, asked: Asked) -> SamplingParams:
         sampling = self.rules.sampling
@@ -291,7 +296,8 @@ class Session:
 
     def _said(self, asked: Asked, request: Request, line: _Line, completion: Completion) -> Said:
         author = "tool" if line.heard and line.heard[0]["role"] == "tool" else "user"
-        node = Node(line.parent, request.token_ids, completion, author, trained=False)
+        shown = request.pictures
+        node = Node(line.parent, request.token_ids, completion, author, trained=False, pictures=shown)
         return Said(node, line.heard, self._read(asked, request, completion.token_ids), request)
 
     def _read(self, asked: Asked, request: Request, made: IntArray) -> Answer:

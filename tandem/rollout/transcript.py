@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.base import Format
+from tandem.rollout.pictures import Line, Lines, stored
 from tandem.rollout.record import Node, Spell, TokenTree
 from tandem.rollout.single_turn import DecodeAll
-from tandem.types import Branch, Completion, IntArray, Message, Prompt, Status, Trajectory
+from tandem.types import Branch, Completion, IntArray, Message, Picture, Prompt, Status, Trajectory
 
 
 @dataclass(slots=True)
@@ -21,15 +23,20 @@ class Transcript:
     messages: list[Message]
     """All of them, those that open the conversation first."""
     tools: Sequence[ToolSchema] = ()
+    pictures: ModelPictures | None = None
+    """Of a model that sees pictures: messages may hold them."""
     ids: IntArray = field(init=False)
     """All tokens of the line that the conversation is on now."""
+    shown: tuple[Picture, ...] = field(init=False)
+    """The pictures among them, with which the policy is asked, too."""
     opening: int = field(init=False)
     """How many messages open it."""
     spent: int = 0
     """Tokens of all turns, and of what was said between them."""
     status: Status = Status.COMPLETED
     rewards: list[float] = field(default_factory=list[float])
-    _opened_with: IntArray = field(init=False)
+    _lines: Lines = field(init=False)
+    _opened_with: Line = field(init=False)
     _tree: TokenTree = field(default_factory=TokenTree)
     _last: Node | None = None
     """The turn that `ids` begin with; None where they begin a new line."""
@@ -37,8 +44,11 @@ class Transcript:
     """Of the tokens behind it."""
 
     def __post_init__(self) -> None:
-        """Raises UserError where the chat template refuses the messages."""
-        self.ids = self._opened_with = np.array(self.tokens.open(self.messages, self.tools), np.int32)
+        """Raises UserError where the chat template refuses the messages, and BadPicture."""
+        self._lines = Lines(self.tokens, self.pictures)
+        self.messages = stored(self.messages, self.pictures)
+        self._opened_with = self._lines.open(self.messages, self.tools)
+        self.ids, self.shown = self._opened_with
         self.opening = len(self.messages)
 
     @property
@@ -49,7 +59,7 @@ class Transcript:
     def take(self, completion: Completion) -> Answer:
         """A turn of the policy, which was asked with `ids`. Its status is the conversation's until the next turn."""
         answer = self.tokens.parse(self.ids.tolist(), completion.token_ids.tolist(), self.tools)
-        self._last = Node(self._last, self.ids, completion, self._author)
+        self._last = Node(self._last, self.ids, completion, self._author, pictures=self.shown)
         self._tree.nodes.append(self._last)
         self.ids = self._last.ids
         self.spent += len(completion.token_ids)
@@ -65,15 +75,16 @@ class Transcript:
 
     def tell(self, messages: Sequence[Message]) -> None:
         """What is said to the policy, after a turn of it. Where tokens cannot simply be appended, a branch begins."""
+        messages = stored(messages, self.pictures)
         self.messages += messages
-        added = self.tokens.extend(self.ids.tolist(), messages, self.tools)
+        line = self._lines.extend(Line(self.ids, self.shown), messages, self.tools)
         self._author = str(messages[0]["role"])
-        if added is None:
+        if line is None:
             self._last = None
-            self.ids = np.array(self.tokens.open(self.messages, self.tools), np.int32)
+            self.ids, self.shown = self._lines.open(self.messages, self.tools)
         else:
-            self.ids = np.concatenate((self.ids, np.array(added, np.int32)))
-            self.spent += len(added)
+            self.spent += len(line.ids) - len(self.ids)
+            self.ids, self.shown = line
 
     def turn_seed(self, seed: int) -> int:
         """Of the policy's next turn, from the trajectory's, which is that of its first turn."""
@@ -90,7 +101,7 @@ class Transcript:
         numbers: Mapping[str, float] | None = None,
     ) -> Trajectory:
         """All of it; `reward` is for the whole, beside those of its turns."""
-        branches = self._tree.branches(self.tokens.text) or [_without_turns(self._opened_with, self.tokens.text)]
+        branches = self._tree.branches(self.tokens.text) or [_without_turns(*self._opened_with, self.tokens.text)]
         rewards = [*self.rewards, *([] if reward is None else [reward])]
         made = trajectory_of(branches, prompt, sample, self.status, decode)
         if len(branches) > 1:
@@ -108,7 +119,7 @@ def trajectory_of(
     first = branches[0]
     (text,) = decode([first.response_ids])
     return Trajectory(
-        prompt=replace(prompt, token_ids=first.prompt_ids, text=first.opening),
+        prompt=replace(prompt, token_ids=first.prompt_ids, text=first.opening, pictures=first.prompt_pictures),
         sample=sample,
         response_ids=first.response_ids,
         loss_mask=first.loss_mask,
@@ -119,10 +130,11 @@ def trajectory_of(
         turns=first.turns,
         experts=first.experts,
         branches=tuple(branches[1:]),
+        pictures=first.response_pictures,
     )
 
 
-def _without_turns(prompt_ids: IntArray, spell: Spell) -> Branch:
+def _without_turns(prompt_ids: IntArray, pictures: tuple[Picture, ...], spell: Spell) -> Branch:
     """The line of a conversation in which the policy has not spoken."""
     return Branch(
         prompt_ids,
@@ -131,12 +143,13 @@ def _without_turns(prompt_ids: IntArray, spell: Spell) -> Branch:
         rollout_logprobs=np.zeros(0, np.float32),
         versions=np.zeros(0, np.int32),
         opening=spell(prompt_ids.tolist()),
+        pictures=pictures,
     )
 
 
 def trajectory_without_turns(prompt: Prompt, sample: int, status: Status, error: str) -> Trajectory:
     """One that no loss sees."""
-    nothing = _without_turns(prompt.token_ids, lambda _: prompt.text)
+    nothing = _without_turns(prompt.token_ids, prompt.pictures, lambda _: prompt.text)
     return Trajectory(
         prompt=prompt,
         sample=sample,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.conversation import Conversations
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_agent, make_environments
@@ -39,6 +40,8 @@ class Speaker:
     generate: Generate
     positions: Callable[[], float]
     """The most tokens of a row that the engine takes, known once it has weights."""
+    pictures: ModelPictures | None = None
+    """Of a model that sees them."""
 
     def spell(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens spelled out."""
@@ -51,13 +54,15 @@ def make_conversations(config: ConversationConfig, speaker: Speaker) -> HoldsCon
     tokens = make_format(speaker.tokenizer, speaker.stop_token_ids, config.calls, config.thinking)
     environment = config.environment
     if not isinstance(environment, EndpointEnvironmentConfig):
-        environments = make_environments(environment)
-        return Conversations(config, environments, tokens, speaker.generate, speaker.decode, speaker.positions)
+        environments = make_environments(environment, speaker.pictures)
+        return Conversations(
+            config, environments, tokens, speaker.generate, speaker.decode, speaker.positions, speaker.pictures
+        )
     from tandem.rollout.session import Policy
     from tandem.serving.training import AgentConversations, AgentLimits  # needs the extra `serve`
 
     limits = AgentLimits(
         environment.timeout_s, config.max_turns, environment.agents_at_once, config.environment_retries
     )
-    policy = Policy(tokens, speaker.generate, speaker.positions, speaker.spell)
+    policy = Policy(tokens, speaker.generate, speaker.positions, speaker.spell, speaker.pictures)
     return AgentConversations(make_agent(environment), limits, policy, speaker.decode)

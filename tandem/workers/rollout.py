@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.tree import GenerationConfig, ModelConfig
+from tandem.config.tree import GenerationConfig, ImagesConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
@@ -23,6 +23,7 @@ from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, named_part, stop_token_ids
 from tandem.models.tower import PictureTower
+from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 from tandem.rollout.single_turn import single_turn
 from tandem.training.fsdp import FsdpEngine
@@ -90,7 +91,9 @@ class RolloutSpec:
     memory_share: float = 0.9
     """Of each GPU, for an engine in a process of its own, where `generation.memory_share` does not say it."""
     pictures: Path | None = None
-    """Where the pictures of prompts are stored, for a model that sees them."""
+    """Where pictures are stored, for a model that sees them."""
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    """How those that conversations show are resized."""
 
 
 class RolloutWorker(Worker[RolloutSpec]):
@@ -136,7 +139,10 @@ class RolloutWorker(Worker[RolloutSpec]):
         self._conversations: HoldsConversations | None = None
         if spec.conversation is not None and self._engine is not None and self._generation is not None:
             engine, generate = self._engine, self._generation.generate
-            speaker = Speaker(tokenizer, self._stop_token_ids, self._decode, generate, lambda: engine.limits.positions)
+            seen = None if spec.pictures is None else ModelPictures(model.path, spec.images, spec.pictures)
+            speaker = Speaker(
+                tokenizer, self._stop_token_ids, self._decode, generate, lambda: engine.limits.positions, seen
+            )
             self._conversations = make_conversations(spec.conversation, speaker)
             self._events.run_until_complete(self._conversations.open())
 

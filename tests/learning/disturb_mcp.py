@@ -97,7 +97,7 @@ async def _once(tools: McpTools, misfortune: str, number: int, rng: random.Rando
             result = await session.call("echo", {"text": name, "seconds": rng.uniform(0, 0.3)})
         except (EnvironmentFailed, TimeoutError) as error:
             return f"echo {type(error).__name__}"
-        assert result.text == name, f"{name} got another's result"
+        assert result.content == name, f"{name} got another's result"
         return "echo answered"
 
     async def suffer() -> str:
@@ -108,7 +108,7 @@ async def _once(tools: McpTools, misfortune: str, number: int, rng: random.Rando
         except (EnvironmentFailed, TimeoutError, ToolError) as error:
             assert isinstance(error, (*expected, EnvironmentFailed, TimeoutError)), f"{misfortune}: {error!r}"
             return f"{misfortune} {type(error).__name__}"
-        assert not expected and len(result.text) == 10 * 2**20, misfortune
+        assert not expected and len(result.content) == 10 * 2**20, misfortune
         return f"{misfortune} answered"
 
     beside = [echo(f"{number}-{one}", rng.uniform(0, 0.3)) for one in range(BESIDE)]

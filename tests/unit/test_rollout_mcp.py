@@ -22,6 +22,7 @@ from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, EnvironmentFailed, ToolCall
 from tandem.rollout.make import make_environments
+from tandem.rollout.pictures import shown
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolSession
 from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import McpServer, mcp_file_servers, mcp_server, verl_mcp_servers
@@ -113,13 +114,13 @@ def test_tools_are_listed_called_and_say_what_went_wrong(server: Callable[..., M
             assert schemas["echo"]["parameters"]["required"] == ["text"]
             session = tools.session(PROMPT)
             assert await session.start() is None
-            assert (await session.call("echo", {"text": "grüß ❤"})).text == "grüß ❤"
+            assert (await session.call("echo", {"text": "grüß ❤"})).content == "grüß ❤"
             assert "tool fail" in await fails(session.call("fail", {"text": "no good"}), ToolError)
             assert "text" in await fails(session.call("echo", {"txt": "a"}), ToolError)
             assert "nobody" in await fails(session.call("nobody", {}), ToolError)
-            picture = (await session.call("picture", {})).text
+            picture = await shown((await session.call("picture", {})).content, None)
             assert picture == "look:\n[image/png, 12 kB: not shown]\n[resource at file:///more.txt: not shown]"
-            assert len((await session.call("flood", {"megabytes": 1.5})).text) == 3 * 2**19
+            assert len((await session.call("flood", {"megabytes": 1.5})).content) == 3 * 2**19
             assert await session.close() is None
 
     run(scene())
@@ -131,10 +132,10 @@ def test_a_call_that_hangs_ends_at_its_limit_and_others_go_on(server: Callable[.
             session = tools.session(PROMPT)
             start = time.monotonic()
             hanging = asyncio.create_task(fails(session.call("hang", {"seconds": 3.0}), TimeoutError))
-            assert (await session.call("echo", {"text": "still here"})).text == "still here"
+            assert (await session.call("echo", {"text": "still here"})).content == "still here"
             assert await hanging == "no answer within 1 s"
             assert time.monotonic() - start < 5
-            assert (await session.call("echo", {"text": "after"})).text == "after"
+            assert (await session.call("echo", {"text": "after"})).content == "after"
 
     run(scene())
 
@@ -150,7 +151,7 @@ def test_a_server_that_dies_ends_its_trajectories_and_is_opened_again(tmp_path: 
             assert "die" in await fails(session.call("die", {}), EnvironmentFailed)
             await beside
             again = await asyncio.gather(*(session.call("echo", {"text": str(n)}) for n in range(40)))
-            assert [result.text for result in again] == [str(n) for n in range(40)]
+            assert [result.content for result in again] == [str(n) for n in range(40)]
 
     run(scene())
     assert (tmp_path / "calls").read_text().split("\n").count("die") == 1
@@ -167,7 +168,7 @@ def test_an_http_server_that_dies_and_comes_back(age: Options, tmp_path: Path) -
             waiting = asyncio.create_task(session.call("echo", {"text": "back"}))
             await asyncio.sleep(0.5)
             with serving(port, *log, *age):
-                assert (await waiting).text == "back"
+                assert (await waiting).content == "back"
 
     with serving(port, *log, *age):
         run(scene())
@@ -195,7 +196,7 @@ def test_a_server_that_hangs_altogether_is_started_anew() -> None:
         async with opened(stdio(), timeout_s=1.0) as tools:
             session = tools.session(PROMPT)
             await fails(session.call("hang_altogether", {}), TimeoutError)
-            assert (await session.call("echo", {"text": "anew"})).text == "anew"
+            assert (await session.call("echo", {"text": "anew"})).content == "anew"
 
     run(scene())
 
@@ -207,7 +208,7 @@ def test_the_limit_counts_from_when_a_call_is_sent(server: Callable[..., McpServ
         async with opened(server(calls_at_once=2), timeout_s=2.0) as tools:
             session = tools.session(PROMPT)
             calls = (session.call("echo", {"text": str(n), "seconds": 0.2}) for n in range(24))
-            assert [result.text for result in await asyncio.gather(*calls)] == [str(n) for n in range(24)]
+            assert [result.content for result in await asyncio.gather(*calls)] == [str(n) for n in range(24)]
 
     run(scene())
 
@@ -220,7 +221,7 @@ def test_a_caller_that_leaves_disturbs_nobody(server: Callable[..., McpServer]) 
             await asyncio.sleep(0.2)
             for task in leaving:
                 task.cancel()
-            assert (await session.call("echo", {"text": "b"})).text == "b"
+            assert (await session.call("echo", {"text": "b"})).content == "b"
             assert {type(result) for result in await asyncio.gather(*leaving, return_exceptions=True)} == {
                 asyncio.CancelledError
             }
@@ -232,7 +233,7 @@ def test_a_connection_a_trajectory_keeps_its_state_apart(server: Callable[..., M
     """Where the server keeps state by connection, as one over stdio does; where it does not, all is as before."""
 
     async def remembered(session: ToolSession, text: str) -> str:
-        return (await session.call("remember", {"text": text})).text
+        return (await session.call("remember", {"text": text})).content
 
     async def scene() -> None:
         made = server(per_trajectory=True)
@@ -268,7 +269,7 @@ def test_other_lies_reach_the_policy_which_is_told_what_comes_back() -> None:
             (schema,) = tools.schemas
             assert schema["function"]["parameters"] == LIES["wrong types"]
             session = tools.session(PROMPT)
-            assert (await session.call("echo", {"text": "a"})).text == "a"  # although it promises {n: integer}
+            assert (await session.call("echo", {"text": "a"})).content == "a"  # although it promises {n: integer}
             assert "not what the protocol says" in await fails(session.call("echo", {"text": "junk"}), ToolError)
 
     run(scene())
@@ -304,7 +305,7 @@ def test_tokens_and_variables_come_from_the_environment(monkeypatch: pytest.Monk
         )
         async with opened(mcp_server(config)) as tools:
             names = ("COLOUR", "SEARCH_TOKEN", "PYTHONPATH")
-            said = [(await tools.session(PROMPT).call("variable", {"name": name})).text for name in names]
+            said = [(await tools.session(PROMPT).call("variable", {"name": name})).content for name in names]
             return " ".join(said)
 
     async def listed(server: McpServer) -> int:

@@ -117,7 +117,7 @@ def test_mcp_finds_what_the_index_finds(way: str, url: str, index: Path) -> None
             assert schema["function"]["parameters"]["required"] == ["query"]
             session = tools.session(PROMPT)
             calls = (session.call("search", {"query": f"number {n}", "k": 2}) for n in range(20))
-            return [result.text for result in await asyncio.gather(*calls)]
+            return [result.content for result in await asyncio.gather(*calls)]
         finally:
             await tools.close()
 

@@ -54,8 +54,8 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
     roles = ("actor", "reference", "rollout") if isinstance(config, RolloutConfig) else ("actor",)
     if any(sum(config.nodes_of(role)) > 1 for role in roles):
         yield f"cluster.ranks, placement.pools: {not_yet} on several ranks; give each role one"
-    if isinstance(config, RolloutConfig) and config.conversation is not None:
-        yield f"conversation: {not_yet}; leave the section out"
+    if isinstance(config, RolloutConfig) and config.conversation is not None and config.generation.type != "native":
+        yield f"conversation: {not_yet} with generation.type {config.generation.type}; use native"
 
 
 def _find_picture_engine_mistakes(generation: Any, family: str, not_yet: str) -> Iterator[str]:

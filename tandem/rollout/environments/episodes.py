@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.rollout.environment import EnvironmentFailed, Reply
-from tandem.rollout.environments.tools import appended, opening_messages
+from tandem.rollout.environments.tools import opening_messages, with_more
 from tandem.types import Message, Prompt
 
 
@@ -20,7 +20,7 @@ class Episode:
 
     def opening(self, prompt: Prompt, observation: str) -> Sequence[Message]:
         """The row's messages, with the first observation at the end."""
-        return appended(opening_messages(prompt), observation)
+        return with_more(opening_messages(prompt), observation)
 
     def reply(self, observation: str, reward: float | None, done: bool) -> Reply:
         self._rewarded |= reward is not None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tandem.rollout.environment import Answer, Counts, Reply, ToolSchema
+from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.calls import Calls, Toolbox
 from tandem.rollout.users.base import User, Users
 from tandem.types import Message, Prompt
@@ -49,7 +50,7 @@ class ToolEnvironment:
         return self._counts.values
 
     async def start(self, prompt: Prompt) -> Sequence[Message]:
-        messages = appended(opening_messages(prompt), await self._calls.start())
+        messages = with_more(opening_messages(prompt), await self._calls.start())
         if self._user is not None:
             await self._user.start(prompt)
         self._messages = list(messages)
@@ -84,8 +85,8 @@ def opening_messages(prompt: Prompt) -> list[Message]:
     return [{"role": "user", "content": given}] if isinstance(given, str) else [dict(message) for message in given]
 
 
-def appended(messages: list[Message], text: str) -> list[Message]:
-    """The messages, with `text` at the end of the last one."""
-    if text:
-        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{text}"}
+def with_more(messages: list[Message], content: Content) -> list[Message]:
+    """The messages, with `content` at the end of the last one."""
+    if content:
+        messages[-1] = {**messages[-1], "content": appended(messages[-1]["content"], content)}
     return messages

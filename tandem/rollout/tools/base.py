@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.rollout.environment import ToolSchema
+from tandem.rollout.pictures import Content
 from tandem.types import Prompt
 
 
@@ -17,7 +18,8 @@ from tandem.types import Prompt
 class ToolResult:
     """What a call brings."""
 
-    text: str
+    content: Content
+    """Text, or parts of text and of pictures: {"type": "image", "image": what the picture is made of}."""
     reward: float | None = None
     """What the tool gives for this call, where it gives rewards; it counts for the turn that made the call."""
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -56,9 +58,9 @@ class CallLimits:
 class ToolSession(Protocol):
     """The tools of one trajectory, with what they remember from call to call."""
 
-    async def start(self) -> str | None:
-        """Before the first turn, once. Text is appended to the last message of the prompt. Raises as `call` does, but
-        for ToolError."""
+    async def start(self) -> Content | None:
+        """Before the first turn, once. What it returns is appended to the last message of the prompt. Raises as `call`
+        does, but for ToolError."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:

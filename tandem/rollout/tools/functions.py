@@ -16,7 +16,9 @@ from pydantic import ConfigDict, PydanticUserError, ValidationError, validate_ca
 from tandem.config.conversation import FunctionToolConfig
 from tandem.errors import UserError
 from tandem.files import load_named
+from tandem.pictures.sources import IMAGE_PARTS, is_image
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
+from tandem.rollout.pictures import Content, not_shown
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession, ToolSet
 from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Prompt
@@ -125,10 +127,10 @@ class _ClassSession:
         self._instance: Any = None
         self._methods: dict[str, _Called] = {}
 
-    async def start(self) -> str | None:
+    async def start(self) -> Content | None:
         self._instance = self._tools.make()
         said = await self._if_it_has("reset", **dict(self._prompt.row))
-        return None if said is None else as_text(said)
+        return None if said is None else as_content(said)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in self._methods:
@@ -185,25 +187,40 @@ class _Called:
 
 
 def as_result(result: Any) -> ToolResult:
-    """What a function returns: its text, or (text, reward), or (text, reward, numbers)."""
+    """What a function returns: what it says, or (that, reward), or (that, reward, numbers)."""
     if isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[1], SupportsFloat | None):
         reward = None if result[1] is None else float(result[1])  # also numpy's numbers, and tensors of one
-        return ToolResult(as_text(result[0]), reward, dict(result[2]) if len(result) == 3 else {})
-    return ToolResult(as_text(result))
+        return ToolResult(as_content(result[0]), reward, dict(result[2]) if len(result) == 3 else {})
+    return ToolResult(as_content(result))
 
 
-def as_text(result: Any) -> str:
-    """Strings as they are, content parts joined, anything else as JSON."""
+def as_content(result: Any) -> Content:
+    """Strings as they are; pictures, and lists of content parts and of pictures, as parts; anything else as JSON."""
     if isinstance(result, str):
         return result
-    if isinstance(result, list) and result and all(isinstance(part, dict) and part.get("type") for part in result):
-        return "".join(
-            str(part["text"]) if part["type"] == "text" else f"[{part['type']}: not shown]" for part in result
-        )
+    listed = result if isinstance(result, list) else [result]
+    if is_image(result) or (result and isinstance(result, list) and any(map(_is_part, listed))):
+        parts = [_as_part(part) for part in listed]
+        is_text = all(part["type"] == "text" for part in parts)
+        return "".join(part["text"] for part in parts) if is_text else parts
     try:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(result)
+
+
+def _is_part(value: Any) -> bool:
+    return is_image(value) or (isinstance(value, dict) and isinstance(value.get("type"), str))
+
+
+def _as_part(value: Any) -> dict[str, Any]:
+    if is_image(value):
+        return {"type": "image", "image": value}
+    if not _is_part(value):
+        return {"type": "text", "text": value if isinstance(value, str) else json.dumps(value, default=str)}
+    if value["type"] == "text":
+        return {"type": "text", "text": str(value["text"])}
+    return value if value["type"] in IMAGE_PARTS else {"type": "text", "text": not_shown(value)}
 
 
 def _schema(function: Callable[..., Any], reference: str) -> ToolSchema:

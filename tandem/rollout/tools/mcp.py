@@ -13,6 +13,7 @@ import mcp_types
 
 from tandem.errors import UserError
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
+from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
 from tandem.rollout.tools.mcp_connection import Connection, ConnectionEnded, RequestRefused
 from tandem.rollout.tools.mcp_servers import McpServer
@@ -71,7 +72,7 @@ class McpTools:
                 result = await self._send(connection, name, arguments)
             if result.is_error:
                 raise ToolError(text_of(result))
-            return ToolResult(text_of(result))
+            return ToolResult(content_of(result))
 
     async def _listed(self, connection: Connection) -> list[mcp_types.Tool]:
         try:
@@ -221,6 +222,25 @@ def text_of(result: mcp_types.CallToolResult) -> str:
     return "\n".join(map(_text_of_part, result.content))
 
 
+def content_of(result: mcp_types.CallToolResult) -> Content:
+    """As `text_of`, with the pictures among the parts in their places."""
+    content: Content = ""
+    for number, part in enumerate(result.content):
+        picture = _picture_of(part)
+        between = "\n" if number else ""
+        content = appended(content, between + ("" if picture else _text_of_part(part)))
+        content = appended(content, [picture] if picture else "")
+    return content or text_of(result)
+
+
+def _picture_of(part: mcp_types.ContentBlock) -> dict[str, Any] | None:
+    """A part of a message, where it is a picture. A `data:` URL: no server can name a file of this machine."""
+    if not isinstance(part, mcp_types.ImageContent):
+        return None
+    kind, size = part.mime_type, len(part.data) * 3 // 4
+    return {"type": "image", "image": f"data:{kind};base64,{part.data}", "description": _described(kind, size)}
+
+
 def _text_of_part(part: mcp_types.ContentBlock) -> str:
     if isinstance(part, mcp_types.TextContent):
         return part.text
@@ -235,5 +255,8 @@ def _text_of_part(part: mcp_types.ContentBlock) -> str:
 
 
 def _not_shown(kind: str, base64: str) -> str:
-    size = len(base64) * 3 // 4
-    return f"[{kind}, {f'{size / 1000:.0f} kB' if size >= 1000 else f'{size} bytes'}: not shown]"
+    return f"[{_described(kind, len(base64) * 3 // 4)}: not shown]"
+
+
+def _described(kind: str, size: int) -> str:
+    return f"{kind}, {f'{size / 1000:.0f} kB' if size >= 1000 else f'{size} bytes'}"

@@ -20,6 +20,7 @@ from tandem.config.conversation import VerlToolsConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
+from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
 from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Prompt
@@ -146,13 +147,17 @@ class _VerlSession:
 
 
 def _read_result(name: str, result: Any) -> ToolResult:
-    """(response, reward, numbers), of which the response is text or has a `text`."""
+    """(response, reward, numbers), of which the response is text, or has a `text` and an `image`, one or a list of
+    them, which verl puts before the text."""
     if not isinstance(result, tuple) or len(result) != 3:
         raise EnvironmentFailed(f"{name}: execute returned {result!r:.200}, not (response, reward, metrics)")
     response, reward, numbers = result
-    text = response if isinstance(response, str) else response.text or ""
+    content: Content = response if isinstance(response, str) else response.text or ""
+    if images := getattr(response, "image", None):
+        listed = images if isinstance(images, list | tuple) else [images]
+        content = appended([{"type": "image", "image": image} for image in listed], content)
     found = {key: float(value) for key, value in (numbers or {}).items() if isinstance(value, SupportsFloat)}
-    return ToolResult(text, None if reward is None else float(reward), found)
+    return ToolResult(content, None if reward is None else float(reward), found)
 
 
 def _entries(config: VerlToolsConfig) -> list[Mapping[str, Any]]:

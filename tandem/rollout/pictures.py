@@ -1,0 +1,132 @@
+"""Pictures in conversations: what messages show -> stored pictures -> tokens.
+
+    {"type": "image", "image": SOURCE} --stored--> {"type": "image", "key": KEY} --Lines--> tokens, and their places
+
+From the moment at which the policy is told of a picture messages have its key alone: they are written to files, and
+sent to other processes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tandem.errors import UserError
+from tandem.pictures.prepare import BadPicture
+from tandem.pictures.shown import ModelPictures
+from tandem.pictures.sources import IMAGE_PARTS
+from tandem.rollout.environment import ToolSchema
+from tandem.rollout.formats.base import Format
+from tandem.rollout.threads import in_thread
+from tandem.types import IntArray, Message, Picture
+
+Content = str | list[dict[str, Any]]
+"""What a message says: text, or parts of text and of pictures."""
+
+
+class Line(NamedTuple):
+    """Exact tokens, and the pictures among them."""
+
+    ids: IntArray
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a format makes of messages, with as many tokens for each picture as it takes. Pictures are stored already;
+    `pictures` is None where the model sees none."""
+
+    tokens: Format
+    pictures: ModelPictures | None
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Line:
+        """As Format.open; raises UserError also where the template leaves a picture out."""
+        return self._expanded(self.tokens.open(messages, tools), messages)
+
+    def extend(self, line: Line, new: Sequence[Message], tools: Sequence[ToolSchema]) -> Line | None:
+        """`line`, which ends in a turn of the policy, and what is said to it then; None as of Format.extend."""
+        added = self.tokens.extend(line.ids.tolist(), new, tools)
+        if added is None:
+            return None
+        told, start = self._expanded(added, new), len(line.ids)
+        moved = (replace(picture, place=start + picture.place) for picture in told.pictures)
+        return Line(np.concatenate((line.ids, told.ids)), (*line.pictures, *moved))
+
+    def _expanded(self, ids: Sequence[int], messages: Sequence[Message]) -> Line:
+        if self.pictures is None:
+            return Line(np.array(ids, np.int32))
+        try:
+            shown = [self.pictures.stored(part["key"]) for part in _parts(messages)]
+            expanded, _, placed = self.pictures.expand(ids, shown)
+        except BadPicture as error:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise UserError(
+                f"the pictures in messages of {roles}: {error}; put a template that shows each of them once into "
+                "chat_template.jinja"
+            ) from error
+        return Line(expanded, tuple(placed))
+
+
+def stored(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:
+    """The messages, whose parts name the keys of their pictures. For a model that sees none: as they are. Raises
+    BadPicture."""
+    if pictures is None or not any(_parts(messages)):
+        return list(messages)
+    return [{**message, "content": _stored(message["content"], pictures)} for message in messages]
+
+
+async def stored_aside(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:
+    """As `stored`; the event loop goes on while pictures are decoded."""
+    if pictures is None or all("key" in part for part in _parts(messages)):
+        return list(messages)
+    return await in_thread(stored, messages, pictures)
+
+
+async def shown(content: Content, pictures: ModelPictures | None) -> Content:
+    """What a tool says, with the keys of its pictures; for a model that sees none, text that tells of them. Raises
+    BadPicture."""
+    if isinstance(content, str):
+        return content
+    if pictures is None:
+        return "".join(part["text"] if part["type"] == "text" else not_shown(part) for part in content)
+    (message,) = await stored_aside([{"role": "tool", "content": content}], pictures)
+    return message["content"]
+
+
+def not_shown(part: Mapping[str, Any]) -> str:
+    return f"[{part.get('description') or part['type']}: not shown]"
+
+
+def appended(content: Content, more: Content) -> Content:
+    """Both, one after the other."""
+    if isinstance(content, str) and isinstance(more, str):
+        return content + more
+    if not more:
+        return content
+    return [part for parts in (content, more) for part in _as_parts(parts) if part.get("text") != ""]
+
+
+def _as_parts(content: Content) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    """Those that stand for a picture."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from (part for part in content if part.get("type") in IMAGE_PARTS)
+
+
+def _stored(content: Any, pictures: ModelPictures) -> Any:
+    if not isinstance(content, list):
+        return content
+    new = [part for part in content if part.get("type") in IMAGE_PARTS and "key" not in part]
+    made = iter(pictures.prepare(new, Path.cwd()))
+    return [part if part.get("type") not in IMAGE_PARTS else _named(part, pictures, made) for part in content]
+
+
+def _named(part: dict[str, Any], pictures: ModelPictures, made: Iterator[Picture]) -> dict[str, Any]:
+    picture = pictures.stored(part["key"]) if "key" in part else next(made)
+    return {"type": "image", "key": picture.key}
