@@ -11,27 +11,34 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import ServeConfig
+from tandem.config.tree import ImagesConfig, ServeConfig
 from tandem.data.chat import encode, render
 from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
+from tandem.models.families import sees_pictures
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
+from tandem.models.tower import PictureTower
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.formats.make import make_format
+from tandem.rollout.pictures import Line, with_all_tokens
 from tandem.rollout.session import Policy, Rules, Session
 from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
 from tandem.serving.parameters import AnyParameters, ChatParameters
+from tandem.serving.pictures import refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
 from tandem.signals import STOP
-from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
+from tandem.types import Completion, Delta, Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class EngineAnswerer:
     defaults: SamplingParams
     calls: str = "auto"
     """How the model writes calls of tools, as `make_format` has it."""
+    pictures: ModelPictures | None = None
+    """Of a model and an engine that see pictures."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -53,12 +62,11 @@ class EngineAnswerer:
     def version(self) -> int:
         return self.engine.version
 
-    def prompts(self, params: AnyParameters) -> list[IntArray]:
+    def prompts(self, params: AnyParameters) -> list[Line]:
         if isinstance(params, ChatParameters):
-            prompts = [self._chat_ids(params)]
-        else:
-            prompts = [self._text_ids(given) if isinstance(given, str) else given for given in params.prompt]
-        return [np.array(prompt, dtype=np.int32) for prompt in prompts]
+            return [self._chat(params)]
+        prompts = [self._text_ids(given) if isinstance(given, str) else given for given in params.prompt]
+        return [Line(np.array(prompt, dtype=np.int32)) for prompt in prompts]
 
     def policy(self) -> Policy:
         return self._policy
@@ -70,6 +78,7 @@ class EngineAnswerer:
             generate=self.generate,
             positions=lambda: self.limits.positions,
             decode=partial(self.decode, special_tokens=True),
+            pictures=self.pictures,
         )
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
@@ -84,31 +93,40 @@ class EngineAnswerer:
     def _text_ids(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special_tokens=True)
 
-    def _chat_ids(self, params: ChatParameters) -> list[int]:
+    def _chat(self, params: ChatParameters) -> Line:
         if self.tokenizer.chat_template is None:
             raise RequestError(
                 "this model has no chat template; ask /v1/completions, or serve a directory with chat_template.jinja",
                 param="messages",
             )
-        messages = [message.plain() for message in params.messages]
+        messages = with_pictures([message.plain() for message in params.messages], self.pictures)
         try:
             text = render(self.tokenizer, messages, generation_prompt=True)
         except BadRow as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from None
-        return encode(self.tokenizer, text, special_tokens=False)
+        ids = encode(self.tokenizer, text, special_tokens=False)
+        with refused(messages, self.pictures):
+            return with_all_tokens(ids, messages, self.pictures)
 
 
-def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
-    """An answerer on a new engine, which has the directory's weights as version 0; requests call the model `name`."""
+def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) -> EngineAnswerer:
+    """An answerer on a new engine, which has the directory's weights as version 0; requests call the model `name`.
+
+    `pictures`: where those that requests show are stored, if the model sees any.
+    """
     model, generation = config.model, config.generation
-    tokenizer = load_tokenizer(model)
+    tokenizer, seen = load_tokenizer(model), None
+    if pictures is not None and generation.type == "native" and sees_pictures(model.path):
+        seen = ModelPictures(model.path, ImagesConfig(), pictures)
     if generation.type == "native":
+        policy = load_policy(model)
         engine: GenerationEngine = NativeEngine(
-            load_policy(model),
+            policy,
             max_running=generation.max_running,
             tokenizer=tokenizer,
             record=None if generation.cuda_graphs else False,
             prefix_cache_tokens=generation.prefix_cache_tokens,
+            tower=None if seen is None else PictureTower(policy, model.path, seen.store.read),
         )
     else:
         engine = start_engine(model, generation, tokenizer)
@@ -125,7 +143,7 @@ def make_answerer(config: ServeConfig, name: str) -> EngineAnswerer:
         stop_token_ids=stop_token_ids(model, tokenizer),
         stop_strings=tuple(generation.stop_strings),
     )
-    return EngineAnswerer(engine, tokenizer, name, defaults)
+    return EngineAnswerer(engine, tokenizer, name, defaults, pictures=seen)
 
 
 def run(
@@ -135,13 +153,14 @@ def run(
 
     `calls`: as `EngineAnswerer` has it; with `sessions` what is asked in them is recorded.
     """
-    try:
-        with _stop_signals_raise():
-            answerer = replace(make_answerer(config, name), calls=calls)
-    except _Stopped as stopped:
-        return stopped.by
-    with closing(answerer.engine):
-        asyncio.run(make_server(answerer, reserved, token, sessions).run_until_stopped())
+    with TemporaryDirectory(prefix="tandem-pictures-") as pictures:
+        try:
+            with _stop_signals_raise():
+                answerer = replace(make_answerer(config, name, Path(pictures)), calls=calls)
+        except _Stopped as stopped:
+            return stopped.by
+        with closing(answerer.engine):
+            asyncio.run(make_server(answerer, reserved, token, sessions).run_until_stopped())
     return None
 
 

@@ -6,6 +6,7 @@ From the moment at which the policy is told of a picture messages have its key a
 sent to other processes.
 """
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,31 +56,36 @@ class Lines:
         return Line(np.concatenate((line.ids, told.ids)), (*line.pictures, *moved))
 
     def _expanded(self, ids: Sequence[int], messages: Sequence[Message]) -> Line:
-        if self.pictures is None:
-            return Line(np.array(ids, np.int32))
         try:
-            shown = [self.pictures.stored(part["key"]) for part in _parts(messages)]
-            expanded, _, placed = self.pictures.expand(ids, shown)
+            return with_all_tokens(ids, messages, self.pictures)
         except BadPicture as error:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             raise UserError(
                 f"the pictures in messages of {roles}: {error}; put a template that shows each of them once into "
                 "chat_template.jinja"
             ) from error
-        return Line(expanded, tuple(placed))
+
+
+def with_all_tokens(ids: Sequence[int], messages: Sequence[Message], pictures: ModelPictures | None) -> Line:
+    """The template's tokens of messages, with all those of their pictures, which are stored. Raises BadPicture."""
+    if pictures is None:
+        return Line(np.array(ids, np.int32))
+    shown = [pictures.stored(part["key"]) for part in picture_parts(messages)]
+    expanded, _, placed = pictures.expand(ids, shown)
+    return Line(expanded, tuple(placed))
 
 
 def stored(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:
     """The messages, whose parts name the keys of their pictures. For a model that sees none: as they are. Raises
     BadPicture."""
-    if pictures is None or not any(_parts(messages)):
+    if pictures is None or not any(picture_parts(messages)):
         return list(messages)
     return [{**message, "content": _stored(message["content"], pictures)} for message in messages]
 
 
 async def stored_aside(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:
     """As `stored`; the event loop goes on while pictures are decoded."""
-    if pictures is None or all("key" in part for part in _parts(messages)):
+    if pictures is None or all("key" in part for part in picture_parts(messages)):
         return list(messages)
     return await in_thread(stored, messages, pictures)
 
@@ -108,11 +114,38 @@ def appended(content: Content, more: Content) -> Content:
     return [part for parts in (content, more) for part in _as_parts(parts) if part.get("text") != ""]
 
 
+def with_data_urls(row: Mapping[str, Any], pictures: ModelPictures | None) -> Mapping[str, Any]:
+    """A row for a program that shows the policy its pictures: they are in it, where their keys were."""
+    if pictures is None:
+        return row
+    urls: dict[str, Any] = {
+        name: [_data_url(key, pictures) for key in row[name]] for name in ("images", "image") if row.get(name)
+    }
+    given = row.get("prompt")
+    if isinstance(given, list):
+        urls["prompt"] = [{**message, "content": _with_data_urls(message["content"], pictures)} for message in given]
+    return {**row, **urls}
+
+
+def _with_data_urls(content: Any, pictures: ModelPictures) -> Any:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": _data_url(part["key"], pictures)}} if "key" in part else part
+        for part in content
+    ]
+
+
+def _data_url(key: str, pictures: ModelPictures) -> str:
+    data = pictures.store.path(pictures.stored(key).key).read_bytes()
+    return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+
+
 def _as_parts(content: Content) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def picture_parts(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     """Those that stand for a picture."""
     for message in messages:
         if isinstance(content := message.get("content"), list):

@@ -25,7 +25,7 @@ from tandem.rollout.session import Rules, Session
 from tandem.serving.answer import Answer
 from tandem.serving.base import Answerer
 from tandem.serving.capture import Capture
-from tandem.serving.chat import ChatResponse
+from tandem.serving.chat import ChatResponse, asked_of
 from tandem.serving.errors import RequestError, Stopping, body_of, status_of
 from tandem.serving.events import EventStream, while_connected
 from tandem.serving.http import HANDLERS, key_of, read_body, refused_key, same_key
@@ -73,15 +73,17 @@ class Endpoint:
 
     async def _chat(self, request: HttpRequest) -> Response:
         params = parse(ChatParameters, await read_body(request))
-        return self._chat_with_tools(params) if params.tools else await self._answer(request, params)
+        return await (self._chat_with_tools(params) if params.tools else self._answer(request, params))
 
-    def _chat_with_tools(self, params: ChatParameters) -> Response:
+    async def _chat_with_tools(self, params: ChatParameters) -> Response:
         """Answer in a session of its own, which nothing is recorded of."""
         if self.stopping:
             raise Stopping
         check_model(params, self._answerer)
-        session = Session(self._answerer.policy(), Rules(self._answerer.defaults), seed=random.getrandbits(63))
-        return ChatResponse(session, params, on_left=session.close, on_failure=self._note)
+        policy = self._answerer.policy()
+        session = Session(policy, Rules(self._answerer.defaults), seed=random.getrandbits(63))
+        asked = await asked_of(params, policy)
+        return ChatResponse(session, params, asked, on_left=session.close, on_failure=self._note)
 
     async def _answer(self, request: HttpRequest, params: AnyParameters) -> Response:
         answer = await asyncio.to_thread(Answer, self._answerer, params)  # a long text takes the tokenizer seconds

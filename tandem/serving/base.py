@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from tandem.generation.base import EngineLimits
+from tandem.rollout.pictures import Line
 from tandem.rollout.session import Policy
 from tandem.serving.parameters import AnyParameters
-from tandem.types import Completion, Delta, IntArray, Request, SamplingParams
+from tandem.types import Completion, Delta, Request, SamplingParams
 
 
 class Answerer(Protocol):
@@ -33,8 +34,8 @@ class Answerer(Protocol):
         """The policy version that answers now."""
         ...
 
-    def prompts(self, params: AnyParameters) -> list[IntArray]:
-        """Token ids of each prompt; a chat is one. Raises UserError when they cannot be made."""
+    def prompts(self, params: AnyParameters) -> list[Line]:
+        """The tokens of each prompt; a chat is one. Raises UserError when they cannot be made."""
         ...
 
     def policy(self) -> Policy:

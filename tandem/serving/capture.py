@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.rollout.session import Session
-from tandem.serving.chat import ChatResponse
+from tandem.serving.chat import ChatResponse, asked_of
 from tandem.serving.errors import RequestError
 from tandem.serving.http import HANDLERS, header, key_of, read_body, refused_key, same_key
 from tandem.serving.parameters import ChatParameters, parse
@@ -80,7 +80,8 @@ class Capture:
         session: Session = request.scope["session"]
         params = parse(ChatParameters, await read_body(request))
         retries = request.headers.get("x-stainless-retry-count", "0")
-        return ChatResponse(session, params, retried=retries.isdecimal() and int(retries) > 0)
+        asked = await asked_of(params, session.policy)
+        return ChatResponse(session, params, asked, retried=retries.isdecimal() and int(retries) > 0)
 
     async def _models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described(self._name)]})
@@ -182,4 +183,7 @@ def _sample(branch: Branch) -> dict[str, Any]:
         "logprobs": branch.rollout_logprobs.tolist(),
         "versions": branch.versions.tolist(),
         "turns": [{"author": turn.author, "tokens": turn.tokens, "text": turn.text} for turn in branch.turns],
+        "pictures": [
+            {"key": one.key, "rows": one.grid[0], "columns": one.grid[1], "place": one.place} for one in branch.pictures
+        ],
     }

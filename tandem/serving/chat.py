@@ -13,19 +13,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.errors import TandemError
-from tandem.rollout.session import Asked, Said, Session, SessionClosed
+from tandem.rollout.session import Asked, Policy, Said, Session, SessionClosed
 from tandem.serving.choice import Choice, Piece, Token
 from tandem.serving.errors import RequestError, body_of
 from tandem.serving.events import send_events, while_connected
 from tandem.serving.parameters import ChatParameters
+from tandem.serving.pictures import with_pictures_aside
 from tandem.serving.requests import LEAST_TOP_P
 from tandem.serving.shapes import ChatShape, Object
 from tandem.types import Status
 
 
-def asked_of(params: ChatParameters) -> Asked:
+async def asked_of(params: ChatParameters, policy: Policy) -> Asked:
+    """Raises RequestError where a picture cannot be shown."""
     return Asked(
-        messages=[message.plain() for message in params.messages],
+        messages=await with_pictures_aside([message.plain() for message in params.messages], policy.pictures),
         tools=params.tools,
         may_call=params.tool_choice != "none",
         n=params.n,
@@ -47,12 +49,13 @@ class ChatResponse(Response):
         self,
         session: Session,
         params: ChatParameters,
+        asked: Asked,
         retried: bool = False,
         on_left: Callable[[], None] = lambda: None,
         on_failure: Callable[[TandemError], None] = lambda error: None,
     ) -> None:
-        """Raises UserError where the request cannot be answered. `on_left`: the client left before it had all;
-        `on_failure` is told why there is no answer."""
+        """`asked`: by `params`. `on_left`: the client left before it had all; `on_failure` is told why there is no
+        answer. Raises UserError where the request cannot be answered."""
         super().__init__()
         if params.top_logprobs and not session.rules.agent_samples:
             raise RequestError(
@@ -60,7 +63,7 @@ class ChatResponse(Response):
             )
         self._params = params
         self._spell = session.policy.decode
-        self._call = session.call(asked_of(params), retried)
+        self._call = session.call(asked, retried)
         self._shape = ChatShape(self._spell, params.logprobs)
         self._on_left = on_left
         self._on_failure = on_failure

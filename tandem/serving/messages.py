@@ -33,17 +33,35 @@ class Nested(Strict):
         return {key: value for key, value in cast(dict[str, Any], given).items() if value is not None}
 
 
-def _text_of(content: Any) -> Any:
-    """Text, also where it comes in parts."""
+def _content_of(content: Any) -> Any:
+    """Text, also where it comes in parts; parts where pictures are among them."""
     if not isinstance(content, list):
         return content
-    texts: list[str] = []
-    for number, part in enumerate(cast(list[Any], content)):
-        kind: Any = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"part {number} is not of type text, which alone is understood")
-        texts.append(part["text"])
-    return "".join(texts)
+    parts = [_part_of(number, part) for number, part in enumerate(cast(list[Any], content))]
+    is_text = all(part["type"] == "text" for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else parts
+
+
+def _part_of(number: int, part: Any) -> dict[str, Any]:
+    kind: Any = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        return {"type": "image", "image": _url_of(number, part.get("image_url"))}
+    raise ValueError(f"part {number} is not of type text or image_url, which alone are understood")
+
+
+def _url_of(number: int, image: Any) -> str:
+    """Of a picture, which is in it."""
+    given = cast(dict[str, Any], image) if isinstance(image, dict) else {}
+    url, detail = given.get("url"), given.get("detail")
+    if not isinstance(url, str) or given.keys() - {"url", "detail"}:
+        raise ValueError(f'part {number}: give image_url as {{"url": "data:image/png;base64,…"}}')
+    if not url.startswith("data:"):
+        raise ValueError(f"part {number}: {url[:100]}: nothing is fetched; send the picture itself, as a data: URL")
+    if detail not in (None, "auto", "high"):
+        raise ValueError(f"part {number}: detail {detail!r}: the model has one size for a picture; leave it out")
+    return url
 
 
 def _object_of(arguments: Any) -> Any:
@@ -75,7 +93,9 @@ class Message(Nested):
     """A turn; it may be an answer's message, which has further fields that are null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_text_of)] = Field(default=None, validate_default=True)
+    content: Annotated[str | list[dict[str, Any]] | None, BeforeValidator(_content_of)] = Field(
+        default=None, validate_default=True
+    )
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -84,9 +104,12 @@ class Message(Nested):
 
     @field_validator("content")
     @classmethod
-    def _only_answers_may_have_none(cls, content: str | None, info: ValidationInfo) -> str | None:
-        if content is None and info.data.get("role", "assistant") != "assistant":
+    def _fits_the_role(cls, content: Any, info: ValidationInfo) -> Any:
+        role = info.data.get("role", "assistant")
+        if content is None and role != "assistant":
             raise PydanticCustomError("missing", "Field required")
+        if isinstance(content, list) and role not in ("user", "tool"):
+            raise ValueError("only messages of roles user and tool have pictures")
         return content
 
     @field_validator("tool_calls", "reasoning_content")

@@ -25,12 +25,13 @@ def make_requests(params: AnyParameters, answerer: Answerer) -> list[Request]:
     seeds = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF).generate_state(params.n, "u8").tolist()
     requests = [
         Request(
-            prompt,
-            _sampling(params, answerer, prompt),
+            prompt.ids,
+            _sampling(params, answerer, prompt.ids),
             tuple(seeds),
             top_logprobs=_top_logprobs(params),
             prompt_logprobs=params.scores_prompts,
             keep=isinstance(params, ChatParameters),
+            pictures=prompt.pictures,
         )
         for prompt in answerer.prompts(params)
     ]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from tandem.rollout.agents import Access, Agent, AgentsWord
 from tandem.rollout.environment import EnvironmentFailed
+from tandem.rollout.pictures import with_data_urls
 from tandem.rollout.session import Policy, Rules, Session
 from tandem.rollout.single_turn import DecodeAll
 from tandem.rollout.together import together
@@ -116,7 +117,8 @@ class AgentConversations:
         async with self._slots, self._key_of(session) as key:
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
-                    word = await self._agent.run(prompt.row, prompt.text, Access(self._base_url, key))
+                    row = with_data_urls(prompt.row, self._policy.pictures)
+                    word = await self._agent.run(row, prompt.text, Access(self._base_url, key))
             except TimeoutError:
                 word = EnvironmentFailed(f"the agent did not end within {self._limits.timeout_s:g} s")
             except EnvironmentFailed as error:

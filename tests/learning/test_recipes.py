@@ -42,6 +42,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "hh_sft": [{"prompt": ASK, "completion": GOOD}],
     "hh_ppo": [asked("hh", "5")],
     "hh": [{"prompt": ASK, "chosen": GOOD, "rejected": BAD}],
+    "look_sft": [{"messages": ASK + GOOD}],
+    "look": [{"data_source": "look", "prompt": ASK, "pairs": ["1.png", "2.png"], "ground_truth": "rg"}],
     "mbpp_cure": [
         asked("mbpp_cure", CODE, problem=1, role=role, answer="def f(): return 1") for role in ("coder", "tester")
     ],
@@ -53,7 +55,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "tiles": [{**asked("tiles", "rgby"), **SHOWN}],
 }
 """By the recipe's name, or else its first word."""
-MODELS = {"calculator": "letters", "facts": "letters", "puzzlevqa": "sees", "search": "search", "tiles": "sees"}
+MODELS = {
+    "calculator": "letters",
+    "facts": "letters",
+    "look": "looks",
+    "puzzlevqa": "sees",
+    "search": "search",
+    "tiles": "sees",
+}
 """By the first word of the recipe; others train `policy`."""
 SMALL = {
     "train": ["data.prompts_per_step=4", "data.max_prompt_tokens=64", "generation.max_response_tokens=8"],
@@ -87,8 +96,8 @@ SHOWS_TOOLS = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy/` and, with a head that scores, `judge/`; `letters/` and `search/`, whose templates show tools; `sees/`,
-    which sees pictures."""
+    """`policy/` and, with a head that scores, `judge/`; `letters/`, `search/` and `looks/`, whose templates show tools;
+    `looks/` and `sees/` see pictures."""
     directory = tmp_path_factory.mktemp("models")
     calculator = load_file(ROOT / "examples/calculator/task.py")
     calculator.write_model(directory / "letters", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
@@ -100,6 +109,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_tools.chat_template = SHOWS_TOOLS
     with_tools.save_pretrained(directory / "search")
     make_model("qwen2_5_vl", directory / "sees")
+    look = load_file(ROOT / "examples/tiles/look.py")
+    look.write_model(directory / "looks", "qwen2_5_vl", lambda model: None, look.TEMPLATE, look.CALL_TAGS)
     judge = AutoModelForTokenClassification.from_pretrained(directory / "policy", num_labels=1)
     judge.save_pretrained(directory / "judge")
     AutoTokenizer.from_pretrained(directory / "policy").save_pretrained(directory / "judge")

@@ -19,7 +19,7 @@ from published_templates import format_of, needs_trl, with_template
 from examples.one_tool import CALL_TAGS, read_calls
 from examples.tiles.look import TEMPLATE
 from examples.tiles.task import make_tokenizer
-from tandem.config.conversation import ConversationConfig
+from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
 from tandem.config.tree import ImagesConfig
 from tandem.errors import UserError
 from tandem.pictures.shown import ModelPictures
@@ -33,7 +33,13 @@ from tandem.rollout.transcript import Transcript
 from tandem.types import Completion, Message, Picture, Prompt, Request, SamplingParams, Status, Trajectory
 
 TOKENIZER = make_tokenizer(TEMPLATE, CALL_TAGS)
-STOP, PAD = (int(TOKENIZER.convert_tokens_to_ids(token)) for token in ("<|im_end|>", "<|image_pad|>"))
+
+
+def token(name: str, tokenizer: Any = TOKENIZER) -> int:
+    return tokenizer.convert_tokens_to_ids(name)
+
+
+STOP, PAD = token("<|im_end|>"), token("<|image_pad|>")
 SAMPLING = SamplingParams(max_tokens=200, stop_token_ids=(STOP,))
 ASKS = Prompt(0, np.array([1], np.int32), "?", "default", None, {"prompt": [{"role": "user", "content": "?"}]})
 TOOLS = '''
@@ -65,7 +71,7 @@ def look(pair: str):
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> ModelPictures:
-    ids = {"image_token_id": PAD, "video_token_id": int(TOKENIZER.convert_tokens_to_ids("<|video_pad|>"))}
+    ids: dict[str, Any] = {"image_token_id": PAD, "video_token_id": token("<|video_pad|>")}
     return ModelPictures(model_files(tmp_path / "model", **ids), ImagesConfig(), tmp_path / "store")
 
 
@@ -145,8 +151,8 @@ def hold(
 
 def look(tmp_path: Path, pair: str, pictures: ModelPictures | None, **given: Any) -> tuple[Trajectory, list[Request]]:
     (tmp_path / "tools.py").write_text(TOOLS)
-    section = {"environment": {"tools": [f"{tmp_path}/tools.py:look"], "limits": {"result_characters": 100}}}
-    environments = make_environments(ConversationConfig.model_validate(section).environment, pictures)  # type: ignore[arg-type]
+    section = {"tools": [f"{tmp_path}/tools.py:look"], "limits": {"result_characters": 100}}
+    environments = make_environments(ToolsEnvironmentConfig.model_validate(section), pictures)
     return hold(environments, [f"<tool_call>{pair}</tool_call>", "r"], pictures, **given)
 
 
@@ -285,7 +291,7 @@ def test_pictures_of_mcp_servers(tmp_path: Path, pictures: ModelPictures) -> Non
 def test_published_templates(tmp_path: Path, name: str, role: str) -> None:
     """What is appended is what the template makes of the whole conversation."""
     tokenizer = with_template(name)
-    pad, video = (int(tokenizer.convert_tokens_to_ids(f"<|{kind}_pad|>")) for kind in ("image", "video"))
+    pad, video = token("<|image_pad|>", tokenizer), token("<|video_pad|>", tokenizer)
     files = model_files(tmp_path / "model", image_token_id=pad, video_token_id=video)
     pictures = ModelPictures(files, ImagesConfig(), tmp_path / "store")
     (one,), (other,) = (pictures.prepare([encoded(picture(28, 84, seed))], tmp_path) for seed in (1, 2))
@@ -302,7 +308,7 @@ def test_published_templates(tmp_path: Path, name: str, role: str) -> None:
     assert len(before.pictures) == 1 and "<|image_pad|>?" in tokens.text(before.ids.tolist())
     whole = lines.open([*opening, turn, *new], tools)
     start = len(before.ids)
-    stop = start + whole.ids[start:].tolist().index(int(tokenizer.convert_tokens_to_ids("<|im_end|>"))) + 1
+    stop = start + whole.ids[start:].tolist().index(token("<|im_end|>", tokenizer)) + 1
     line = lines.extend(before._replace(ids=whole.ids[:stop]), new, tools)
     assert line is not None and line.ids.tolist() == whole.ids.tolist() and line.pictures == whole.pictures
     found = [p.place + n for p in line.pictures for n in range(3)]

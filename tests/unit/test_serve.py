@@ -430,10 +430,13 @@ def test_unknown_and_unsound_parameters_are_refused_by_name(client: OpenAI) -> N
 
 
 def test_unsound_messages_are_refused_by_place(client: OpenAI) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    image, elsewhere = ({"type": "image_url", "image_url": {"url": url}} for url in ("data:,", "https://a/b.png"))
     for messages, param in (
         ([], "messages"),
-        ([{"role": "user", "content": [image]}], "messages[0].content"),
+        ([{"role": "user", "content": [image]}], "messages"),  # the model sees none
+        ([{"role": "user", "content": [elsewhere]}], "messages[0].content"),
+        ([{"role": "system", "content": [image]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
