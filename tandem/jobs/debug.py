@@ -11,7 +11,7 @@ from tandem.algorithms.base import Signal
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
-from tandem.controller.assembly import make_experience_roles, make_producer
+from tandem.controller.assembly import make_experience_roles, make_producer, pictures_of
 from tandem.controller.dataflow import Step, describe_batch, learn_step
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
@@ -20,6 +20,8 @@ from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.rl import RlJob, failed_answers_saved
 from tandem.jobs.run import run_job
+from tandem.pictures.store import PictureStore
+from tandem.pictures.thumbnails import store_of_run
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
@@ -65,6 +67,11 @@ class ReplayJob(RlJob):
 
     def _advance(self, step: int) -> Step:
         groups = read_groups(self._files[step - 1], step)
+        if (directory := pictures_of(self._config)) is not None:
+            rows = (row for group in groups for one in group.trajectories for row in one.every_branch)
+            keys = {picture.key for row in rows for picture in row.pictures}
+            # What tools and worlds have shown is only where it was shown; data rows are stored anew.
+            PictureStore(directory).bring(keys, store_of_run(self._files[step - 1].parent.parent, None))
         self._roles.experience.reward.check_share(groups)
         return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 

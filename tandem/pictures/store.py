@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ class PictureStore:
         finally:
             part.unlink(missing_ok=True)
         return key
+
+    def bring(self, keys: Iterable[str], other: "PictureStore") -> None:
+        """Copy those of `keys` that are in the other store, and not in this one."""
+        for key in keys:
+            path, source = self.path(key), other.path(key)
+            if source.exists() and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_name(f".{key}.{os.getpid()}.{threading.get_ident()}.part")
+                shutil.copyfile(source, part)
+                part.replace(path)
 
     def size(self, key: str) -> tuple[int, int] | None:
         """Height and width of the picture `key`, as its file's header tells; None where there is no such file."""
