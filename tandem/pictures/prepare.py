@@ -106,6 +106,10 @@ class Preparer:
         """The stored picture of an encoded one, or of one that is decoded already. Raises BadPicture."""
         return self._known(data) if isinstance(data, bytes) else self._added(data)
 
+    def note(self, data: bytes, made: Prepared) -> None:
+        """These bytes are of a picture that is stored already: what a file of the store holds may be cut."""
+        self._index[hashlib.sha256(data).hexdigest()] = made
+
     def _known(self, data: bytes) -> Prepared:
         source = hashlib.sha256(data).hexdigest()
         known = self._index.get(source)

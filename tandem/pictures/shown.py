@@ -14,7 +14,7 @@ import numpy as np
 from tandem.config.tree import ImagesConfig
 from tandem.errors import UserError
 from tandem.pictures.model import MODEL_TYPES, PictureFormat, picture_format, why_unseen
-from tandem.pictures.prepare import BadPicture, Preparer
+from tandem.pictures.prepare import BadPicture, Prepared, Preparer
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
 from tandem.types import IntArray, Picture
@@ -76,6 +76,16 @@ class ModelPictures:
                 raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
             self._known[key] = self._picture(key, size)
         return self._known[key]
+
+    def encoded(self, key: str) -> bytes:
+        """A stored picture as PNG. Whoever prepares these bytes gets it again. Raises BadPicture where it is not
+        there."""
+        size = self.store.size(key) if _KEY.fullmatch(key) else None
+        if size is None:
+            raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
+        data = self.store.path(key).read_bytes()
+        self._preparer.note(data, Prepared(key, size))
+        return data
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[IntArray, IntArray, list[Picture]]:
         """Token ids with all that stands for pictures, which token of `token_ids` each comes from, and the pictures

@@ -137,8 +137,7 @@ def _with_data_urls(content: Any, pictures: ModelPictures) -> Any:
 
 
 def _data_url(key: str, pictures: ModelPictures) -> str:
-    data = pictures.store.path(pictures.stored(key).key).read_bytes()
-    return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+    return f"data:image/png;base64,{base64.b64encode(pictures.encoded(key)).decode('ascii')}"
 
 
 def _as_parts(content: Content) -> list[dict[str, Any]]:

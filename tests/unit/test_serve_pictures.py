@@ -190,4 +190,5 @@ def test_an_agent_gets_the_pictures_of_its_row(answerer: EngineAnswerer, tmp_pat
     (trajectory,) = asyncio.run(answers())
     assert trajectory.reward == 1 and trajectory.status is Status.COMPLETED
     assert [shown.key for shown in trajectory.prompt.pictures] == [one.key]
+    assert answerer.pictures.prepare([answerer.pictures.encoded(one.key)], tmp_path) == [one]
     assert len(trajectory.pictures) == 1
