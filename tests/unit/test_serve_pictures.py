@@ -31,7 +31,7 @@ from tandem.training.fsdp import make_engine
 from tandem.types import Demonstration, Picture, Prompt, SamplingParams, Status
 from tests.endpoint import TOKEN, running
 
-CALLS = "examples/one_tool.py:read_calls"
+CALLS = "hermes"
 TOOL: Any = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "required": ["pair"], "properties": {}}},
@@ -142,8 +142,8 @@ def test_a_session_goes_on_from_what_it_was_shown(url: str, answerer: EngineAnsw
                 answer = client.chat.completions.create(model="any", messages=messages, max_tokens=6)
                 more = user("and", shown(2 + number, 28, 28 + 28 * number))
                 messages += [answer.choices[0].message.model_dump(), more]
-            other = [user(shown(9), "?"), *messages[1:-1]]
-            client.chat.completions.create(model="any", messages=other, max_tokens=6)
+            rewritten = [user(shown(9), "?"), *messages[1:-1]]
+            client.chat.completions.create(model="any", messages=rewritten, max_tokens=6)
         lines = admin.get(f"/sessions/{key}/samples").json()["samples"]
     assert [len(line["pictures"]) for line in lines] == [3, 3]
     for line in lines:
@@ -153,7 +153,8 @@ def test_a_session_goes_on_from_what_it_was_shown(url: str, answerer: EngineAnsw
         mask = np.array(line["loss_mask"])
         found = trainers_logprobs(answerer, answerer.pictures.store.directory, line)
         np.testing.assert_allclose(found, np.array(line["logprobs"])[mask], atol=2e-5)
-    assert lines[0]["pictures"][1:] == lines[1]["pictures"][1:] and lines[0]["pictures"][0] != lines[1]["pictures"][0]
+    first, other = ([one["key"] for one in line["pictures"]] for line in lines)
+    assert first[1:] == other[1:] and first[0] != other[0]
 
 
 class Shows:
