@@ -23,6 +23,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
 from tandem.models.tower import PictureTower, tower_of
 from tandem.pictures.store import PictureStore
@@ -121,21 +122,26 @@ def test_after_publishes_that_change_the_tower_logprobs_are_the_trainers(case: C
                 assert np.abs(found - logprobs(before, asked, answers)).max() > 0.1, "old features would be seen"
 
 
-def test_a_publish_while_answers_are_made_changes_what_they_see(case: Case) -> None:
-    """Each token has the log-prob of the version that it names, with the tower of that version."""
+def test_publishes_and_sleeps_while_answers_are_made_change_what_they_see(case: Case) -> None:
+    """Each token has the log-prob of the version that it names, with the tower of that version; also in answers that
+    were aborted and go on."""
     actors = [case.trainer() for _ in range(3)]
     for number, trainer in enumerate(actors):
         change(tower_of(trainer.model), number)
     case.engine.load_weights(0, actors[0].named_weights())
-    asked = case.requests(1.0, 2, max_tokens=60)
+    asked = case.requests(1.0, 2, max_tokens=30)
+    generation = ResumableGeneration(case.engine, make_tokenizer())
 
     async def publish_under_load() -> list[list[Completion]]:
-        answers = [asyncio.create_task(collect(case.engine, one)) for one in asked]
+        answers = [asyncio.create_task(collect(generation, one)) for one in asked]
         version = 0
         while not all(answer.done() for answer in answers):
             await asyncio.sleep(0.05)
             version += 1
+            if version % 2:
+                generation.pause()
             case.engine.load_weights(version, actors[version % 3].named_weights())
+            generation.resume()
         return [await answer for answer in answers]
 
     answers = asyncio.run(publish_under_load())

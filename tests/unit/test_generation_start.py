@@ -44,7 +44,11 @@ def test_of_sglang_one_release_is_served() -> None:
             check_sglang(found)
 
 
-def test_weights_that_no_publish_fills_do_not_leave_the_device() -> None:
-    model = ModelConfig(path=Path("model"), lora=LoraConfig())
-    with pytest.raises(UserError, match=r"generation\.sleep: weights.*use cache"):
-        start_engine(model, VllmGenerationConfig(type="vllm", sleep="weights"), None)
+def test_weights_that_no_publish_fills_do_not_leave_the_device(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    for model, key in (
+        (ModelConfig(path=Path("model"), lora=LoraConfig()), r"model\.lora"),
+        (ModelConfig(path=tmp_path, vision_tower="frozen"), r"model\.vision_tower: frozen"),
+    ):
+        with pytest.raises(UserError, match=rf"generation\.sleep: weights, but with {key} .*use cache"):
+            start_engine(model, VllmGenerationConfig(type="vllm", sleep="weights"), None)

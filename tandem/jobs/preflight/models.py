@@ -59,12 +59,9 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
 
 
 def _find_picture_engine_mistakes(generation: Any, family: str, not_yet: str) -> Iterator[str]:
-    if generation.type == "sglang":
-        yield f"generation.type: sglang: {not_yet}; use native or vllm"
-    elif generation.type == "vllm" and family not in _PICTURES_ON_VLLM:
-        yield f"generation.type: vllm: {not_yet}; use native"
-    elif generation.type == "vllm" and generation.quantization:
-        yield f"generation.quantization: {not_yet}; leave it out"
+    engines = ("native", "vllm") if family in _PICTURES_ON_VLLM else ("native",)
+    if generation.type not in engines:
+        yield f"generation.type: {generation.type}: {not_yet}; use {' or '.join(engines)}"
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
