@@ -276,6 +276,24 @@ def test_the_check_before_weights_are_read_shows_a_picture(family: str, monkeypa
     assert max(compare(config)) > 100 * TOLERANCE  # text's positions for a picture
 
 
+PUBLISHED: dict[str, Any] = {
+    "llava": {
+        "text_config": {"model_type": "qwen2"},
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14},
+        "vision_feature_layer": [-2, 5],
+        "vision_feature_select_strategy": "full",
+    },
+    "internvl": {"text_config": {"model_type": "qwen3_moe"}, "vision_config": {"use_qk_norm": True}},
+    "smolvlm": {"vision_config": {"image_size": 384, "patch_size": 14}, "scale_factor": 3},
+    "mistral3": {"image_token_index": 10},
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_models_of_published_sizes_are_made_small(family: str) -> None:
+    assert max(compare(transformers.CONFIG_MAPPING[family](**PUBLISHED[family]))) < TOLERANCE
+
+
 def test_a_picture_that_is_cut_is_told() -> None:
     picture = Picture("key", (2, 2), 1)
     with pytest.raises(ValueError, match="picture 0 ends after 3 of its tokens"):
