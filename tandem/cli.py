@@ -181,6 +181,14 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory; the run ma
 
 
 @app.command()
+def runs(directory: Annotated[Path, typer.Argument(help="Where runs are, or a run.")] = Path("runs")) -> None:
+    """The runs below a directory: running, finished, stopped, failed or killed; their step, and the best reached."""
+    from tandem.jobs.runs import find_runs, table
+
+    print(table(find_runs(directory), directory))
+
+
+@app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A Hugging Face model directory, or a run.")],
     overrides: Annotated[

@@ -11,12 +11,16 @@ from tandem.types import StepMetrics
 _LOWER_IS_BETTER = re.compile(r"(loss|kl|/errors|/timeouts|/not_scored|/unscored)$")
 
 
+def lower_is_better(metric: str) -> bool:
+    return _LOWER_IS_BETTER.search(metric) is not None
+
+
 class BestValue:
     """The best value so far. It is saved with every checkpoint, so that a resumed run goes on comparing."""
 
     def __init__(self, trainer: TrainerConfig) -> None:
         self._metric = trainer.best_metric
-        by_name = "min" if _LOWER_IS_BETTER.search(trainer.best_metric or "") else "max"
+        by_name = "min" if lower_is_better(trainer.best_metric or "") else "max"
         self._mode = trainer.best_mode or by_name
         self._value: float | None = None
 

@@ -18,7 +18,9 @@ from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import TandemError, WorkerLost
+from tandem.files import write_text
 from tandem.jobs.best import BestValue
+from tandem.jobs.runs import ENDED
 from tandem.jobs.schedule import schedule_changes
 from tandem.signals import StopRequest
 from tandem.tracking.base import Ended, Recorder
@@ -72,7 +74,13 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
         for change in changed:
             print(f"changed since the last start: {change}", flush=True)
         write_environment(config.trainer.run_dir, config.trainer.seed)
-        yield
+        ended = config.trainer.run_dir / ENDED
+        ended.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception:
+            write_text(ended, "failed\n")
+            raise
 
 
 def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch | None:
@@ -166,6 +174,7 @@ class _Attempt:
                 for recorder in self._recorders:
                     closing.callback(recorder.close, ended)
                 closing.callback(job.close)
+        write_text(self._trainer.run_dir / ENDED, f"{ended}\n")
         write_report(self._trainer.run_dir)
         return self._position.step >= job.total_steps
 

@@ -66,6 +66,7 @@ def test_supervised_training_has_trackers(sort4: Path, tmp_path: Path, tracker: 
     config.write_text(yaml.safe_dump({"model": {"path": f"{sort4}/model"}, "data": rows, "trainer": trainer}))
     assert main([command, str(config), tracker]) == 0
     told, *steps, ended = kept(run)
+    assert (run / "ended").read_text() == "finished\n"
     assert told["seed"] == 0 and told["python"] and ended == {"ended": "finished"}
     assert [(line["step"], bool(line["validation"])) for line in steps] == [(0, True), (1, False), (2, True)]
 
@@ -86,7 +87,7 @@ def test_ctrl_c_closes_trackers(grpo_config: Path, tmp_path: Path, tracker: str)
     process.send_signal(signal.SIGINT)
     printed = process.communicate()[0]
     assert process.returncode == 130, printed
-    assert kept(run)[-1] == {"ended": "stopped"}
+    assert kept(run)[-1] == {"ended": "stopped"} and (run / "ended").read_text() == "stopped\n"
     assert [line["step"] for line in kept(run)[1:-1]] == [*range(1, len(kept(run)) - 1)]
 
 

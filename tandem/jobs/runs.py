@@ -1,0 +1,110 @@
+"""`tandem runs`: the runs below a directory, how each stands, and the best that it has reached."""
+
+import fcntl
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tandem.checkpoint.progress import Progress
+from tandem.errors import UserError
+from tandem.jobs.best import lower_is_better
+from tandem.tracking.jsonl import read_metrics
+
+ENDED = "ended"
+"""The file in a run directory that says how its last process ended: finished, stopped or failed."""
+_DEPTH = 3
+_USUAL = ("reward/mean", "val/loss", "sft/loss", "dpo/loss", "reward_model/loss")
+
+
+class FoundRun(NamedTuple):
+    """A row of the table."""
+
+    path: Path
+    state: str
+    """running, finished, stopped, failed; killed: its process is gone and has not said how it ended."""
+    step: str
+    best: str
+
+
+def find_runs(directory: Path) -> list[FoundRun]:
+    """The runs at or below `directory`, by their paths. Raises UserError where it is none."""
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; name one that runs are in")
+    return [_described(path) for path in _run_dirs(directory, _DEPTH)]
+
+
+def table(runs: list[FoundRun], directory: Path) -> str:
+    """Plain text of at most 80 columns; what is too long loses its beginning."""
+    rows = [("run", "state", "step", "best")]
+    for run in runs:
+        below = run.path.relative_to(directory)
+        rows.append((_cut(str(below) if below.parts else run.path.name, 28), run.state, run.step, _cut(run.best, 28)))
+    return "\n".join(f"{name:<28}  {state:<8}  {step:>9}  {best}".rstrip() for name, state, step, best in rows)
+
+
+def _run_dirs(directory: Path, depth: int) -> Iterator[Path]:
+    if (directory / "config.yaml").is_file() and (directory / ".lock").is_file():
+        yield directory
+    elif depth:
+        for child in sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()):
+            yield from _run_dirs(child, depth - 1)
+
+
+def _described(run: Path) -> FoundRun:
+    records = read_metrics(run / "metrics.jsonl")
+    try:
+        trainer: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["trainer"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        trainer = {}
+    progress = _progress(run)
+    total = progress.total_steps if progress else trainer.get("steps")
+    step = f"{records[-1]['step'] if records else 0}/{total or '?'}"
+    return FoundRun(run, _state(run, progress), step, _best(records, trainer))
+
+
+def _progress(run: Path) -> Progress | None:
+    latest = run / "checkpoints" / "latest"
+    try:
+        return Progress.read(run / "checkpoints" / latest.read_text(encoding="utf-8").strip())
+    except (OSError, UserError):
+        return None
+
+
+def _state(run: Path, progress: Progress | None) -> str:
+    if _is_locked(run / ".lock"):
+        return "running"
+    if (run / ENDED).is_file():
+        return (run / ENDED).read_text(encoding="utf-8").strip()
+    return "finished" if progress and progress.step >= progress.total_steps else "killed"
+
+
+def _is_locked(lock: Path) -> bool:
+    """By a process that runs the run, on another machine, too, where the file system has locks."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _best(records: list[dict[str, Any]], trainer: dict[str, Any]) -> str:
+    """Of `trainer.best_metric`, or else of a validation's accuracy, the reward, or the loss."""
+    measured = {name for record in records for name in record}
+    accuracies = sorted(name for name in measured if name.startswith("val/") and "/acc/mean@" in name)
+    wanted = [trainer.get("best_metric"), *accuracies, *_USUAL]
+    metric = next((name for name in wanted if name in measured), None)
+    if metric is None:
+        return ""
+    values = [record[metric] for record in records if metric in record and not math.isnan(record[metric])]
+    lower = trainer.get("best_mode") == "min" if trainer.get("best_mode") else lower_is_better(metric)
+    return f"{metric} {(min if lower else max)(values):.4g}" if values else ""
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"…{text[1 - width :]}"

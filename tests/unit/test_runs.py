@@ -1,0 +1,74 @@
+"""`tandem runs`: the state of each run, its step, and the best it has reached, within 80 columns."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.checkpoint.progress import Progress
+from tandem.cli import main
+
+
+def make_run(path: Path, values: list[float | None], metric: str = "reward/mean", trainer: str = "{steps: 3}") -> Path:
+    path.mkdir(parents=True)
+    (path / ".lock").touch()
+    (path / "config.yaml").write_text(f"trainer: {trainer}\n")
+    lines = [json.dumps({"step": step, metric: value}) for step, value in enumerate(values, 1)]
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def save(run: Path, step: int, total: int) -> None:
+    state = run / "checkpoints" / f"step_{step:06d}" / "state"
+    state.mkdir(parents=True)
+    Progress(step, total, "fsdp", {}).write(state.parent)
+    (run / "checkpoints/latest").write_text(state.parent.name)
+
+
+def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("finished", "stopped", "failed"):
+        (make_run(tmp_path / name, [0.1, 0.3, 0.2]) / "ended").write_text(f"{name}\n")
+    save(make_run(tmp_path / "deep/killed", [0.5], "sft/loss", "{epochs: 1}"), 1, 7)
+    save(make_run(tmp_path / "old", [0.5, 0.25], "val/a/kl", "{steps: 2, best_metric: val/a/kl}"), 2, 2)
+    make_run(tmp_path / ("long" * 20), [None], "val/" + "source" * 9 + "/acc/mean@4")
+    (tmp_path / "no-run").mkdir()
+    (tmp_path / "no-run/config.yaml").write_text("a: 1\n")
+    make_run(tmp_path / "running", [])
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
+         "print('held', flush=True); sys.stdin.read()", str(tmp_path / "running/.lock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    assert main(["runs", str(tmp_path)]) == 0
+    holder.communicate()
+    printed = capsys.readouterr().out
+    heading, *rows = [line.split() for line in printed.splitlines()]
+    assert heading == ["run", "state", "step", "best"]
+    assert [row for row in rows if not row[0].startswith("…")] == [
+        ["deep/killed", "killed", "1/7", "sft/loss", "0.5"],
+        ["failed", "failed", "3/3", "reward/mean", "0.3"],
+        ["finished", "finished", "3/3", "reward/mean", "0.3"],
+        ["old", "finished", "2/2", "val/a/kl", "0.25"],
+        ["running", "running", "0/3"],
+        ["stopped", "stopped", "3/3", "reward/mean", "0.3"],
+    ]
+    assert max(map(len, printed.splitlines())) <= 80 and len(rows) == 7
+
+
+def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run", [0.1])
+    assert main(["runs", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["run", "killed", "1/3", "reward/mean", "0.1"]
+    with (tmp_path / "run/.lock").open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_directory_that_is_none_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert "no such directory" in capsys.readouterr().err
