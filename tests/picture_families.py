@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from examples.tiles.task import CONTROL, TEMPLATE, make_config
 from tandem.config.tree import ImagesConfig
 from tandem.pictures.shown import ModelPictures
-from tandem.types import IntArray, Picture
+from tandem.types import Demonstration, IntArray, Picture
 from tests.pictures import draw
 
 ROLES = ["user", "assistant", "system"]
@@ -231,6 +231,19 @@ class Rows:
             found += self.pictures.prepare([file.getvalue()], Path())
             self._originals[found[-1].key] = image
         return found
+
+    def demonstrations(self) -> tuple[list[Demonstration], IntArray]:
+        """And the groups that they are of. Prompts show one picture, two, none, and one again that another prompt
+        shows, too; and one prompt differs from the first in its picture alone."""
+        a, b, c, d = self.pictures_of_noise()
+        assert [picture.grid for picture in (a, b, c, d)] == list(self.family.grids)
+        prompts = [["what ", a, "?"], [b, " or ", c, " then"], ["just text"], ["again ", b], ["what ", d, "?"]]
+        drawn, rows, groups = np.random.default_rng(1), list[Demonstration](), [0, 0, 0, 1, 1, 2, 3, 3, 4]
+        for group in groups:
+            ids, shown = self.prompt(prompts[group])
+            answer = drawn.integers(10, 90, drawn.integers(2, 9)).astype(np.int32)
+            rows.append(Demonstration(0, ids, answer, np.ones(len(answer), bool), shown))
+        return rows, np.array(groups, np.int32)
 
     def prompt(self, parts: Sequence[str | Picture]) -> tuple[IntArray, tuple[Picture, ...]]:
         """Token ids of one message, and the pictures where they stand."""

@@ -249,10 +249,11 @@ def actor_spec(config: TrainConfig, optimizer_steps: int = 1) -> TrainSpec:
     )
 
 
-def pictures_of(config: ModelsConfig) -> Path | None:
-    """Where the pictures of rows are stored, where the model sees any."""
+def pictures_of(config: ModelsConfig, model: Path | None = None) -> Path | None:
+    """Where the pictures of rows are stored, where the policy sees any, and so does `model`, if that is another one."""
     assert isinstance(config, TrainConfig | EvalConfig | SftConfig), "other commands have no rows"
-    return pictures_directory(config) if sees_pictures(config.model.path) else None
+    seen = sees_pictures(config.model.path) and (model is None or sees_pictures(model))
+    return pictures_directory(config) if seen else None
 
 
 def make_rollout(
@@ -276,7 +277,13 @@ def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel
     path = config.model.reward_model_path
     if path is None:
         return None
-    spec = TrainSpec(_model_at(config.model, path), config.training, value_head=True)
+    spec = TrainSpec(
+        _model_at(config.model, path),
+        config.training,
+        value_head=True,
+        pictures=pictures_of(config, path),
+        processor=config.model.path,
+    )
     return placement.group(Role.RewardModel, ValueModel, TrainWorker, spec)
 
 
@@ -300,12 +307,15 @@ def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = 
 
 def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement, starts: Mapping[str, Path]) -> Critic:
     assert isinstance(config.algorithm, CriticConfig)
+    path = starts.get(CRITIC, config.model.critic_path or config.model.path)
     spec = TrainSpec(
-        _model_at(config.model, starts.get(CRITIC, config.model.critic_path or config.model.path)),
+        _model_at(config.model, path),
         config.training,
         config.algorithm.critic_optimizer,
         total_steps=optimizer_steps,
         value_head=True,
+        pictures=pictures_of(config, path),
+        processor=config.model.path,
     )
     return placement.group(Role.Critic, Critic, TrainWorker, spec)
 

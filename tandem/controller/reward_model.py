@@ -105,7 +105,7 @@ def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
     """
     lasts = [trajectory.every_branch[trajectory.ends_in] for group in siblings for trajectory in group]
     groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
-    rows = [Demonstration(0, last.prompt_ids, last.response_ids, last.loss_mask) for last in lasts]
+    rows = [Demonstration(0, last.prompt_ids, last.response_ids, last.loss_mask, last.pictures) for last in lasts]
     return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups)
 
 

@@ -83,8 +83,6 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
     what they do not know is another list.
     """
     family = str(described.get("model_type"))
-    if value_head and family in PICTURES:
-        return f"model type {family} does not run here: models that see pictures have no value head yet"
     reason = REFUSED.get(family) or next(_reasons(described), None)
     if reason is None and value_head and family in EQUAL - VALUE_HEADS:
         reason = "transformers has it without a value head, so neither as a critic nor as a reward model"

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, rename_source_key
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
@@ -28,8 +30,8 @@ _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")
 _PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 _COMPLETE = "give a complete model directory"
 _AS_THEY_LIE = (
-    f"{_COMPLETE}. Several ranks read files as they lie: weights that transformers converts while loading (mixtures of "
-    "experts, gpt_neox) have to be saved once by save_pretrained(DIRECTORY, save_original_format=False)"
+    f"{_COMPLETE}. Several ranks read files as they lie: weights that transformers computes while loading (those of "
+    "mixtures of experts) have to be saved once by save_pretrained(DIRECTORY, save_original_format=False)"
 )
 
 
@@ -108,13 +110,18 @@ def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
         )
     if not value_head and (config.path / "generation_config.json").is_file():  # it is saved with the model again
         model.generation_config = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
+    # As transformers tells families apart: by the names of classes, which sharding changes.
+    model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     make_lean(model)
     return model
 
 
 @torch.no_grad()
 def fill(model: PreTrainedModel, config: ModelConfig) -> None:
-    """Read this rank's part of every parameter from the model directory, compute the buffers, read those saved."""
+    """Read this rank's part of every parameter from the model directory, compute the buffers, read those saved.
+
+    `model`: one of `load_empty`, laid out over the ranks.
+    """
     parameters = dict(model.named_parameters())
     lacking = _read(model, config.path, {name.replace(".base_layer.", "."): p for name, p in parameters.items()})
     reset_adapters(model)
@@ -123,6 +130,9 @@ def fill(model: PreTrainedModel, config: ModelConfig) -> None:
         parameter._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
     model.initialize_weights()
     _refuse_lacking(config.path, _read(model, config.path, saved_buffers(model)), _AS_THEY_LIE)
+    # It is saved with the prefixes that its directory has.
+    kept = [one for one in _published_names(model) if not isinstance(one, PrefixChange) or one.was_used()]
+    model._weight_conversions = kept  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def saved_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -134,10 +144,27 @@ def saved_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
+def _published_names(model: Any) -> Sequence[Any]:
+    """How weights in directories are named and what is computed of them, where transformers keeps it for saving."""
+    return model._weight_conversions
+
+
 def _read(model: PreTrainedModel, path: Path, tensors: Mapping[str, torch.Tensor]) -> set[str]:
     """Fill this rank's part of the tensors; the names that the directory lacks."""
+    transforms: list[Any] = [*_published_names(model), *(get_checkpoint_conversion_mapping("legacy") or ())]
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    prefix, held = model.base_model_prefix, dict(tensors)
+
+    def named(saved: str) -> str:
+        """As transformers names it while loading; what it computes a weight from there keeps its name."""
+        renamed, computed = rename_source_key(saved, renamings, converters, prefix, held)
+        if renamed in held and computed is None:
+            return renamed
+        return rename_source_key(saved, [], [], prefix, held)[0]
+
     try:
-        return read_safetensors(tensors, path, model.base_model_prefix)
+        return read_safetensors(tensors, path, named)
     except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load(path, error) from None
 

@@ -5,7 +5,7 @@ state/rank_00000.safetensors, …     a rank's parts of tensors; the header says
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import prod
@@ -156,16 +156,17 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def read_safetensors(tensors: Mapping[str, Tensor], directory: Path, prefix: str) -> set[str]:
+def read_safetensors(
+    tensors: Mapping[str, Tensor], directory: Path, named: Callable[[str], str] = lambda saved: saved
+) -> set[str]:
     """Fill this rank's part of each tensor from a model directory; returns the names that it lacks.
 
-    A name may stand there without `prefix`, as in directories of a model without its output layer.
+    `named`: which tensor a name in the directory stands for.
     """
     reader = HuggingFaceStorageReader(str(directory))
-    saved = reader.read_metadata().state_dict_metadata
-    names = {name: name if name in saved else name.removeprefix(f"{prefix}.") for name in tensors}
-    lacking = {name for name in tensors if names[name] not in saved}
-    _read({names[name]: tensor for name, tensor in tensors.items() if name not in lacking}, reader)
+    saved = {named(name): name for name in reader.read_metadata().state_dict_metadata}
+    lacking = tensors.keys() - saved.keys()
+    _read({saved[name]: tensor for name, tensor in tensors.items() if name not in lacking}, reader)
     return lacking
 
 

@@ -9,17 +9,18 @@ family's own image processor does it. `sight.py` says how each family takes them
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from tandem.errors import EngineError, UserError
 from tandem.models.families import SPATIAL
-from tandem.models.sight import sight_of
+from tandem.models.sight import random_pixels, sight_of
 from tandem.pictures.marks import unmarked
 from tandem.pictures.positions import PicturePlaces, places_of
 from tandem.pictures.store import Pixels
@@ -55,16 +56,33 @@ class PictureInputs(NamedTuple):
 class PictureTower:
     """The tower of a model that is loaded, and where its pictures are."""
 
-    def __init__(self, model: PreTrainedModel, path: Path, read: Callable[[str], Pixels]) -> None:
-        """`path`: the model's directory, for its image processor; `read`: the stored pixels of a picture's key."""
-        self._model, self._read = model, read
+    def __init__(
+        self, model: PreTrainedModel, path: Path, read: Callable[[str], Pixels], device: torch.device | None = None
+    ) -> None:
+        """`path`: the model's directory, for its image processor; `read`: the stored pixels of a picture's key.
+
+        `device`: where the model computes; default: where its parameters are.
+        """
+        self._model, self._read, self._computes_on = model, read, device
         self._processor = load_image_processor(path)
         self.placeholder: int = model.config.image_token_id
         self.spatial = model.config.model_type in SPATIAL
         self._sight = sight_of(model.config)
-        self._frozen = not any(parameter.requires_grad for parameter in tower_of(model).parameters())
+        self._frozen = is_frozen(tower_of(model))
+        self._body: Any = model.base_model
+        self._body.encode_pictures = MethodType(self._encode, self._body)
+        if not self._frozen:
+            register_fsdp_forward_method(self._body, "encode_pictures")  # nothing where it has no shards
         self._kept: _Kept[Features] = _Kept(lambda features: sum(part.nbytes for part in features.parts))
         self._pixels: _Kept[Tensor] = _Kept(lambda pixels: pixels.nbytes)
+
+    @property
+    def learns(self) -> bool:
+        return not self._frozen
+
+    @property
+    def _device(self) -> torch.device:
+        return self._computes_on or self._model.device
 
     @property
     def never_drawn(self) -> tuple[int, ...]:
@@ -83,15 +101,24 @@ class PictureTower:
         return self.places(token_ids, np.array([0, len(token_ids)]), np.array([-1]), pictures)
 
     def inputs(
-        self, token_ids: IntArray, places: PicturePlaces, pictures: Sequence[Picture], *, keep: bool = False
+        self,
+        token_ids: IntArray,
+        places: PicturePlaces,
+        pictures: Sequence[Picture],
+        *,
+        keep: bool = False,
+        together: bool = False,
     ) -> PictureInputs:
-        """`keep`: features may be kept for later calls, until `forget`. They always are where the tower is frozen."""
-        device = self._model.device
+        """`keep`: features may be kept for later calls, until `forget`. They always are where the tower is frozen.
+
+        `together`: the tower runs even where no picture is shown, for it runs on other ranks, which share its weights.
+        """
+        device = self._device
         ids = torch.from_numpy(unmarked(token_ids, self.placeholder).astype(np.int64))[None].to(device)
         positions = torch.from_numpy(places.positions if self.spatial else places.positions[0]).to(device)
         options: dict[str, Any] = {"position_ids": positions[:, None] if self.spatial else positions[None]}
-        if len(places.features):
-            found = self._features([pictures[number] for number in places.numbers], keep)
+        if len(places.features) or together:
+            found = self._features([pictures[number] for number in places.numbers], keep) or [self._blank()]
             place = torch.from_numpy(places.features).to(device)
             embeddings = torch.cat([one.embeddings for one in found]).index_select(0, place)
             deeper = [torch.cat(layer).index_select(0, place) for layer in zip(*(x.deeper for x in found), strict=True)]
@@ -118,7 +145,7 @@ class PictureTower:
         return [found[picture.key] for picture in pictures]
 
     def _compute(self, pictures: Sequence[Picture]) -> list[Features]:
-        layers = self._sight.features(self._model.base_model, self._pixels_of(pictures), self._model.device)
+        layers: list[Tensor] = self._body.encode_pictures(self._pixels_of(pictures))
         counts = [picture.grid[0] * picture.grid[1] for picture in pictures]
         if len(layers[0]) != sum(counts):
             raise EngineError(
@@ -127,6 +154,15 @@ class PictureTower:
             )
         split = [layer.split(counts) for layer in layers]
         return [Features(own[0], tuple(own[1:])) for own in zip(*split, strict=True)]
+
+    def _blank(self) -> Features:
+        """Of a picture that nobody shows."""
+        layers: list[Tensor] = self._body.encode_pictures([torch.zeros_like(random_pixels(self._model.config))])
+        return Features(layers[0], tuple(layers[1:]))
+
+    def _encode(self, body: Any, pixels: Sequence[Tensor]) -> list[Tensor]:
+        """As `Sight.features`, a method of the body. None is a view: FSDP2 hangs its hooks on them."""
+        return [layer.clone() for layer in self._sight.features(body, pixels, self._device)]
 
     def _pixels_of(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """What the tower takes of each."""
@@ -183,3 +219,7 @@ def load_image_processor(path: Path) -> Any:
 def tower_of(model: PreTrainedModel) -> nn.ModuleList:
     """What of a model computes features of pictures."""
     return nn.ModuleList([getattr(model.base_model, name) for name in sight_of(model.config).modules])
+
+
+def is_frozen(module: nn.Module) -> bool:
+    return not any(parameter.requires_grad for parameter in module.parameters())

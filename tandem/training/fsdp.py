@@ -23,8 +23,9 @@ from tandem.models.classes import is_picture_model
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
+from tandem.models.sight import sight_of
 from tandem.models.storage import TensorFile
-from tandem.models.tower import PictureTower, tower_of
+from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
 from tandem.regions import Shard
 from tandem.training.base import LossResult, PassResult, TrainEngine, sum_parts, sum_results
@@ -91,17 +92,20 @@ class FsdpEngine:
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[torch.Tensor]]:
         with self._layout.gathered(), self._compiled(), nullcontext() if adapted else adapters_off(self.model):
-            passes = self._local_parts(self._as_many_as_others(micro_batches))
-            outputs = [self._context.gather(part, self._head.forward(*self._inputs(part))) for part in passes]
+            passes = self._as_many_as_others(micro_batches)
+            together = self._encode_together(passes)
+            parts = self._local_parts(passes)
+            outputs = [self._context.gather(part, self._head.forward(*self._inputs(part, together))) for part in parts]
         return outputs[: len(micro_batches)]
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], loss: TokenLoss[torch.Tensor]) -> PassResult:
         results: list[LossResult] = []
         with self._layout.gathered(), self._compiled(), checkpointing(self._checkpointed):
             passes = self._as_many_as_others(micro_batches)
+            together = self._encode_together(passes)
             for number, part in enumerate(self._local_parts(passes), start=1):
                 self._layout.starts(last=number == len(passes))
-                results.append(self._context.backward(self._head, part, *self._inputs(part), loss))
+                results.append(self._context.backward(self._head, part, *self._inputs(part, together), loss))
         total = sum_parts(self._layout.of_all_ranks(sum_results(results)))
         return PassResult(*total, [result.outputs for result in results[: len(micro_batches)]])
 
@@ -127,10 +131,15 @@ class FsdpEngine:
         return Shard(name.replace(".base_layer.", "."), tuple(parameter.shape), short, region, read)
 
     def offload(self) -> None:
-        self._move(torch.device("cpu"))
+        host = torch.device("cpu")
+        nn.Module.to(self.model, host)
+        if self._optimizer is not None:
+            self._optimizer.move(host)
 
     def onload(self) -> None:
-        self._move(self._layout.home)
+        self._layout.onload()
+        if self._optimizer is not None:
+            self._optimizer.move(self._layout.home)
 
     def save(self, directory: Path) -> list[TensorFile]:
         files = copy_model(self.model, self._layout, self._copies, directory / "model")
@@ -149,36 +158,38 @@ class FsdpEngine:
 
     def _as_many_as_others(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """With empty ones where the rank with the most of them has more."""
-        return [*micro_batches, *[_EMPTY_MICRO_BATCH] * self._layout.lacking(len(micro_batches))]
+        most = self._layout.largest(len(micro_batches))
+        return [*micro_batches, *[_EMPTY_MICRO_BATCH] * (most - len(micro_batches))]
+
+    def _encode_together(self, passes: Sequence[MicroBatch]) -> bool:
+        """Whether the tower runs in each of a pass, with pictures or without: it is in shards, and a rank has some."""
+        if self._layout.ranks == 1 or self._tower is None or not self._tower.learns:
+            return False
+        return bool(self._layout.largest(int(any((one.token_ids < 0).any() for one in passes))))
 
     def _local_parts(self, passes: Sequence[MicroBatch]) -> Iterator[LocalMicroBatch]:
         """This rank's part of each, made when its turn has come: nothing of a part outlives its pass."""
         return (self._context.local_part(micro_batch, self._layout.device) for micro_batch in passes)
 
-    def _inputs(self, part: LocalMicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _inputs(self, part: LocalMicroBatch, together: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The head's: hidden states `[S, hidden]` and the tokens that they predict, `[S]`."""
-        token_ids, options = self._seen(part)
+        token_ids, options = self._seen(part, together)
         body: Any = self.model.base_model
         outputs = body(token_ids, attention_plan=part.plan, use_cache=False, return_dict=False, **options)
         return outputs[0][0].index_select(0, part.scored), part.targets
 
-    def _seen(self, part: LocalMicroBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+    def _seen(self, part: LocalMicroBatch, together: bool) -> tuple[torch.Tensor, dict[str, Any]]:
         """Token ids `[1, N]` of segments packed head to tail, their positions, and the pictures among them."""
-        if (part.token_ids < 0).any():
+        if self._placeholder is not None and (part.token_ids == self._placeholder).any():
+            raise EngineError("rows have places for pictures, and no pictures there: their log-probs would be of none")
+        if together or (part.token_ids < 0).any():
             if self._tower is None:
                 raise EngineError("rows with pictures, but this engine was made without a directory of pictures")
             whole = part.whole
             places = self._tower.places(whole.token_ids, whole.offsets, whole.prefixes, whole.pictures)
-            return self._tower.inputs(whole.token_ids, places, whole.pictures)
-        if self._placeholder is not None and (part.token_ids == self._placeholder).any():
-            raise EngineError("rows have places for pictures, and no pictures there: their log-probs would be of none")
+            return self._tower.inputs(whole.token_ids, places, whole.pictures, together=together)
         token_ids = torch.from_numpy(part.token_ids)[None].to(part.plan.positions.device)
         return token_ids, {"position_ids": part.plan.positions[None]}
-
-    def _move(self, device: torch.device) -> None:
-        nn.Module.to(self.model, device)
-        if self._optimizer is not None:
-            self._optimizer.move(device)
 
 
 def make_engine(
@@ -190,25 +201,41 @@ def make_engine(
     temperature: float = 1.0,
     value_head: bool = False,
     pictures: Path | None = None,
+    processor: Path | None = None,
 ) -> TrainEngine:
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several.
 
-    `pictures`: the directory where those of the rows are stored, for a model that sees them.
+    `pictures`: the directory where those of the rows are stored, for a model that sees them; `processor`: the model
+    directory whose image processor prepares them, default: that of this model.
     """
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
     loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
     loaded.requires_grad_(optimizer is not None)
-    if sharded and is_picture_model(loaded.config):
-        raise UserError(f"model type {loaded.config.model_type} trains on one rank only so far; use cluster.ranks=1")
+    if is_picture_model(loaded.config) and training.context_parallel > 1:
+        family = loaded.config.model_type
+        raise UserError(f"training.context_parallel: not for a model that sees pictures ({family}) yet; leave it out")
     if is_picture_model(loaded.config) and model.vision_tower == "frozen":
         tower_of(loaded).requires_grad_(False)
     if model.lora and optimizer and not value_head:
         add_adapters(loaded, model.lora, model.path)
     if sharded:
+        _refuse_single_pictures(loaded)
         layout = Sharded(loaded, training)
         fill(loaded, model)
-    tower = PictureTower(loaded, model.path, PictureStore(pictures).read) if pictures is not None else None
+    tower = None
+    if pictures is not None:
+        device = layout.device if layout is not None else None
+        tower = PictureTower(loaded, processor or model.path, PictureStore(pictures).read, device)
     return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout, tower)
+
+
+def _refuse_single_pictures(model: PreTrainedModel) -> None:
+    """Ranks that share a tower's weights encode together: each has the same number of calls."""
+    if is_picture_model(model.config) and sight_of(model.config).alone and not is_frozen(tower_of(model)):
+        raise UserError(
+            f"model.vision_tower: train: that of a {model.config.model_type} takes one picture at a time, and does not "
+            "learn on several ranks yet; use frozen, or one rank"
+        )
 
 
 def _choose_attention(model: PreTrainedModel, config: FsdpTrainingConfig, layout: Whole) -> None:

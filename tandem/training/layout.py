@@ -3,6 +3,7 @@
     body      one group of parameters a layer and one for the rest: gathered around its use, gradient reduce-scattered
     outside   the output layer, and the input embedding where the two are one weight: gathered for a whole pass, for
               the output layer computes its float32 gradient by hand, chunk by chunk
+    replicas  a vision tower that is frozen: whole on every rank, which runs it whenever it meets a picture
 
 Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277); a gradient is the sum over all ranks, never their mean.
 """
@@ -22,6 +23,8 @@ from transformers import PreTrainedModel
 
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
+from tandem.models.classes import is_picture_model
+from tandem.models.tower import is_frozen, tower_of
 from tandem.regions import Region, chunk, whole
 
 T = TypeVar("T")
@@ -43,9 +46,9 @@ class Whole:
         """For the length of a pass: the output layer is usable. On leaving, its gradient goes to the parameters."""
         return nullcontext()
 
-    def lacking(self, micro_batches: int) -> int:
-        """How many more micro-batches the rank with the most of them has."""
-        return 0
+    def largest(self, own: int) -> int:
+        """The largest number that a rank calls this with; every rank calls it."""
+        return own
 
     def starts(self, last: bool) -> None:
         """Called before each micro-batch's backward pass."""
@@ -69,6 +72,10 @@ class Whole:
     def served_dtype(self, parameter: Tensor) -> torch.dtype:
         """That of `full`."""
         return parameter.dtype
+
+    def onload(self) -> None:
+        """Bring the model back to where it is when it is not offloaded."""
+        nn.Module.to(self.model, self.home)
 
     def describe(self, directory: Path) -> None:
         """Write all of a Hugging Face directory but its weights."""
@@ -96,13 +103,12 @@ class Sharded(Whole):
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()  # the shards are the masters
         self._outside = _places(model)
+        self._replicated = _replicated(model)
         self._shard_body(training.cpu_offload)
         self.home = torch.device("cpu") if training.cpu_offload else self.device
         self._shard_outside()
         model.to_empty(device=self.home)
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.to(self.device))
+        self._settle()
 
     @property
     def _body(self) -> Any:
@@ -117,9 +123,9 @@ class Sharded(Whole):
         }
         layers = self.model._no_split_modules or ()
         for module in self._body.modules():
-            if type(module).__name__ in layers:
+            if type(module).__name__ in layers and self._replicated.isdisjoint(module.parameters()):
                 fully_shard(module, **how)
-        fully_shard(self._body, ignored_params=set(self._outside), **how)
+        fully_shard(self._body, ignored_params={*self._outside, *self._replicated}, **how)
         for module in self._body.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -131,6 +137,19 @@ class Sharded(Whole):
             how: dict[str, Any] = {"dtype": parameter.dtype, "device_mesh": self._mesh, "placements": self._placements}
             _register(places, nn.Parameter(empty(*parameter.shape, **how), requires_grad=parameter.requires_grad))
         self._outside = _places(self.model)
+
+    def _settle(self) -> None:
+        """What has no shards is where it computes, wherever the shards are."""
+        for module in self.model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.device))
+        for parameter in self.model.parameters():
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.to(self.device)
+
+    def onload(self) -> None:
+        super().onload()
+        self._settle()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -157,10 +176,10 @@ class Sharded(Whole):
         part = summed.redistribute(placements=self._placements).to(shards.device)
         shards.grad = part if shards.grad is None else shards.grad + part
 
-    def lacking(self, micro_batches: int) -> int:
-        most = torch.tensor(micro_batches, device=self.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return int(most) - micro_batches
+    def largest(self, own: int) -> int:
+        largest = torch.tensor(own, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
     def starts(self, last: bool) -> None:
         self._body.set_requires_gradient_sync(last or not self._once)
@@ -172,15 +191,18 @@ class Sharded(Whole):
         return everyone
 
     def full(self, parameter: Tensor) -> Tensor:
-        here: Any = parameter.detach().to(self.device, self.dtype)
-        return here.full_tensor()
+        here = parameter.detach().to(self.device, self.dtype)
+        return here.full_tensor() if isinstance(here, DTensor) else here
 
     def local(self, parameter: Tensor) -> Tensor:
-        sharded: Any = parameter.detach()
-        return sharded.to_local()
+        held = parameter.detach()
+        return held.to_local() if isinstance(held, DTensor) else held
 
     def region(self, parameter: Tensor) -> Region:
-        return chunk(whole(tuple(parameter.shape)), 0, self._mesh["shards"].size(), self._mesh.get_local_rank("shards"))
+        everything = whole(tuple(parameter.shape))
+        if not isinstance(parameter, DTensor):
+            return everything
+        return chunk(everything, 0, self._mesh["shards"].size(), self._mesh.get_local_rank("shards"))
 
     def served_dtype(self, parameter: Tensor) -> torch.dtype:
         return self.dtype
@@ -203,6 +225,13 @@ def _places(model: PreTrainedModel) -> dict[nn.Parameter, Places]:
             if parameter in places:
                 places[parameter].append((module, name))
     return places
+
+
+def _replicated(model: PreTrainedModel) -> set[nn.Parameter]:
+    """Those of a frozen vision tower: ranks meet other pictures than one another, at other times."""
+    if not is_picture_model(model.config) or not is_frozen(tower_of(model)):
+        return set()
+    return set(tower_of(model).parameters())
 
 
 def _register(places: Places, parameter: nn.Parameter) -> None:

@@ -39,6 +39,8 @@ class TrainSpec:
     """One number a token, as a critic and a reward model answer, instead of log-probs."""
     pictures: Path | None = None
     """Where the pictures of rows are stored, for a model that sees them."""
+    processor: Path | None = None
+    """The model directory whose image processor prepares them: the policy's; default: that of the model itself."""
 
 
 class TrainWorker(Worker[TrainSpec]):
@@ -196,4 +198,5 @@ def make_engine(spec: TrainSpec) -> TrainEngine:
         temperature=spec.temperature,
         value_head=spec.value_head,
         pictures=spec.pictures,
+        processor=spec.processor,
     )

@@ -1,14 +1,15 @@
 """What a model directory lacks is made (a value head) or said (anything else)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
-from tandem.models.loading import fill, load_model, load_policy, load_tokenizer, named_part
+from tandem.models.loading import fill, load_empty, load_model, load_policy, load_tokenizer, named_part
 
 
 @pytest.fixture
@@ -67,13 +68,36 @@ def test_what_is_published_of_experts_goes_where_the_model_holds_them_together(t
 
 
 def test_what_several_ranks_cannot_read_can_be_saved_so_that_they_can(tmp_path: Path) -> None:
-    """transformers converts a published GPT-NeoX while loading; every rank reads its part of the files alone."""
-    shape = GPTNeoXConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    published, other = (AutoModelForCausalLM.from_config(shape) for _ in range(2))
+    """transformers puts published experts together while loading; every rank reads its part of the files alone."""
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "head_dim": 4}
+    config = Qwen3MoeConfig(vocab_size=11, intermediate_size=8, **shape, **experts)
+    published = AutoModelForCausalLM.from_config(config)
     published.save_pretrained(tmp_path / "published")
-    with pytest.raises(UserError, match=r"lacks the weight lm_head\.weight; .*save_original_format=False"):
-        fill(other, ModelConfig(path=tmp_path / "published"))
+    with pytest.raises(UserError, match=r"lacks the weight .*experts\.down_proj; .*save_original_format=False"):
+        filled(tmp_path / "published")
     published.save_pretrained(tmp_path / "as it lies", save_original_format=False)
-    fill(other, ModelConfig(path=tmp_path / "as it lies"))
-    assert other.state_dict().keys() == published.state_dict().keys()
-    assert all((other.state_dict()[name] == value).all() for name, value in published.state_dict().items())
+    assert_equal(filled(tmp_path / "as it lies"), published)
+
+
+def test_several_ranks_read_weights_by_the_names_that_are_published(tmp_path: Path) -> None:
+    """transformers renames a published GPT-NeoX while loading."""
+    shape = GPTNeoXConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    published = AutoModelForCausalLM.from_config(shape)
+    published.save_pretrained(tmp_path)
+    assert "embed_out.weight" in load_file(tmp_path / "model.safetensors")
+    assert_equal(filled(tmp_path), published)
+
+
+def filled(directory: Path) -> PreTrainedModel:
+    """As a rank reads it."""
+    config = ModelConfig(path=directory)
+    model: Any = load_empty(config, value_head=False)
+    model.to_empty(device="cpu")
+    fill(model, config)
+    return model
+
+
+def assert_equal(found: PreTrainedModel, wanted: PreTrainedModel) -> None:
+    assert found.state_dict().keys() == wanted.state_dict().keys()
+    assert all((found.state_dict()[name] == value).all() for name, value in wanted.state_dict().items())

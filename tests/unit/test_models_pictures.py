@@ -20,6 +20,7 @@ from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
 from tandem.models.family_check import TOLERANCE, compare
+from tandem.models.loading import load_model
 from tandem.models.sight import in_tower
 from tandem.models.tower import PictureTower, tower_of
 from tandem.pictures.positions import places_of
@@ -46,39 +47,39 @@ class Case:
     def batch(self) -> Batch:
         return demonstrations_to_batch(self.rows, self.groups)
 
-    def logits(self, token_ids: IntArray, prompt: int, pictures: Sequence[Picture]) -> torch.Tensor:
-        """`[T, V]` of one row, by a forward pass of its own, from the pictures as they were given."""
-        shown = self.data.inputs(token_ids, prompt, pictures)
-        return self.theirs(torch.from_numpy(token_ids)[None].long(), use_cache=False, **shown).logits[0]
+    def inputs(self, token_ids: IntArray, prompt: int, pictures: Sequence[Picture]) -> dict[str, Any]:
+        """What a forward pass of one row of its own is called with, of the pictures as they were given."""
+        ids = torch.from_numpy(token_ids)[None].long()
+        return {"input_ids": ids, "use_cache": False, **self.data.inputs(token_ids, prompt, pictures)}
 
     def wanted(self) -> torch.Tensor:
         """Log-probs of all response tokens."""
         found: list[torch.Tensor] = []
         for row in self.rows:
             ids, prompt = np.concatenate((row.prompt_ids, row.response_ids)), len(row.prompt_ids)
-            logits = self.logits(ids, prompt, row.pictures)[prompt - 1 : -1]
+            logits = self.theirs(**self.inputs(ids, prompt, row.pictures)).logits[0, prompt - 1 : -1]
             found.append(logits.log_softmax(-1).gather(1, torch.from_numpy(row.response_ids)[:, None].long())[:, 0])
+        return torch.cat(found)
+
+    def wanted_values(self, head: torch.nn.Linear) -> torch.Tensor:
+        """Of all response tokens, with this head on the same body."""
+        found: list[torch.Tensor] = []
+        for row in self.rows:
+            ids, prompt = np.concatenate((row.prompt_ids, row.response_ids)), len(row.prompt_ids)
+            hidden = self.theirs.base_model(**self.inputs(ids, prompt, row.pictures)).last_hidden_state
+            found.append(head(hidden[0, prompt - 1 : -1])[:, 0])
         return torch.cat(found)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """One picture, two, none, and one again that another prompt shows, too; and a prompt that differs from the first
-    in its picture alone."""
     family = request.param
     directory = tmp_path_factory.mktemp(family)
     path, store = make_model(family, directory / "model"), PictureStore(directory / "pictures")
     data = Rows(family, path, store.directory)
-    a, b, c, d = data.pictures_of_noise()
-    assert [picture.grid for picture in (a, b, c, d)] == list(data.family.grids)
-    prompts = [["what ", a, "?"], [b, " or ", c, " then"], ["just text"], ["again ", b], ["what ", d, "?"]]
-    drawn, rows, groups = np.random.default_rng(1), list[Demonstration](), [0, 0, 0, 1, 1, 2, 3, 3, 4]
-    for group in groups:
-        ids, shown = data.prompt(prompts[group])
-        answer = drawn.integers(10, 90, drawn.integers(2, 9)).astype(np.int32)
-        rows.append(Demonstration(0, ids, answer, np.ones(len(answer), bool), shown))
+    rows, groups = data.demonstrations()
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(path, attn_implementation="sdpa")
-    return Case(family, path, store, data, rows, np.array(groups, np.int32), theirs.eval())
+    return Case(family, path, store, data, rows, groups, theirs.eval())
 
 
 class WeightedLogprobs:
@@ -89,13 +90,23 @@ class WeightedLogprobs:
         return (columns.weights * outputs.logprobs_S).sum(), {}
 
 
-def engine_of(case: Case, **options: Any) -> FsdpEngine:
+class WeightedValues:
+    token_local = True
+
+    def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert columns.weights is not None
+        return (columns.weights * outputs.values_S).sum(), {}
+
+
+def engine_of(case: Case, path: Path | None = None, **options: Any) -> FsdpEngine:
+    """The policy; with a `path`, the critic there."""
     from tandem.config.algorithms import OptimizerConfig
 
     tower = options.pop("vision_tower", "train")
-    model = ModelConfig(path=case.path, vision_tower=tower)
+    model = ModelConfig(path=path or case.path, vision_tower=tower)
     settings = FsdpTrainingConfig(**options)
-    engine = make_engine(model, settings, OptimizerConfig(), pictures=case.store.directory)
+    where = {"pictures": case.store.directory, "processor": case.path}
+    engine = make_engine(model, settings, OptimizerConfig(), value_head=path is not None, **where)
     assert isinstance(engine, FsdpEngine)
     return engine
 
@@ -149,6 +160,42 @@ def test_what_is_saved_is_what_transformers_would_save(case: Case, tmp_path: Pat
     found, wanted = (load_file(path / "model.safetensors") for path in (tmp_path / "model", case.path))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_values_are_those_of_a_forward_pass_each(case: Case, tmp_path: Path) -> None:
+    """And their gradients, of the tower, too. A critic's directory has the policy's names, and those of its head."""
+    critic = load_model(ModelConfig(path=case.path), value_head=True)
+    head: Any = critic.get_submodule("score")
+    assert not head.weight.any() and not head.bias.any()
+    with torch.no_grad():
+        head.weight.normal_(0, 0.3)
+        head.bias.fill_(0.5)
+    critic.save_pretrained(tmp_path)
+    saved, published = (load_file(path / "model.safetensors") for path in (tmp_path, case.path))
+    bodies = {name for name in published if not name.endswith("lm_head.weight")}
+    assert saved.keys() == bodies | {"score.weight", "score.bias"}
+    batch = case.batch
+    batch.tokens.weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
+    engine = engine_of(case, tmp_path)
+    case.theirs.zero_grad()
+    wanted = case.wanted_values(head)
+    (wanted * torch.from_numpy(batch.tokens.weights)).sum().backward()
+    theirs = {**dict(case.theirs.named_parameters()), "score.weight": head.weight, "score.bias": head.bias}
+    for tokens in (10_000, 60):
+        engine.model.zero_grad()
+        packed = micro_batches(batch, range(len(batch)), tokens)
+        found = torch.zeros(len(wanted))
+        for micro_batch, outputs in zip(packed, engine.forward(packed), strict=True):
+            assert outputs.values_S is not None
+            found[torch.from_numpy(micro_batch.source)] = outputs.values_S
+        assert (found - wanted).abs().max() < 1e-5
+        engine.forward_backward(packed, WeightedValues())
+        for name, parameter in engine.model.named_parameters():
+            gradient = theirs[name].grad
+            assert (gradient is None) == (parameter.grad is None), name
+            if gradient is not None and parameter.grad is not None:
+                least = 0.1 if name.endswith("k_proj.bias") and in_tower(name) else 1e-3  # as above
+                assert (parameter.grad - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp_min(least), name
 
 
 def test_positions_and_pictures_matter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ _CHECKS = (
     models.find_directory_mistakes,
     models.find_family_mistakes,
     models.find_picture_mistakes,
+    models.find_sight_mistakes,
     models.find_length_mistakes,
     models.find_lora_mistakes,
     models.find_reward_model_mistakes,

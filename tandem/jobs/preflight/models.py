@@ -20,6 +20,11 @@ _PICTURES_ON_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Families that see pictures whose log-probs on vLLM were compared with the trainer's."""
 _SCORES = ("score.weight", "classifier.weight")
 """What a head that scores is called, by family."""
+_PICTURE_CUT = (
+    "model_type", "image_token_id", "image_token_index", "patch_size", "spatial_merge_size", "image_size",
+    "scale_factor", "downsample_ratio",
+)  # fmt: skip
+"""Of a config.json or its vision_config."""
 
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
@@ -46,22 +51,50 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
     training, not_yet = config.training, f"a model that sees pictures ({family}) does not run so yet"
     trains = not isinstance(config, EvalConfig)
     if isinstance(config, RolloutConfig):
-        yield from _find_picture_engine_mistakes(config.generation, family, not_yet)
+        ranks = sum(config.nodes_of("rollout"))
+        yield from _find_picture_engine_mistakes(config.generation, family, ranks, not_yet)
+        yield from _find_picture_conversation_mistakes(config, ranks, not_yet)
     if trains and training.type != "fsdp":
         yield f"training.type: {training.type}: {not_yet}; use fsdp"
     elif trains and training.compile:
         yield f"training.compile: {not_yet}; leave it out"
-    roles = ("actor", "reference", "rollout") if isinstance(config, RolloutConfig) else ("actor",)
-    if any(sum(config.nodes_of(role)) > 1 for role in roles):
-        yield f"cluster.ranks, placement.pools: {not_yet} on several ranks; give each role one"
-    if isinstance(config, RolloutConfig) and config.conversation is not None and config.generation.type != "native":
+    elif trains and training.context_parallel > 1:
+        yield f"training.context_parallel: {not_yet}; leave it out"
+
+
+def _find_picture_conversation_mistakes(config: RolloutConfig, ranks: int, not_yet: str) -> Iterator[str]:
+    if config.conversation is not None and config.generation.type != "native":
         yield f"conversation: {not_yet} with generation.type {config.generation.type}; use native"
+    elif config.conversation is not None and ranks > 1:
+        yield f"conversation: {not_yet} on several ranks; give the role rollout one rank"
 
 
-def _find_picture_engine_mistakes(generation: Any, family: str, not_yet: str) -> Iterator[str]:
+def _find_picture_engine_mistakes(generation: Any, family: str, ranks: int, not_yet: str) -> Iterator[str]:
     engines = ("native", "vllm") if family in _PICTURES_ON_VLLM else ("native",)
     if generation.type not in engines:
         yield f"generation.type: {generation.type}: {not_yet}; use {' or '.join(engines)}"
+    elif generation.type == "vllm" and ranks > 1:
+        yield f"generation.type: vllm: {not_yet} on several ranks; use native, or give the role rollout one rank"
+
+
+def find_sight_mistakes(config: Any) -> Iterator[str]:
+    """The critic and the reward model read the policy's tokens, those of pictures among them."""
+    model: ModelConfig = config.model
+    if not sees_pictures(model.path):
+        return
+    cut = _picture_cut(model.path)
+    for key, path in (("critic_path", model.critic_path), ("reward_model_path", model.reward_model_path)):
+        if path is None or not _read_config(path) or _picture_cut(path) == cut:
+            continue
+        what = "cuts pictures into other tokens than the policy" if sees_pictures(path) else "sees no pictures"
+        yield f"model.{key}: {path} {what}, whose rows may have some; give a model of the policy's family"
+
+
+def _picture_cut(path: Path) -> dict[str, Any]:
+    """What decides on the tokens of a picture that is resized, where a config.json says it."""
+    described = _read_config(path)
+    vision: dict[str, Any] = described.get("vision_config") or {}
+    return {key: described.get(key, vision.get(key)) for key in _PICTURE_CUT}
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:

@@ -121,7 +121,7 @@ class Bridged:
         if self.value_head and stages[-1].post_process:
             head = stages[-1].output_layer
             tensors = {name: head.get_parameter(ours) for name, ours in VALUE_HEAD.items()}
-            for name in read_safetensors({name: tensor.data for name, tensor in tensors.items()}, directory, ""):
+            for name in read_safetensors({name: tensor.data for name, tensor in tensors.items()}, directory):
                 tensors[name].zero_()
 
     @torch.no_grad()
