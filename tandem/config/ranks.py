@@ -1,10 +1,14 @@
 """Why models and engines cannot lie on the ranks of their roles: what a plan refuses, and a run before it starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.training import FsdpTrainingConfig
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import RolloutConfig
+
+MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Model types whose bridge to Megatron-Core is tested."""
 
 
 def find_fsdp_mistakes(training: FsdpTrainingConfig, heads: int | None, ranks: int) -> Iterator[str]:
@@ -16,6 +20,31 @@ def find_fsdp_mistakes(training: FsdpTrainingConfig, heads: int | None, ranks: i
         yield f"training.context_parallel: {ranks} ranks cannot be cut into groups of {degree}; use a divisor"
     if heads is not None and heads % degree:
         yield f"training.context_parallel: {degree} ranks cannot share {heads} attention heads evenly; use a divisor"
+
+
+def find_megatron_mistakes(training: MegatronTrainingConfig, described: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    """Of the model of a config.json, on `ranks`."""
+    tensor, stages = training.tensor_parallel, training.pipeline_parallel * training.virtual_pipeline
+    experts = described.get("num_experts", described.get("num_local_experts", 0))  # as published, as saved
+    dense = training.pipeline_parallel * training.context_parallel * tensor
+    expert = training.pipeline_parallel * training.expert_parallel * training.expert_ranks
+    heads = described["num_attention_heads"]
+    for what, number, degrees, divisor in (
+        ("ranks", ranks, "tensor_parallel * context_parallel * pipeline_parallel", dense),
+        ("ranks", ranks, "expert_tensor_parallel * expert_parallel * pipeline_parallel", expert),
+        ("layers", described["num_hidden_layers"], "pipeline_parallel * virtual_pipeline", stages),
+        ("attention heads", heads, "tensor_parallel", tensor),
+        ("key-value heads", described.get("num_key_value_heads", heads), "tensor_parallel", tensor),
+        ("feed-forward columns", described["intermediate_size"], "tensor_parallel", 1 if experts else tensor),
+        ("expert columns", described.get("moe_intermediate_size", 0), "expert_tensor_parallel", training.expert_ranks),
+        ("experts", experts, "expert_parallel", training.expert_parallel),
+    ):
+        if number % divisor:
+            yield f"{degrees} = {divisor} does not divide {number} {what}"
+    if training.expert_parallel > 1 and not experts:
+        yield "expert_parallel is for a mixture of experts"
+    if experts and tensor > 1 and not training.sequence_parallel:
+        yield "tensor_parallel of a mixture of experts needs sequence_parallel: true"
 
 
 def find_engine_mistakes(config: RolloutConfig) -> Iterator[str]:

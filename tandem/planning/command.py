@@ -13,7 +13,7 @@ from tandem.errors import UserError
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
-from tandem.planning.roles import Host, Moment, Planned, hosts, moments
+from tandem.planning.roles import Host, Moment, Planned, hosts, moments, not_counted
 
 GIB = 2**30
 CARD = "H100"
@@ -86,7 +86,7 @@ def plan(
         print("\n".join(traced(config)))
     fits = fullest(found).memory.total <= machines.card.memory_bytes
     print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
-    print("\n".join(of_host(host, machines.per_node) for host in hosts(config)))
+    print("\n".join([*(of_host(host, machines.per_node) for host in hosts(config)), *not_counted(config)]))
     if not fits:
         print("\n".join(mend_of(kind, path, overrides, machines)))
     if search and isinstance(config, TrainConfig):

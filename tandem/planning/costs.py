@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from tandem.config.training import MegatronTrainingConfig
+from tandem.planning import megatron_memory
 from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import ModelShape
@@ -11,6 +14,7 @@ from tandem.planning.search import ACTOR, Choice, Generating
 from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
 
 DEGREES = (1, 2, 4, 8, 16)
+EXPERT_DEGREES = (2, 4, 8, 16, 32, 64)
 CONTEXT_BYTES = 3 * 2**29
 """Of CUDA, NCCL and kernels' workspaces: an allowance."""
 SLACK = 0.05
@@ -39,7 +43,7 @@ class ClusterCosts:
     machines: Machines
     models: Mapping[str, Model]
     workload: Workload
-    layouts: Callable[[int], Sequence[Layout]]
+    layouts: Callable[[ModelShape, int], Sequence[Layout]]
     """The ways in which a model may lie on so many GPUs."""
     memory_of: MemoryOf
     tensor_degrees: Sequence[int] = DEGREES[:4]
@@ -64,7 +68,7 @@ class ClusterCosts:
 
     def _choices(self, role: str, gpus: int) -> Iterator[Choice]:
         model = self.models[role]
-        for layout in self.layouts(gpus):
+        for layout in self.layouts(model.shape, gpus):
             held, working = self.memory_of(role, model, layout)
             if held + working <= self.memory_bytes:
                 stages = self.of_role(role, layout)
@@ -125,29 +129,47 @@ class ClusterCosts:
         return seconds * self.scales.get("publish", 1.0)
 
 
-def parallel_layouts(gpus: int) -> list[Layout]:
-    """Megatron-Core's: tensor parallelism inside a node, pipelines of up to eight stages."""
+def parallel_layouts(shape: ModelShape, gpus: int) -> list[Layout]:
+    """Megatron-Core's: tensor parallelism inside a node, up to eight stages, experts over up to 64 ranks."""
+    experts = [1, *(degree for degree in EXPERT_DEGREES if shape.experts and shape.experts % degree == 0)]
     return [
-        Layout(gpus, tensor=tensor, pipeline=pipeline)
+        Layout(gpus, tensor=tensor, pipeline=pipeline, expert=expert)
         for tensor in DEGREES[:4]
         for pipeline in DEGREES[:4]
-        if gpus % (tensor * pipeline) == 0
+        for expert in experts
+        if gpus % (tensor * pipeline) == gpus % (expert * pipeline) == 0
+        and shape.heads % tensor == shape.kv_heads % tensor == shape.layers % pipeline == 0
     ]
 
 
 def parallel_memory(workload: Workload) -> MemoryOf:
-    """Of Megatron-Core: bfloat16 weights and float32 gradients over the ranks of a replica, Adam's state over all, and
-    of each layer its input, which is what recomputation keeps. A rough formula: nothing here has been held to a run."""
+    """Of Megatron-Core, with sequence parallelism."""
+    tokens = int(max(workload.micro_batch_tokens, workload.row_tokens))
 
     def memory_of(_: str, model: Model, layout: Layout) -> tuple[int, int]:
-        shape, shared = model.shape, layout.tensor * layout.pipeline
-        held = 2 * shape.parameters // shared
-        if model.learns:
-            held += 4 * shape.parameters // shared + 12 * shape.parameters // layout.gpus
-        tokens = max(workload.micro_batch_tokens, workload.row_tokens) / layout.context
-        hidden = int(tokens * shape.hidden * 2)
-        kept = hidden * (shape.layers if model.learns else 1) // layout.tensor  # a stage's, for as many micro-batches
-        logits = 0 if model.value_head else int(tokens * shape.vocabulary * 10) // layout.tensor
-        return held, kept + 16 * hidden // layout.tensor + min(logits, 3 * 2**30)
+        training = training_of(layout, activation_checkpointing=workload.recompute)
+        engine = megatron_memory.MegatronEngine(
+            model.shape, training, layout.gpus, learns=model.learns, value_head=model.value_head, tokens=tokens
+        )
+        return held_and_working(engine)
 
     return memory_of
+
+
+def training_of(layout: Layout, **options: Any) -> MegatronTrainingConfig:
+    """A layout as a configuration says it."""
+    return MegatronTrainingConfig(
+        type="megatron",
+        tensor_parallel=layout.tensor,
+        sequence_parallel=layout.tensor > 1,
+        pipeline_parallel=layout.pipeline,
+        context_parallel=layout.context,
+        expert_parallel=layout.expert,
+        **options,
+    )
+
+
+def held_and_working(engine: megatron_memory.MegatronEngine) -> tuple[int, int]:
+    """Bytes of the fullest stage: those that it always holds, and those more in the phase that takes the most."""
+    held = megatron_memory.resident(engine, megatron_memory.fullest_stage(engine)).total
+    return held, max(0, max(memory.total for memory in megatron_memory.phases(engine).values()) - held)

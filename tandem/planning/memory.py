@@ -6,10 +6,11 @@ autograd keeps. Peaks are those of single moments: the head's, a layer's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from tandem.planning.model_shape import ModelShape
+from tandem.planning.tower_memory import KEPT_FEATURES, TowerPass
 
 Phase = Literal["forward", "backward", "step", "publish", "generation", "offloaded"]
 
@@ -38,14 +39,17 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return sum(self.causes().values())
+        return sum(getattr(self, cause) for cause in _CAUSES)
 
     def causes(self) -> dict[str, int]:
-        return {cause.name: getattr(self, cause.name) for cause in fields(self)}
+        return {cause: getattr(self, cause) for cause in _CAUSES}
 
     def __add__(self, other: "Memory") -> "Memory":
         others = other.causes()
         return Memory(**{cause: size + others[cause] for cause, size in self.causes().items()})
+
+
+_CAUSES = tuple(cause.name for cause in fields(Memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,10 @@ class Engine:
     context_parallel: int = 1
     lora_rank: int = 0
     """Adapters beside all linear layers learn, alone."""
+    tower_learns: bool = True
+    """Of a model that sees pictures; with adapters its tower never does."""
+    picture_tokens: int = 0
+    """That the pictures of the largest micro-batch take of its tokens."""
 
     @property
     def sharded(self) -> bool:
@@ -115,13 +123,31 @@ class Engine:
 
     @property
     def body(self) -> int:
-        return self.shape.all_layers + self.shape.layers * self.adapters + self.rest
+        return self.shape.all_layers + self.shape.layers * self.adapters + self.rest + self.shape.tower_parameters
 
     @property
     def learning(self) -> int:
         if not self.learns:
             return 0
-        return self.shape.layers * self.adapters if self.lora_rank else self.body + self.head
+        if self.lora_rank:
+            return self.shape.layers * self.adapters
+        return self.body + self.head - self.idle_tower
+
+    @property
+    def trains_tower(self) -> bool:
+        return self.shape.tower is not None and self.tower_learns and self.head_learns
+
+    @property
+    def idle_tower(self) -> int:
+        """Parameters of a tower that does not learn, which every rank has whole."""
+        return 0 if self.trains_tower else self.shape.tower_parameters
+
+    @property
+    def tower(self) -> TowerPass | None:
+        """The pass of the largest micro-batch's pictures."""
+        if self.shape.tower is None or not self.picture_tokens:
+            return None
+        return TowerPass(self.shape.tower, self.picture_tokens, self.item_bytes, self.checkpointing)
 
     @property
     def head_learns(self) -> bool:
@@ -155,13 +181,14 @@ def phases(engine: Engine) -> dict[Phase, Memory]:
 
 def resident(engine: Engine) -> Memory:
     """Between phases, on the device."""
-    learning = engine.learning
+    learning, tower = engine.learning, engine.item_bytes * engine.idle_tower
     master, frozen = 4 * learning, engine.item_bytes * (engine.body + engine.head - learning)
     if engine.sharded:
         if engine.cpu_offload:
-            return Memory()
+            return Memory(weights=tower)
         moments = 0 if engine.optimizer_offload else 2 * master
-        return Memory(weights=(master + frozen) // engine.shards, optimizer=moments // engine.shards)
+        shards = (master + frozen - tower) // engine.shards
+        return Memory(weights=shards + tower, optimizer=moments // engine.shards)
     masters = master if engine.item_bytes != 4 else 0
     on_host = engine.cpu_offload or engine.optimizer_offload
     return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + 2 * master)
@@ -171,7 +198,7 @@ def kept_on_host(engine: Engine) -> int:
     """Bytes of host memory that `cpu_offload` or `optimizer_offload` takes at all times, for it or on its way."""
     learning = engine.learning
     if engine.sharded:
-        frozen = engine.item_bytes * (engine.body + engine.head - learning)
+        frozen = engine.item_bytes * (engine.body + engine.head - learning - engine.idle_tower)
         whole = 12 * learning + frozen if engine.cpu_offload else 8 * learning
         return whole // engine.shards if engine.cpu_offload or engine.optimizer_offload else 0
     masters = 4 if engine.cpu_offload or engine.item_bytes != 4 else 0
@@ -204,7 +231,26 @@ def _largest(moments: Iterable[Memory]) -> Memory:
 
 
 def _forward(engine: Engine) -> Memory:
-    return resident(engine) + _largest(_forward_moments(engine))
+    tower = engine.tower
+    if tower is None:
+        return resident(engine) + _largest(_forward_moments(engine))
+    hidden = engine.own_tokens * engine.item_bytes * engine.shape.hidden
+    read = Memory(activations=2 * tower.features() + hidden * (2 if tower.shape.deeper else 1))
+    seeing = Memory(gathered=_of_tower(engine), activations=tower.passing())
+    return (
+        resident(engine) + _seen(engine) + _largest((seeing, *(moment + read for moment in _forward_moments(engine))))
+    )
+
+
+def _seen(engine: Engine) -> Memory:
+    """Features that stay from pass to pass, where the tower does."""
+    return Memory(buffers=KEPT_FEATURES if engine.tower and not engine.trains_tower else 0)
+
+
+def _of_tower(engine: Engine) -> int:
+    """Weights that are whole while pictures pass through the tower: the output layer's, and two of its layers'."""
+    shape = engine.shape.tower
+    return _whole(engine, engine.head + engine.rest + shape.rest + 2 * shape.layer) if shape else 0
 
 
 def _forward_moments(engine: Engine) -> Iterator[Memory]:
@@ -284,7 +330,15 @@ def _kept(engine: Engine, layer: int) -> int:
 
 
 def _backward(engine: Engine) -> Memory:
-    return resident(engine) + _largest(_backward_moments(engine))
+    tower = engine.tower
+    if tower is None:
+        return resident(engine) + _largest(_backward_moments(engine))
+    seeing = Memory(gathered=_of_tower(engine), gradients=_gradients(engine), activations=tower.passing())
+    if not engine.trains_tower:
+        return resident(engine) + _seen(engine) + _largest((seeing, *_backward_moments(engine)))
+    own = Memory(activations=tower.kept() + tower.features())
+    returning = replace(seeing, activations=tower.returning())
+    return resident(engine) + _largest((returning, *(moment + own for moment in _backward_moments(engine))))
 
 
 def _backward_moments(engine: Engine) -> Iterator[Memory]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config
-from tandem.config.training import FsdpTrainingConfig
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.model_shape import read_shape
@@ -85,16 +85,15 @@ def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
     """Those that cost no time first, then those that cost some, then those that take more GPUs."""
     training = config.training
     if not isinstance(training, FsdpTrainingConfig):
+        yield from _of_megatron(config, training)
+        yield from _more_processes(config, processes)
         return
     generation = config.generation if isinstance(config, TrainConfig) else NativeGenerationConfig()
     if training.reduce_once is not False:
         yield ["training.reduce_once=false"]
     if not isinstance(generation, NativeGenerationConfig) and generation.sleep != "weights":
         yield ["generation.sleep=weights"]
-    tokens, longest = training.tokens_per_micro_batch, longest_row(config)
-    while tokens > longest:
-        tokens = max(longest, tokens // 2)
-        yield [f"training.tokens_per_micro_batch={tokens}"]
+    yield from _smaller_micro_batches(config)
     if training.shard_size is not None:
         yield ["training.shard_size=null"]
     if training.activation_checkpointing is not True:
@@ -103,6 +102,30 @@ def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
         yield from _of_generation(config)
     yield from _slower(training)
     yield from _more_processes(config, processes)
+
+
+def _smaller_micro_batches(config: Planned) -> Iterator[list[str]]:
+    tokens, longest = config.training.tokens_per_micro_batch, longest_row(config)
+    while tokens > longest:
+        tokens = max(longest, tokens // 2)
+        yield [f"training.tokens_per_micro_batch={tokens}"]
+
+
+def _of_megatron(config: Planned, training: MegatronTrainingConfig) -> Iterator[list[str]]:
+    """In the order of docs/megatron.md; degrees that do not divide are no changes."""
+    yield from _smaller_micro_batches(config)
+    if training.tensor_parallel > 1 and not training.sequence_parallel:
+        yield ["training.sequence_parallel=true"]
+    if not training.activation_checkpointing:
+        yield ["training.activation_checkpointing=true"]
+    if isinstance(config, TrainConfig):
+        yield from _of_generation(config)
+    for degree in (2, 4, 8):
+        if degree > training.tensor_parallel:
+            yield [f"training.tensor_parallel={degree}", "training.sequence_parallel=true"]
+    for name, now in (("expert", training.expert_parallel), ("pipeline", training.pipeline_parallel)):
+        yield from ([f"training.{name}_parallel={degree}"] for degree in (2, 4, 8, 16) if degree > now)
+    yield from ([f"training.context_parallel={degree}"] for degree in (2, 4, 8) if degree > training.context_parallel)
 
 
 def _slower(training: FsdpTrainingConfig) -> Iterator[list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.pictures.model import MODEL_TYPES
+from tandem.planning.tower_shape import TOWERS, TowerShape, tower_shape
 
 Config = Mapping[str, Any]
 
@@ -61,6 +62,8 @@ class ModelShape:
     """Of one feed-forward layer of width `width`."""
     cached: int = 0
     """Numbers that a serving engine keeps of a token and layer where it keeps fewer than keys and values; else 0."""
+    tower: TowerShape | None = None
+    """Of a model that sees pictures."""
 
     @property
     def embedding(self) -> int:
@@ -85,7 +88,11 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All of them, a tied weight once."""
-        return self.embedding * (1 if self.tied else 2) + self.all_layers + self.hidden
+        return self.embedding * (1 if self.tied else 2) + self.all_layers + self.hidden + self.tower_parameters
+
+    @property
+    def tower_parameters(self) -> int:
+        return self.tower.parameters if self.tower else 0
 
     @property
     def active_parameters(self) -> int:
@@ -125,11 +132,14 @@ def read_shape(directory: Path) -> ModelShape:
 
 
 def shape_of(config: Config) -> ModelShape:
-    """Of the contents of a config.json. UserError for a family that is not in FAMILIES, or sees pictures."""
-    if (seeing := config.get("model_type")) in MODEL_TYPES:
+    """Of the contents of a config.json. UserError for a family that is not in FAMILIES, or whose tower is unknown."""
+    whole, text, seeing = config, config.get("text_config") or {}, config.get("model_type")
+    sees = seeing in MODEL_TYPES
+    if sees and seeing not in TOWERS:
         raise UserError(f"model: plan does not know how large the tower of models of type {seeing!r} is, nor its work")
-    config = {**config, **config.get("text_config", {})}
-    config = {name: value for name, value in config.items() if value is not None}
+    config = {name: value for name, value in {**config, **text}.items() if value is not None}
+    if sees:  # whose text has no family of its own, and whose output layer is tied or not by the whole model's word
+        config |= {name: whole[name] for name in ("model_type", "tie_word_embeddings") if name in whole}
     family = config.get("model_type", "")
     if family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
@@ -162,6 +172,7 @@ def shape_of(config: Config) -> ModelShape:
         mixture_parameters=_mixture_parameters(config, traits, experts, expert_width, shared) if experts else 0,
         dense_parameters=_gated(hidden, config["intermediate_size"], config.get("mlp_bias", False)),
         cached=config["kv_lora_rank"] + config["qk_rope_head_dim"] if "kv_lora_rank" in config else 0,
+        tower=tower_shape(family, whole.get("vision_config") or {}, hidden) if sees else None,
     )
 
 
@@ -275,8 +286,8 @@ def _windows(config: Config, traits: Traits, layers: int) -> tuple[int | None, .
 _PLAIN = Traits(_plain_attention)
 FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "phi3", "mixtral", "seed_oss", "olmo2"), _PLAIN),
-    **dict.fromkeys(("qwen2", "qwen2_moe"), Traits(_plain_attention, biases="qkv")),
-    **dict.fromkeys(("qwen3", "qwen3_moe"), Traits(_plain_attention, head_norms=True)),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"), Traits(_plain_attention, biases="qkv")),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"), Traits(_plain_attention, head_norms=True)),
     "gemma2": Traits(_plain_attention, norms=4, tied=True, windows_of="odd"),
     "gemma3_text": Traits(_plain_attention, norms=4, tied=True, head_norms=True, windows_of="five_of_six"),
     "gpt_oss": Traits(_plain_attention, biases="qkvo", windows_of="odd", router_bias=True, expert_biases=True),

@@ -54,10 +54,18 @@ class Passes:
         tokens = self.tokens / self.micro_batches
         shared = layout.tensor * layout.context * layout.pipeline
         attention = shape.layers * (shape.attention.query + shape.heads * shape.head_dim) * self._row()
-        flops = tokens * (2 * shape.active_parameters + attention)
+        flops = tokens * (2 * shape.active_parameters + attention) + self._seeing_flops()
         computing = flops / shared / (self.card.flops_per_s * self.constants.matmul_share)
         launching = sum(shape.mixtures) / layout.pipeline * self.constants.mixture_pass_s
         return max(computing, launching) + self._tensor_s(tokens) + self._expert_s(tokens)
+
+    def _seeing_flops(self) -> float:
+        """Of a micro-batch's pictures, once for siblings. A tower that does not learn keeps what it made of them."""
+        work, tower = self.workload, self.shape.tower
+        if tower is None or not work.tower_learns:
+            return 0.0
+        pictures = work.rows / work.siblings * work.picture_tokens / self.layout.replicas
+        return tower.flops(pictures / self.micro_batches)
 
     def _row(self) -> float:
         """The length of a token's row, on average over tokens."""

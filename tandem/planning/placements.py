@@ -8,14 +8,23 @@ from statistics import median
 
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.training import FsdpTrainingConfig
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.planning.costs import DEGREES, ClusterCosts, MemoryOf, Model, parallel_layouts, parallel_memory
+from tandem.planning.costs import (
+    DEGREES,
+    ClusterCosts,
+    MemoryOf,
+    Model,
+    held_and_working,
+    parallel_layouts,
+    parallel_memory,
+    training_of,
+)
 from tandem.planning.hardware import Machines
 from tandem.planning.memory import phases, resident
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import engine_of, model_paths
+from tandem.planning.roles import engine_of, megatron_engine_of, model_paths
 from tandem.planning.search import ROLLOUT, Plan, evaluate, search, why
 from tandem.planning.time import Layout, Workload
 
@@ -103,6 +112,8 @@ def workload_of(config: TrainConfig, response_tokens: float | None) -> Workload:
         epochs=algorithm.epochs,
         micro_batch_tokens=config.training.tokens_per_micro_batch,
         recompute=bool(config.training.activation_checkpointing),
+        picture_tokens=min(config.data.max_prompt_tokens, config.data.images.max_image_tokens or 0) / 2,
+        tower_learns=config.model.vision_tower == "train" and config.model.lora is None,
     )
 
 
@@ -136,11 +147,13 @@ def costs_of(
         degrees = [training.context_parallel] if as_it_is else list(DEGREES[:4])
         costs.memory_of = _fsdp_memory(config, training, as_it_is=as_it_is)
         heads = math.gcd(*(model.shape.heads for model in costs.models.values()))
-        costs.layouts = lambda gpus: [
+        costs.layouts = lambda _, gpus: [
             Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == heads % degree == 0
         ]
-    elif as_it_is:
-        costs.layouts = lambda gpus: [
+        return costs
+    costs.memory_of = _megatron_memory(config, training, as_it_is=as_it_is)
+    if as_it_is:
+        costs.layouts = lambda _, gpus: [
             Layout(
                 gpus,
                 training.tensor_parallel,
@@ -166,6 +179,17 @@ def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig, *, as_it_is:
         held = resident(engine).total
         working = max(memory.total for memory in phases(engine).values()) - held
         return 0 if as_it_is and role not in own_models else held, working
+
+    return memory_of
+
+
+def _megatron_memory(config: TrainConfig, training: MegatronTrainingConfig, *, as_it_is: bool) -> MemoryOf:
+    """The same of Megatron-Core; its search has sequence parallelism wherever there is tensor parallelism."""
+
+    def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
+        other = training_of(layout, activation_checkpointing=training.activation_checkpointing)
+        chosen = training if as_it_is else other
+        return held_and_working(megatron_engine_of(config, chosen, role, model.shape, layout.gpus))
 
     return memory_of
 

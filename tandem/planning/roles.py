@@ -11,21 +11,14 @@ from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
-from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
-from tandem.config.training import FsdpTrainingConfig
+from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, RoleName, SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.planning.memory import (
-    Engine,
-    Generation,
-    Memory,
-    Phase,
-    copied_for_checkpoint,
-    generation,
-    kept_on_host,
-    phases,
-    resident,
-)
+from tandem.planning import megatron_memory
+from tandem.planning import memory as fsdp_memory
+from tandem.planning.megatron_memory import MegatronEngine
+from tandem.planning.memory import Engine, Generation, Memory, Phase, copied_for_checkpoint, generation, kept_on_host
 from tandem.planning.model_shape import ModelShape, read_shape
 
 CONTEXT_BYTES = 2**30
@@ -53,6 +46,10 @@ _ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
     "reward_model": ("generation", "preparation", "update", "publish"),
 }
 """Stages in which a role that takes turns is in host memory."""
+
+
+AnyEngine = Engine | MegatronEngine
+"""Of either backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,49 +85,91 @@ class Host:
 class _Pool:
     name: str
     ranks: int
-    engines: Mapping[RoleName, Engine]
+    engines: Mapping[RoleName, AnyEngine]
     """Roles that train or score, in the order in which they are made."""
     generates: bool
 
 
 def moments(config: Planned, card_bytes: int) -> list[Moment]:
     """The phases of a step, pool by pool. UserError for what planning does not know."""
-    training = config.training
-    if not isinstance(training, FsdpTrainingConfig):
-        raise UserError("plan knows the memory of training.type: fsdp; Megatron-Core's is not worked out yet")
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
-    _refuse_what_no_run_takes(config, training, shapes)
-    pools = _pools(config, training, shapes)
+    _refuse_what_no_run_takes(config, shapes)
     policy = next(iter(shapes.values()))
-    return [moment for pool in pools for moment in _of_pool(config, pool, policy, card_bytes)]
+    return [moment for pool in _pools(config, shapes) for moment in _of_pool(config, pool, policy, card_bytes)]
+
+
+def not_counted(config: Planned) -> Iterator[str]:
+    """What the numbers do not have in them, a line each."""
+    if config.data.images.max_image_tokens is None and any(
+        read_shape(path).tower for path in model_paths(config).values()
+    ):
+        yield (
+            "not counted: what pictures take while the vision tower sees them, for nobody says how many tokens they "
+            "take of a row; give data.images.max_image_tokens"
+        )
 
 
 def hosts(config: Planned) -> list[Host]:
     """Host memory by pool, of those that keep models there."""
-    training = config.training
-    assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
-    return [_host(config, pool) for pool in _pools(config, training, shapes) if pool.engines]
+    return [_host(config, pool) for pool in _pools(config, shapes) if pool.engines]
 
 
 def _host(config: Planned, pool: _Pool) -> Host:
-    away: dict[RoleName, int] = {role: resident(pool.engines[role]).total for role in _leaving(config, pool)}
+    away: dict[RoleName, int] = {role: _waiting(pool.engines[role]) for role in _leaving(config, pool)}
     stages: tuple[Stage, ...] = get_args(Stage)
     waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
-    engines = pool.engines.values()
+    engines = [engine for engine in pool.engines.values() if isinstance(engine, Engine)]  # Megatron-Core keeps nothing
     copies = sum(map(copied_for_checkpoint, engines))
     nodes = config.placement.pools.get(pool.name, [pool.ranks]) if isinstance(config, TrainConfig) else [pool.ranks]
     return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies)
 
 
-def _refuse_what_no_run_takes(
-    config: Planned, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]
-) -> None:
+def _waiting(engine: AnyEngine) -> int:
+    """Bytes of host memory that a model takes while others have the devices; Megatron-Core lets gradients go."""
+    held = resident(engine)
+    return held.total - (held.gradients if isinstance(engine, MegatronEngine) else 0)
+
+
+def resident(engine: AnyEngine) -> Memory:
+    """Between phases, on the device; of a pipeline, on that of the fullest stage."""
+    if isinstance(engine, MegatronEngine):
+        return megatron_memory.resident(engine, megatron_memory.fullest_stage(engine))
+    return fsdp_memory.resident(engine)
+
+
+def phases(engine: AnyEngine) -> dict[Phase, Memory]:
+    """The peak of each phase of one model."""
+    return megatron_memory.phases(engine) if isinstance(engine, MegatronEngine) else fsdp_memory.phases(engine)
+
+
+def _refuse_what_no_run_takes(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> None:
     mistakes = list(find_engine_mistakes(config)) if isinstance(config, TrainConfig) else []
+    training = config.training
     for role, shape in shapes.items():
-        mistakes += find_fsdp_mistakes(training, shape.heads, sum(config.nodes_of(role)))
+        ranks = sum(config.nodes_of(role))
+        if isinstance(training, FsdpTrainingConfig):
+            mistakes += find_fsdp_mistakes(training, shape.heads, ranks)
+        else:
+            mistakes += _find_megatron_mistakes(training, shape, ranks)
     if mistakes:
         raise UserError("; ".join(dict.fromkeys(mistakes)))
+
+
+def _find_megatron_mistakes(training: MegatronTrainingConfig, shape: ModelShape, ranks: int) -> Iterator[str]:
+    if shape.family not in MEGATRON_FAMILIES:
+        known = ", ".join(MEGATRON_FAMILIES)
+        yield f"training.type: megatron has no bridge for model type {shape.family}, only for {known}"
+        return
+    described = {
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.width,
+        "moe_intermediate_size": shape.expert_width,
+        "num_experts": shape.experts,
+    }
+    yield from (f"training: {mistake}" for mistake in find_megatron_mistakes(training, described, ranks))
 
 
 def model_paths(config: Planned) -> dict[RoleName, Path]:
@@ -163,11 +202,11 @@ def longest_row(config: Planned) -> int:
     return config.data.max_prompt_tokens + config.generation.max_response_tokens
 
 
-def _pools(config: Planned, training: FsdpTrainingConfig, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
+def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
     if isinstance(config, SftConfig):
         ranks = config.cluster.ranks or 1
-        models: dict[RoleName, Engine] = {
-            role: engine_of(config, training, role, shape, ranks) for role, shape in shapes.items()
+        models: dict[RoleName, AnyEngine] = {
+            role: either_engine(config, role, shape, ranks) for role, shape in shapes.items()
         }
         yield _Pool("main", ranks, models, generates=False)
         return
@@ -176,9 +215,7 @@ def _pools(config: Planned, training: FsdpTrainingConfig, shapes: Mapping[RoleNa
     for name in names:
         roles: list[RoleName] = [role for role in shapes if placed[role] == name]
         ranks = sum(config.placement.pools.get(name, [config.cluster.ranks or 1]))
-        engines: dict[RoleName, Engine] = {
-            role: engine_of(config, training, role, shapes[role], ranks) for role in roles
-        }
+        engines: dict[RoleName, AnyEngine] = {role: either_engine(config, role, shapes[role], ranks) for role in roles}
         yield _Pool(name, ranks, engines, placed["rollout"] == name)
 
 
@@ -186,10 +223,34 @@ def learning_roles(config: Planned) -> tuple[RoleName, ...]:
     return ("reward_model",) if isinstance(config, RewardModelConfig) else ("actor", "critic")
 
 
+def either_engine(config: Planned, role: str, shape: ModelShape, ranks: int) -> AnyEngine:
+    """A role in the engine of the configuration."""
+    training = config.training
+    if isinstance(training, FsdpTrainingConfig):
+        return engine_of(config, training, role, shape, ranks)
+    return megatron_engine_of(config, training, role, shape, ranks)
+
+
+def megatron_engine_of(
+    config: Planned, training: MegatronTrainingConfig, role: str, shape: ModelShape, ranks: int
+) -> MegatronEngine:
+    """A role in Megatron-Core, with the longest rows that there can be."""
+    return MegatronEngine(
+        shape,
+        training,
+        ranks,
+        item_bytes=_item_bytes(config),
+        learns=role in learning_roles(config),
+        value_head=role in ("critic", "reward_model"),
+        tokens=max(training.tokens_per_micro_batch, longest_row(config)),
+    )
+
+
 def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
     """A role in the PyTorch engine, with the longest rows that there can be."""
     learns = role in learning_roles(config)
     lora = config.model.lora if learns and role != "critic" else None
+    tokens = max(training.tokens_per_micro_batch, longest_row(config))
     siblings = config.algorithm.group_size if isinstance(config, TrainConfig) else 1
     pairs = isinstance(config, (DpoConfig, RewardModelConfig))
     engine = Engine(
@@ -198,7 +259,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         item_bytes=_item_bytes(config),
         learns=learns,
         value_head=role in ("critic", "reward_model"),
-        tokens=max(training.tokens_per_micro_batch, longest_row(config)),
+        tokens=tokens,
         shared_prompts=siblings > 1 or pairs,
         shard_size=training.shard_size,
         cpu_offload=training.cpu_offload,
@@ -207,8 +268,20 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         keeps_attention=training.activation_checkpointing == "selective",
         context_parallel=training.context_parallel,
         lora_rank=lora.rank if lora else 0,
+        tower_learns=config.model.vision_tower == "train",
+        picture_tokens=min(tokens, picture_tokens(config, tokens)) if shape.tower else 0,
     )
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
+
+
+def picture_tokens(config: Planned, tokens: int) -> int:
+    """Of a micro-batch of so many tokens, in rows of the greatest length; siblings show the same pictures."""
+    if isinstance(config, SftConfig):
+        rows = -(-tokens // longest_row(config))
+    else:
+        siblings = config.algorithm.group_size * config.generation.max_response_tokens
+        rows = -(-tokens // (config.data.max_prompt_tokens + siblings))
+    return rows * (config.data.images.max_image_tokens or 0)
 
 
 def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[Moment]:
@@ -241,9 +314,15 @@ def _leaving(config: Planned, pool: _Pool) -> set[RoleName]:
         leaving |= {"reference", "reward_model"}
     if pool.generates and config.generation.sleep != "never":
         leaving |= {"critic", "reference", "reward_model"}
-        if config.generation.type != "native" or pool.ranks > 1:  # one rank's native engine computes with the actor's
+        if not _computes_with_the_actors(config, pool):
             leaving.add("actor")
     return {role for role in pool.engines if role in leaving}
+
+
+def _computes_with_the_actors(config: TrainConfig, pool: _Pool) -> bool:
+    """One rank's native engine has no weights of its own; Megatron-Core's lie otherwise than it wants them."""
+    alone = isinstance(config.generation, NativeGenerationConfig) and pool.ranks == 1 and "actor" in pool.engines
+    return alone and isinstance(config.training, FsdpTrainingConfig)
 
 
 def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
@@ -279,7 +358,7 @@ def _native(
         item_bytes=_item_bytes(config),
         rows=min(settings.max_running, asked),
         row_tokens=longest_row(config),
-        own_weights="actor" not in pool.engines or pool.ranks > 1,
+        own_weights=not _computes_with_the_actors(config, pool),
     )
     awake = generation(engine)
     if config.conversation is not None:  # turns that have ended wait there for the next ones

@@ -184,7 +184,7 @@ class _Search:
 
     def _allocations(self, sets: tuple[tuple[str, ...], ...]) -> Iterator[tuple[int, ...]]:
         """GPUs of each set: any for which it has a way, all of them together."""
-        piece = -(-self.gpus // PIECES)
+        piece = _piece(self.gpus)
         parts = self.gpus // piece
         left_over = self.gpus - parts * piece  # goes to the first set, which the first role is in
         possible = [
@@ -277,6 +277,13 @@ def _undominated(keys: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
         if not any(other[1] <= second and other[2] <= third and other[-1] <= last for other in kept):
             kept.append(key)
     return kept
+
+
+def _piece(gpus: int) -> int:
+    """GPUs that are dealt out at once: if that can be, a power of two, for degrees divide no other sets."""
+    least = -(-gpus // PIECES)
+    power = 1 << (least - 1).bit_length()
+    return power if gpus % power == 0 else least
 
 
 def _summing_to(total: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:

@@ -88,6 +88,9 @@ class Workload:
     """Deviation of the logarithm of the lengths: lognormal, cut at the longest."""
     recompute: bool = False
     """Activation checkpointing: the backward pass computes the forward pass again."""
+    picture_tokens: float = 0
+    """Of the prompt, for a model that sees pictures; its vision tower computes them for each pass."""
+    tower_learns: bool = True
 
     @property
     def row_tokens(self) -> float:

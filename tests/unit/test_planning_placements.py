@@ -73,7 +73,7 @@ def test_the_search_asks_for_the_memory_that_the_plan_prints(settings: dict[str,
         settings[section] |= values
     config = config_from(settings)
     costs = costs_of(config, MACHINES, workload_of(config, None), as_it_is=True)
-    (layout,) = costs.layouts(16)
+    (layout,) = costs.layouts(costs.models["actor"].shape, 16)
     held, working = costs.memory_of("actor", costs.models["actor"], layout)
     learning = [
         moment.memory for moment in moments(config, 2**37) if moment.role == "actor" and moment.phase != "publish"
@@ -89,7 +89,8 @@ def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: 
     path = Path(settings["model"]["path"]) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": 36, "num_key_value_heads": 4}))
     config = config_from(settings)
-    layouts = costs_of(config, MACHINES, workload_of(config, None)).layouts(16)
+    costs = costs_of(config, MACHINES, workload_of(config, None))
+    layouts = costs.layouts(costs.models["actor"].shape, 16)
     assert [layout.context for layout in layouts] == [1, 2, 4], "36 heads"
 
 

@@ -255,3 +255,37 @@ def test_a_run_says_before_it_starts_whether_it_fits(model: Any) -> None:
     unknown = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", ["model.path=nowhere"])
     (line,) = memory_notes(unknown, H100, "NVIDIA H100")
     assert "planning needs that file of the model" in line
+
+
+def test_megatron_is_planned_by_its_degrees(model: Any) -> None:
+    """The optimizer over all ranks; degrees that do not divide are refused, and the mend's do divide."""
+    recipe = ROOT / "recipes/gsm8k_grpo.yaml"
+
+    def held_by_actor(*degrees: str) -> tuple[float, float]:
+        fixed = ["model.dtype=bfloat16", "algorithm.kl.place=none"]
+        given = [model("8b"), "cluster.ranks=8", "training={type: megatron}", *fixed, *degrees]
+        found = moments(load_config(TrainConfig, recipe, given), H100)
+        memory = next(moment.memory for moment in found if (moment.role, moment.phase) == ("actor", "step"))
+        return memory.gradients / 8_190_735_360, memory.optimizer / 8_190_735_360
+
+    assert held_by_actor() == pytest.approx((4, 12 / 8))
+    assert held_by_actor("training.tensor_parallel=4") == pytest.approx((4 / 4, 12 / 8), rel=1e-3)
+    with pytest.raises(UserError, match="tensor_parallel = 3 does not divide 32 attention heads"):
+        held_by_actor("training.tensor_parallel=3")
+    given = [model("8b"), "cluster.ranks=8", "training={type: megatron}", "model.dtype=bfloat16"]
+    assert fullest(moments(load_config(TrainConfig, recipe, given), H100)).memory.total > H100
+    mend = find_mend(TrainConfig, recipe, given, H100)
+    assert mend is not None and mend.most.memory.total <= H100
+    assert all(change.startswith(("training.", "generation.")) for change in mend.overrides)
+    (host,) = hosts(load_config(TrainConfig, recipe, given))
+    assert host.copies == 0 and host.models > 2 * 8_190_735_360, "weights and moments wait there, gradients nowhere"
+
+
+def test_the_command_plans_and_searches_with_megatron(model: Any) -> None:
+    recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
+    given = [model("0.6b"), "cluster.ranks=8", "training={type: megatron, tensor_parallel: 2}"]
+    shown = CliRunner().invoke(app, ["plan", recipe, *given, "--search"])
+    assert shown.exit_code == 0, shown.output
+    assert "main: fits: " in shown.output and "as it is: " in shown.output
+    traced = CliRunner().invoke(app, ["plan", recipe, *given, "--trace"])
+    assert "the fake step is of training.type: fsdp" in str(traced.exception)

@@ -128,6 +128,15 @@ def test_no_gpu_is_left_out(gpus: int) -> None:
     assert all(sum(way.gpus for way in mapping.sets) == gpus for mapping in ranking.mappings)
 
 
+@pytest.mark.parametrize(("gpus", "piece"), [(96, 8), (72, 8), (40, 4), (128, 8), (100, 7)])
+def test_sets_have_numbers_of_gpus_that_degrees_divide(gpus: int, piece: int) -> None:
+    """Six of 96 GPUs at a time would leave most degrees nowhere to lie."""
+    costs = Table(1, memory_bytes=1000)
+    search(costs, ROLES, gpus)
+    asked = {count for role, count in costs.asked if role == "critic"}  # in the first set is what is left over
+    assert {count % piece for count in asked} <= {0, gpus % piece}
+
+
 def test_together_means_on_the_actors_gpus() -> None:
     ranking = search(Table(3, memory_bytes=1000), ROLES, 8, apart=False)
     assert all(any({"actor", "rollout"} <= set(way.roles) for way in mapping.sets) for mapping in ranking.mappings)

@@ -35,7 +35,8 @@ def run_fake(runs: list[FakeRun]) -> list[dict[str, Any]]:
 def traced(config: Planned) -> Iterator[str]:
     """A line a phase of each role: bytes of the fake step, and of the formulas."""
     training = config.training
-    assert isinstance(training, FsdpTrainingConfig)  # `moments` has refused others
+    if not isinstance(training, FsdpTrainingConfig):
+        raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
     device = "cuda" if compiler() else "cpu"
     if device == "cpu":
         yield "--trace: without a C++ compiler on the CPU's path: its head, and its attention, are not those of a GPU"
@@ -67,9 +68,14 @@ def _peaks(run: FakeRun, shape: ModelShape) -> Mapping[str, int]:
 def _fake_run(
     config: Planned, training: FsdpTrainingConfig, role: RoleName, path: Path, ranks: int, device: str
 ) -> FakeRun:
-    """Micro-batches of the longest prompt and as many of its answers, the longest, as there is room for."""
+    """Micro-batches of the longest prompt and as many of its answers, the longest, as there is room for; with its
+    pictures, if a configuration says how many tokens they take."""
+    pictures = (config.data.images.max_image_tokens or 0) if read_shape(path).tower else 0
+    if pictures and ranks > 1:
+        raise UserError("--trace: a fake step shows pictures on one rank only; leave --trace out for the formulas")
     if isinstance(config, SftConfig):
-        prompt, answer = 1, longest_row(config) - 1
+        prompt = min(longest_row(config) - 1, max(1, pictures))
+        answer = longest_row(config) - prompt
     else:
         prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
     room = max(training.tokens_per_micro_batch, longest_row(config)) - prompt
@@ -87,4 +93,6 @@ def _fake_run(
         value_head=role in ("critic", "reward_model"),
         training=training.model_dump(exclude={"type", "optimizer"}),
         lora=lora.model_dump() if lora else None,
+        picture_tokens=min(pictures, prompt),
+        vision_tower=config.model.vision_tower,
     )

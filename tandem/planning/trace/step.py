@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
@@ -40,6 +40,9 @@ class FakeRun:
     """The section `training`."""
     lora: dict[str, Any] | None = None
     micro_batches: int = 2
+    picture_tokens: int = 0
+    """Of the prompt, its first ones, of one picture: for a model with a vision tower."""
+    vision_tower: Literal["train", "frozen"] = "train"
 
 
 def trace(run: FakeRun) -> dict[str, Any]:
@@ -59,7 +62,8 @@ def trace(run: FakeRun) -> dict[str, Any]:
         stack.enter_context(ledger)
         loaded.to_empty(device=run.device if run.ranks == 1 else "meta")
         loaded.tie_weights()  # which were parted as they became fake
-        engine = make_engine(run, loaded)
+        tower = stack.enter_context(fake_tower(run, loaded, directory)) if run.picture_tokens else None
+        engine = make_engine(run, loaded, tower)
         ledger.enter([*engine.model.parameters(), *engine.model.buffers()], "weights")
         ledger.expect_gradients_of(whole)
         batch = [micro_batch(run) for _ in range(run.micro_batches)]
@@ -84,12 +88,23 @@ def on_meta_device(run: FakeRun, directory: Path) -> Any:
     model = ModelConfig.model_validate({"path": directory, "dtype": run.dtype, "lora": lora})
     loaded = load_empty(model, run.value_head)
     loaded.requires_grad_(run.learns)
+    if run.vision_tower == "frozen":
+        loaded.base_model.visual.requires_grad_(False)
     if lora and run.learns and not run.value_head:
         add_adapters(loaded, lora, directory)
     return loaded
 
 
-def make_engine(run: FakeRun, loaded: Any) -> Any:
+@contextmanager
+def fake_tower(run: FakeRun, loaded: Any, directory: Path) -> Iterator[Any]:
+    from tandem.planning.trace.tower import FakeTower, towers_read_values
+
+    (directory / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    with towers_read_values(loaded.config.model_type, run.device):
+        yield FakeTower(loaded, directory)
+
+
+def make_engine(run: FakeRun, loaded: Any, tower: Any = None) -> Any:
     """What `training.fsdp.make_engine` makes, without reading any weights."""
     from tandem.training.fsdp import FsdpEngine
     from tandem.training.layout import Sharded
@@ -97,7 +112,7 @@ def make_engine(run: FakeRun, loaded: Any) -> Any:
     training = FsdpTrainingConfig(**(run.training or {}))
     layout = Sharded(loaded, training) if run.ranks > 1 else None
     optimizer = OptimizerConfig() if run.learns else None
-    return FsdpEngine(loaded, training, optimizer, total_steps=10, layout=layout)
+    return FsdpEngine(loaded, training, optimizer, total_steps=10, layout=layout, tower=tower)
 
 
 def extrapolated(totals: Mapping[int, int], layers: int) -> int:
@@ -120,8 +135,14 @@ def micro_batch(run: FakeRun) -> Any:
     def column() -> Any:
         return np.full(len(scored), 1 / len(scored), dtype=np.float32)
 
+    token_ids, pictures = np.zeros(offsets[-1], dtype=np.int32), ()
+    if run.picture_tokens:
+        from tandem.planning.trace.tower import mark, picture_of
+
+        mark(token_ids, run.picture_tokens)
+        pictures = (picture_of(run.picture_tokens),)
     return MicroBatch(
-        token_ids=np.zeros(offsets[-1], dtype=np.int32),
+        token_ids=token_ids,
         offsets=offsets,
         prefixes=np.array([-1, *[0] * (len(lengths) - 1)]),
         scored=scored,
@@ -130,6 +151,7 @@ def micro_batch(run: FakeRun) -> Any:
             weights=column(), shares=column(), advantages=column(), old_logprobs=column(), returns=column()
         ),
         source=scored,
+        pictures=pictures,
     )
 
 
@@ -151,9 +173,10 @@ class Loss:
 def _write_config(run: FakeRun, directory: Path) -> None:
     config = json.loads((Path(run.directory) / "config.json").read_text(encoding="utf-8"))
     if run.layers is not None:
-        config["num_hidden_layers"] = run.layers
-        if config.get("layer_types"):
-            config["layer_types"] = config["layer_types"][: run.layers]
+        text = config.get("text_config") or config
+        text["num_hidden_layers"] = run.layers
+        if text.get("layer_types"):
+            text["layer_types"] = text["layer_types"][: run.layers]
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
