@@ -1,6 +1,6 @@
 """Encoded pictures, as data rows hold them -> stored pictures of their final size. Each is decoded once.
 
-<store>/index-<layout>.jsonl    a line a picture: the SHA-256 of its bytes, the key and the size it is stored with
+<store>/sizes-<layout>.jsonl    a line a picture: the SHA-256 of its bytes, the key and the size it is stored with
 """
 
 import hashlib
@@ -97,7 +97,7 @@ class Preparer:
         """`max_source_pixels`: of a picture before it is resized; decoding takes four bytes of memory or more for
         each."""
         self._store, self._layout, self._max_source_pixels = store, layout, max_source_pixels
-        self._index_path = store.directory / f"index-{layout.name}-{max_source_pixels}.jsonl"
+        self._index_path = store.directory / f"sizes-{layout.name}-{max_source_pixels}.jsonl"
         self._index = dict(self._read_index())
         self.decoded = 0
         """Pictures that were not known."""

@@ -84,7 +84,7 @@ def test_a_second_start_decodes_nothing(tmp_path: Path) -> None:
     first = Preparer(PictureStore(tmp_path), LAYOUT, 1_000_000)
     made = [first.prepare(data) for data in files * 2]
     assert first.decoded == 5 and made[:5] == made[5:]
-    (index,) = tmp_path.glob("index-*.jsonl")
+    (index,) = tmp_path.glob("sizes-*.jsonl")
     index.write_text(index.read_text()[:-10] + "\nnull\n")  # the last line was cut off
     again = Preparer(PictureStore(tmp_path), LAYOUT, 1_000_000)
     assert [again.prepare(data) for data in files] == made[:5]

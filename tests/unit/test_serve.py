@@ -550,9 +550,9 @@ def test_a_long_text_keeps_nobody_waiting(
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(complete, client, "8214=")
         assert arrived.wait(60)
-        assert complete(client).choices[0].text
+        assert complete(client).choices[0].finish_reason  # the first token may end it, so there may be no text
         released.set()
-        assert slow.result().choices[0].text
+        assert slow.result().choices[0].finish_reason
 
 
 def test_a_client_that_leaves_in_its_body_is_no_failure(answerer: EngineAnswerer) -> None:
