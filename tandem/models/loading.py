@@ -131,8 +131,8 @@ def fill(model: PreTrainedModel, config: ModelConfig) -> None:
     model.initialize_weights()
     _refuse_lacking(config.path, _read(model, config.path, saved_buffers(model)), _AS_THEY_LIE)
     # It is saved with the prefixes that its directory has.
-    kept = [one for one in _published_names(model) if not isinstance(one, PrefixChange) or one.was_used()]
-    model._weight_conversions = kept  # pyright: ignore[reportAttributeAccessIssue]
+    kept: Any = [one for one in _published_names(model) if not isinstance(one, PrefixChange) or one.was_used()]
+    model._weight_conversions = kept
 
 
 def saved_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
