@@ -27,7 +27,9 @@ def messages_of(row: Row, column: str) -> Messages:
             raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
         messages.append(message)
     last = messages[-1]["content"]
-    if not (last.strip() if isinstance(last, str) else any(part.get("text", "?").strip() for part in last)):
+    if not (
+        last.strip() if isinstance(last, str) else any(part["type"] != "text" or part["text"].strip() for part in last)
+    ):
         raise BadRow(f"column `{column}` is empty: its last message has no content")
     return messages
 

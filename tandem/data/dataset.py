@@ -92,10 +92,14 @@ class Dataset(ABC, Generic[Item, Config]):
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Item]]:
         """As `read`."""
 
+    @property
+    def _sees(self) -> bool:
+        """The model sees pictures."""
+        return self._pictures is not None and self._pictures.format is not None
+
     def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture]]:
         """The messages as the chat template takes them, and the pictures in them, stored. Raises BadRow."""
-        sees = self._pictures is not None and self._pictures.format is not None
-        messages, sources = take_pictures(row, messages, takes_pictures=sees)
+        messages, sources = take_pictures(row, messages, takes_pictures=self._sees)
         if not sources:
             return messages, []
         if self._pictures is None:
@@ -133,7 +137,7 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
             text = render(self._tokenizer, messages, True)
             row = without_pixels(row, messages, pictures) if pictures else row
         else:
-            refuse_pictures(row)
+            refuse_pictures(row, takes_pictures=self._sees)
             text = cell(row, "prompt", str)
         token_ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=not templated), pictures)
         if not len(token_ids):

@@ -47,9 +47,9 @@ def take_pictures(row: Row, messages: Messages, *, takes_pictures: bool) -> tupl
     return made, sources
 
 
-def refuse_pictures(row: Row) -> None:
+def refuse_pictures(row: Row, *, takes_pictures: bool) -> None:
     """Raises BadRow where a row whose prompt is plain text has pictures: where they stand is the template's matter."""
-    if row.get("images"):
+    if _column(row, takes_pictures):
         raise BadRow("pictures need a prompt of messages, which go through the chat template; this one is plain text")
 
 

@@ -29,7 +29,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     def _demonstrations(self, row: Row, folder: Path) -> tuple[str, list[Demonstration]]:
         row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
         if row_format != "`messages`" and isinstance(row.get("prompt"), str):
-            refuse_pictures(row)
+            refuse_pictures(row, takes_pictures=self._sees)
             ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, "completion", str))
             return row_format, [self._demonstration(ids, learned, [], number=0)]
         if row_format == "`messages`":

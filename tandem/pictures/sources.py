@@ -78,8 +78,7 @@ def _bytes_of_text(text: str, folder: Path) -> bytes:
     if re.match("(?i)[a-z0-9]+://", text) and not text.startswith("file://"):
         raise BadPicture(f"{text[:100]}: nothing is fetched; download the pictures first, and give their paths")
     path = unquote(text.removeprefix("file://")) if text.startswith("file://") else text
-    tried = list(_places(path, folder))
-    if (found := next((place for place in tried if place.is_file()), None)) is not None:
+    if (found := next(filter(_is_file, _places(path, folder)), None)) is not None:
         return read_source(found)
     try:
         return _unbase64(text, "the text")
@@ -92,6 +91,14 @@ def _places(path: str, folder: Path) -> Iterator[Path]:
     if 0 < len(path) < 4096 and "\0" not in path and max(map(len, path.split("/"))) < 256:
         yield folder / path
         yield Path.cwd() / path
+
+
+def _is_file(place: Path) -> bool:
+    """Not so where the file system refuses the name: base64 may be longer than it takes."""
+    try:
+        return place.is_file()
+    except OSError:
+        return False
 
 
 def _unbase64(text: str, what: str) -> bytes:

@@ -21,6 +21,7 @@ from tandem.data.preference import PreferenceDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.pictures.shown import ModelPictures
+from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
 
 PNG = encoded(picture())
@@ -88,6 +89,21 @@ def test_every_way_to_give_a_picture_is_the_same_picture(tmp_path: Path) -> None
     assert prompts[0].pictures[0].grid == (1, 2)
 
 
+def test_base64_about_as_long_as_a_path_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("longer" * 20)
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 256, 9 * 3000, np.uint8).tobytes()
+    for length in range(2950, 3070, 7):  # 3,936 to 4,092 letters, with a slash in every 64 of them
+        text = base64.b64encode(noise[:length]).decode()
+        assert read_picture(text, folder) == noise[:length]
+
+
+def test_a_picture_alone_is_a_prompt(tmp_path: Path) -> None:
+    part = {"type": "image", "image": base64.b64encode(PNG).decode()}
+    rows = [{"prompt": [user([{**part, **rest}])]} for rest in ({}, {"text": ""}, {"text": 5})]
+    assert [len(p.pictures) for p in load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows)).prompts] == [1, 1, 1]
+
+
 def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
     files = [encoded(picture(28, 28 * n, n)) for n in (1, 2, 3)]
     texts = [base64.b64encode(data).decode() for data in files]
@@ -117,6 +133,8 @@ def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
         ({"prompt": [user([{"type": "image"}])]}, "1 placeholders, but 0 pictures"),
         ({"prompt": [user([{"type": "video", "video": "a.mp4"}])]}, "a part of type 'video'"),
         ({"prompt": "<image>?", "images": ["a.png"]}, "need a prompt of messages"),
+        ({"prompt": "How many?", "image": {"path": "a.png"}}, "need a prompt of messages"),
+        (verl_row("<image>", images=["图" * 200 + ".png"]), "is no base64 and no file"),
         (verl_row("<image>", videos=[["a.png"]]), "column `videos` is not supported"),
         (verl_row("<image>", images=["a.png"], image="a.png"), "both columns"),
         (verl_row("<image>", images=["no.png"]), "no.png' is no base64 and no file"),
