@@ -159,7 +159,7 @@ def test_mistakes_below_a_misspelt_type_are_told_with_it(sound: Path) -> None:
         ("algorithm.gamma=1", "algorithm.gamma: unknown key; it is one of algorithm.type: ppo or reinforce_plus_plus"),
         ("training.tensor_parallel=2", "training.tensor_parallel: unknown key; it is one of training.type: megatron"),
         ("cluster.rank=2", "cluster.rank: unknown key; did you mean cluster.ranks?"),
-        ("tracking.wandb=true", "tracking.wandb: unknown key; tracking has tensorboard"),
+        ("tracking.wandbb=true", "tracking.wandbb: unknown key; did you mean tracking.wandb?"),
     ],
 )
 def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) -> None:

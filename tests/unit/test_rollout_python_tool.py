@@ -57,7 +57,7 @@ def containers() -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    assert containers() == []
+    wait_until(lambda: containers() == [])  # one that was told to end may take its time on busy cores
 
 
 Say = Callable[..., Awaitable[list[str]]]

@@ -270,9 +270,7 @@ def test_a_stream_comes_as_it_is_made_and_costs_what_the_answer_costs(
     rows: list[int] = []
     engine: Any = answerer.engine
     engine.load_weights(0, None)  # nothing is kept of the prompt
-    hook = engine._model.get_input_embeddings().register_forward_hook(
-        lambda _module, inputs, _output: rows.append(inputs[0].shape[1])
-    )
+    hook = engine._model.register_forward_pre_hook(lambda _module, inputs: rows.append(inputs[0].shape[1]))
     stream = complete(endless, max_tokens=400, stream=True)
     first = next(iter(stream))
     computed_at_first = len(rows)
