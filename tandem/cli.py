@@ -144,6 +144,7 @@ def evaluate(
     from tandem.files import write_text
     from tandem.jobs.rl import evaluate_model
 
+    print(f"model: {config.model.path}", file=sys.stderr, flush=True)
     metrics = evaluate_model(config, _read(config, RLHFDataset), answers)
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")

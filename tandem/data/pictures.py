@@ -21,8 +21,10 @@ def take_pictures(row: Row, messages: Messages, *, takes_pictures: bool) -> tupl
     without pictures hold text. Raises BadRow unless each picture has a placeholder.
     """
     column = _column(row, takes_pictures)
+    if takes_pictures and row.get("video") is not None:
+        raise BadRow("column `video`: videos are not read; leave it out, or give frames as `images`")
     given = iter(column)
-    split = [_parts(message, bool(column)) for message in messages]
+    split = [_parts(message, bool(column) or takes_pictures) for message in messages]
     if column and not any(part["type"] in IMAGE_PARTS for parts in split for part in parts):
         first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
         split[first] = [{"type": "image"}] * len(column) + split[first]
@@ -41,7 +43,8 @@ def take_pictures(row: Row, messages: Messages, *, takes_pictures: bool) -> tupl
         made.append({**message, "content": content if pictured else "".join(part["text"] for part in content)})
     left = len(list(given))
     if missing := sum(source is None for source in sources):
-        raise BadRow(f"{len(sources)} placeholders, but {len(sources) - missing} pictures")
+        where = "" if len(sources) > missing else "; they are looked for in the columns `images` and `image`"
+        raise BadRow(f"{len(sources)} placeholders, but {len(sources) - missing} pictures{where}")
     if left:
         raise BadRow(f"{len(sources)} placeholders, but {len(sources) + left} pictures")
     return made, sources

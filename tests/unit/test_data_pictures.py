@@ -115,10 +115,10 @@ def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> No
 
 
 def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
-    row = {"prompt": [user("<image> is a tag")], "images": []}
-    parts = {"prompt": [user([{"type": "text", "text": "<image> is "}, {"type": "text", "text": "a tag"}])]}
+    row = {"prompt": [user("<img> is a tag")], "images": []}
+    parts = {"prompt": [user([{"type": "text", "text": "<img> is "}, {"type": "text", "text": "a tag"}])]}
     first, second = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row, parts])).prompts
-    assert "<image> is a tag" in first.text and first.text == second.text and first.pictures == ()
+    assert "<img> is a tag" in first.text and first.text == second.text and first.pictures == ()
     assert not (tmp_path / "store").exists()
 
 
@@ -126,6 +126,9 @@ def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
     ("row", "reason"),
     [
         (verl_row("<image><image>", images=["a.png"]), "2 placeholders, but 1 pictures"),
+        (verl_row("<image>", imges=["a.png"]), "1 placeholders, but 0 pictures; they are looked for in the columns"),
+        (verl_row("<image>", images=[]), "1 placeholders, but 0 pictures"),
+        (verl_row("?", video="a.mp4"), "column `video`: videos are not read"),
         (verl_row("<image>", images=["a.png", "a.png"]), "1 placeholders, but 2 pictures"),
         (verl_row("<image><|image_pad|>", images=["a.png"]), "1 pictures and 2 placeholders for them, after the chat"),
         (verl_row("a <|image_pad|>"), "0 pictures and 1 placeholders"),
@@ -169,7 +172,7 @@ def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
         UserError, match=r"^the rows have pictures, and .*text is no model that sees them here .model type qwen3: "
     ):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
-    other = write_lines(tmp_path / "other.jsonl", [verl_row("?", image="python:3.11")])
+    other = write_lines(tmp_path / "other.jsonl", [verl_row("<image>", image="python:3.11")])
     (prompt,) = RLHFDataset([other], TOKENIZER, DataConfig(), pictures).prompts
     assert prompt.row["image"] == "python:3.11" and prompt.pictures == ()
 
