@@ -35,7 +35,7 @@ def plan(
     gpus: Annotated[
         str | None,
         typer.Option(
-            help="8xH100, or 2x8xH100 for two nodes. --search uses all; memory is of the configuration's own processes.",
+            help="8xH100, or 2x8xH100 for two nodes. --search uses all; memory is of the configuration's processes.",
             show_default="8xH100, or as many as the configuration has processes",
         ),
     ] = None,
