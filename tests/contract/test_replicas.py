@@ -224,7 +224,7 @@ def test_samples_that_nobody_waits_for_any_more_take_no_others_with_them(make: M
         whole = await asyncio.gather(*answers)
         return [[joined(own) for own in answer] for answer in whole] if streamed else whole
 
-    for one, completions in zip(asked, run(asyncio.wait_for(withdraw_often(), 10)), strict=True):
+    for one, completions in zip(asked, run(asyncio.wait_for(withdraw_often(), 60)), strict=True):
         check(one, completions)
 
 
