@@ -16,6 +16,7 @@ from tandem.config import yaml12
 from tandem.config.verl_keys import COUNTERPARTS
 from tandem.errors import UserError
 from tandem.importing.shell import read_flags
+from tandem.importing.verl_tables import HARMLESS, WITHOUT_EFFECT
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -53,127 +54,8 @@ _DEGREES = {
 }
 _UNKNOWN = re.compile(r"<\w+>")
 """A variable that the script takes from elsewhere."""
-_SHARES_MOST = 4096
-"""Tokens of a micro-batch at least, where verl counts rows."""
-
-WITHOUT_EFFECT: Mapping[str, str] = {
-    "*.use_remove_padding": "rows are always packed",
-    "*.use_rmpad": "rows are always packed",
-    "*.use_fused_kernels": "log-probs are always computed without the whole logits",
-    "*.fused_kernel_options.*": "log-probs are always computed without the whole logits",
-    "*.use_dynamic_bsz": "micro-batches are always cut by tokens",
-    "*.log_prob_use_dynamic_bsz": "micro-batches are always cut by tokens",
-    "*.log_prob_micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
-    "*.log_prob_max_token_len_per_gpu": "training.tokens_per_micro_batch is of all passes",
-    "*.forward_micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
-    "*.forward_max_token_len_per_gpu": "training.tokens_per_micro_batch is of all passes",
-    "critic.ppo_m*": "the critic's optimizer steps and micro-batches are cut as the actor's",
-    "critic.strategy": "training.type is of all models",
-    "critic.model.enable_gradient_checkpointing": "training.activation_checkpointing is of all models",
-    "critic.model.tokenizer_path": "the critic has the policy's tokenizer",
-    "critic.*offload": "roles on the same devices take turns by themselves",
-    "reward_model.*offload": "roles on the same devices take turns by themselves",
-    "reward_model.micro_batch_size*": "training.tokens_per_micro_batch is of all passes",
-    "reward_model.model.input_tokenizer": "the reward model must have the policy's tokenizer",
-    "actor_rollout_ref.ref.*": "the reference policy is cut and kept as the actor",
-    "*.megatron.*offload": "roles on the same devices take turns by themselves",
-    "*.use_mbridge": "weights are always read and written as published",
-    "*.vanilla_mbridge": "weights are always read and written as published",
-    "*.override_transformer_config.recompute_*": "training.activation_checkpointing recomputes layers",
-    "*.override_transformer_config.*fusion": "Megatron-Core chooses",
-    "*.override_transformer_config.moe_router_dtype": "routers always compute in float32",
-    "*.multi_stage_wake_up": "weights and cache come back one after the other",
-    "*.update_weights_bucket_megabytes": "generation.sync.bucket_mib",
-    "*.disable_mm_preprocessor_cache": "pictures are told apart by content",
-    "actor_rollout_ref.hybrid_engine": "roles share devices unless placement.roles says otherwise",
-    "actor_rollout_ref.nccl_timeout": "cluster.timeout_s",
-    "critic.ulysses_sequence_parallel_size": "training.context_parallel is of all models",
-    "critic.megatron.*": "training is of all models",
-    "reward_model.reward_kwargs.max_resp_len": "generation.max_response_tokens says it",
-    "reward_model.use_reward_loop": "rewards are always computed beside generation",
-    "reward_model.num_workers": "reward.workers",
-    "algorithm.gamma": "only ppo and reinforce_plus_plus discount",
-    "algorithm.lam": "only ppo has it",
-    "*.actor.clip_ratio_c": "only the loss clip has it",
-    "data.trust_remote_code": "model.trust_remote_code",
-    "*.fsdp_config.*offload*": "roles on the same devices take turns by themselves; else training.cpu_offload",
-    "*.fsdp_config.wrap_policy.*": "each layer is a unit",
-    "*.fsdp_config.forward_prefetch": "layers are always fetched ahead",
-    "*.fsdp_config.reshard_after_forward": "layers are always given back",
-    "*.fsdp_config.mixed_precision.*": "weights are kept in float32 beside model.dtype",
-    "*.enable_chunked_prefill": "the engine's own default",
-    "*.enable_prefix_caching": "the engine's own default",
-    "*.load_format": "weights come from the trainer",
-    "*.layered_summon": "weights are always published piece by piece",
-    "*.rollout.mode": "engines are always asynchronous",
-    "*.rollout.calculate_log_probs": "engines always tell their log-probs",
-    "*.rollout.dtype": "model.dtype is of trainer and engine",
-    "*.rollout.free_cache_engine": "generation.sleep: cache is the default",
-    "*.rollout.prompt_length": "data.max_prompt_tokens says it",
-    "*.rollout.response_length": "generation.max_response_tokens says it",
-    "*.rollout.ignore_eos": "only false makes sense in training",
-    "*.rollout.do_sample": "only true makes sense in training",
-    "*.rollout.max_model_len": "the engine takes it from the model",
-    "*.actor.shuffle": "groups are spread over optimizer steps at random",
-    "*.actor.data_loader_seed": "trainer.seed is of everything",
-    "*.actor.use_token_level_loss": "algorithm.loss.aggregation: token_mean is the default",
-    "*.actor.use_torch_compile": "training.compile compiles layers",
-    "*.megatron.*dist_checkpointing*": "checkpoints load at any layout",
-    "*.megatron.seed": "trainer.seed is of everything",
-    "*.router_replay.*": "training.router_replay is the one switch",
-    "*.override_config.*dropout": "every dropout is 0",
-    "*.override_config.*pdrop": "every dropout is 0",
-    "*.external_lib": "Python's own imports: name a function or class by file",
-    "*.use_shm": "files are read where they are",
-    "*.checkpoint.*": "a checkpoint has the model, the optimizer and the data's place",
-    "*profiler*": "profile with py-spy or torch.profiler",
-    "*.nsys*": "profile with py-spy or torch.profiler",
-    "algorithm.filter_groups.metric": "groups are uninformative where their rewards are equal",
-    "data.prompt_key": "the column is `prompt`; tandem data columns renames others",
-    "data.image_key": "the column is `images`",
-    "data.video_key": "videos are refused",
-    "data.reward_fn_key": "the column is `data_source`",
-    "data.return_raw_chat": "rows keep their messages",
-    "data.return_raw_input_ids": "rows keep their messages",
-    "data.return_full_prompt": "rows keep their messages",
-    "data.return_multi_modal_inputs": "pixels stay where features are computed",
-    "data.val_batch_size": "validation is one call",
-    "data.gen_batch_size": "as many prompts are asked as are needed",
-    "data.dataloader_num_workers": "rows are read once, at the start",
-    "data.validation_shuffle": "the order of validation changes nothing",
-    "data.filter_overlong_prompts_workers": "rows are read once, at the start",
-    "data.use_shm": "files are read where they are",
-    "trainer.balance_batch": "rows are always balanced over ranks by cost",
-    "trainer.val_before_train": "trainer.eval_every validates before the first step, too",
-    "trainer.log_val_generations": "validation answers are always written",
-    "trainer.rollout_data_dir": "trajectories are always written",
-    "trainer.validation_data_dir": "validation answers are always written",
-    "trainer.resume_mode": "--resume RUN on the command line",
-    "trainer.resume_from_path": "--resume RUN on the command line",
-    "trainer.default_hdfs_dir": "trainer.checkpoint_url",
-    "trainer.remove_previous_ckpt*": "trainer.keep_last",
-    "trainer.del_local_ckpt_after_load": "trainer.keep_last",
-    "trainer.max_critic_ckpt_to_keep": "trainer.keep_last is of all models",
-    "trainer.project_name": "trainer.run_dir names the run",
-    "trainer.ray_wait_register_center_timeout": "cluster.timeout_s",
-    "trainer.use_legacy_worker_impl": "there is one implementation",
-    "trainer.device": "the device is found",
-    "ray_*": "cluster.address, and the environment",
-}
-"""Pattern of a key -> why it needs no counterpart; the first that fits."""
-HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "trainer.critic_warmup": (0, None),
-    "reward_model.enable": (False,),
-    "reward_model.launch_reward_fn_async": (False, True),
-    "reward_model.reward_manager": ("naive", "dapo", "prime"),
-    "algorithm.use_pf_ppo": (False,),
-    "algorithm.kl_ctrl.type": ("fixed",),
-    f"{_ROLLOUT}multi_turn.enable": (False,),
-    f"{_ACTOR}entropy_from_logits_with_chunking": (False, True),
-    f"{_ACTOR}entropy_checkpointing": (False, True),
-    f"{_ACTOR}optim.warmup_style": ("constant", "cosine"),
-}
-"""Key -> values with which it does nothing that we do not do."""
+_LEAST_TOKENS = 4096
+"""Of a micro-batch, where verl counts rows."""
 
 
 @dataclass
@@ -398,6 +280,8 @@ def _generation(keys: Keys) -> dict[str, Any]:
     if engine != "native":
         parallel = keys.take(f"{_ROLLOUT}tensor_model_parallel_size", "generation.tensor_parallel", 2)
         _put(generation, "tensor_parallel", parallel, default=1)
+        if keys.take(f"{_ROLLOUT}free_cache_engine", "generation.sleep", True) is False:
+            generation["sleep"] = "never"
         generation["memory_share"] = keys.take(f"{_ROLLOUT}gpu_memory_utilization", "generation.memory_share", 0.5)
         arguments = {
             argument: keys.values[f"{_ROLLOUT}{argument}"]
@@ -412,10 +296,6 @@ def _generation(keys: Keys) -> dict[str, Any]:
     _put(evaluation, "temperature", given if sampled else 0, default=0)
     _put(evaluation, "top_p", keys.take(f"{_ROLLOUT}val_kwargs.top_p", "generation.eval.top_p", 1.0), default=1.0)
     _put(evaluation, "samples", keys.take(f"{_ROLLOUT}val_kwargs.n", "generation.eval.samples", 1), default=1)
-    keys.take(f"{_ROLLOUT}val_kwargs.top_k", "generation.eval") if keys.values.get(f"{_ROLLOUT}val_kwargs.top_k") in (
-        -1,
-        0,
-    ) else None
     return generation | ({"eval": evaluation} if evaluation else {})
 
 
@@ -451,7 +331,7 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     if dynamic and _int(tokens):
         training["tokens_per_micro_batch"] = tokens * _int(context or 1)
     elif _int(rows) and rows_tokens:
-        training["tokens_per_micro_batch"] = max(rows * rows_tokens, _SHARES_MOST)
+        training["tokens_per_micro_batch"] = max(rows * rows_tokens, _LEAST_TOKENS)
         made.notes.append(f"{rows} rows a micro-batch of {rows_tokens} tokens at most are {rows * rows_tokens} tokens")
     training["optimizer"] = _optimizer(keys, f"{_ACTOR}optim.", "training.optimizer", lr=1e-6, made=made)
     clip = keys.take(f"{_ACTOR}grad_clip", "training.optimizer.max_grad_norm", 1.0)
@@ -556,7 +436,7 @@ def _sort_the_rest(keys: Keys, made: Imported) -> None:
             made.mapped.append(f"{shown}: {keys.taken[key]}")
         elif reason is not None:
             made.without_effect.append(f"{shown}: {reason}")
-        elif key in HARMLESS and value in HARMLESS[key]:
+        elif any(fnmatch(key, pattern) and value in values for pattern, values in HARMLESS.items()):
             made.without_effect.append(f"{shown}: as here")
         elif key in COUNTERPARTS:
             made.unsupported.append(f"{shown}: not taken over; write {COUNTERPARTS[key]}")

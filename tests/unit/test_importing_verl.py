@@ -75,7 +75,7 @@ def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp
     tree.pop("placement", None)
     tree.pop("tracking", None)
     tree["generation"] |= {"type": "native"}
-    for key in ("tensor_parallel", "memory_share", "engine_args"):
+    for key in ("tensor_parallel", "memory_share", "engine_args", "sleep"):
         tree["generation"].pop(key, None)
     tree["training"] = {"type": "fsdp", "optimizer": tree["training"]["optimizer"]}
     tree["trainer"]["run_dir"] = str(tmp_path / "run")
@@ -108,6 +108,15 @@ def test_values_are_what_they_were() -> None:
     assert tree["training"]["optimizer"] == {"lr": 1e-6, "weight_decay": 0.1, "warmup_steps": 10}
     assert tree["generation"]["eval"] == {"temperature": 1.0, "samples": 32} and "top_k" not in tree["generation"]
     assert tree["placement"] == {"pools": {"main": [8] * 16}} and made.unsupported == []
+
+
+def test_values_that_change_something_are_told() -> None:
+    given = {"actor_rollout_ref.rollout.ignore_eos": True, "actor_rollout_ref.actor.use_token_level_loss": False}
+    rollout = "actor_rollout_ref.rollout."
+    made = convert({**given, f"{rollout}free_cache_engine": False, f"{rollout}val_kwargs.top_k": -1})
+    assert sorted(line.partition("=")[0] for line in made.unsupported) == sorted(given)
+    assert made.tree["generation"]["sleep"] == "never"
+    assert made.without_effect == [f"{rollout}val_kwargs.top_k=-1: as here"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
