@@ -41,9 +41,15 @@ class ReadsRows(RolloutWorker):
 
 
 @pytest.mark.parametrize("kind", [RolloutWorker, ReadsRows])
-def test_engines_get_rows_where_they_may_read_them(grpo_config: Path, kind: type[RolloutWorker]) -> None:
+def test_engines_get_rows_where_they_may_read_them(
+    grpo_config: Path, tmp_path: Path, kind: type[RolloutWorker]
+) -> None:
     SEEN.clear()
-    config = load_config(TrainConfig, grpo_config, ["generation.eval.samples=2"])
+    (tmp_path / "row.py").write_text(
+        "def of(completion, ground_truth, prompt):\n    return len(prompt) / len(ground_truth)\n"
+    )
+    overrides = ["generation.eval.samples=2", f"reward.functions=['{tmp_path}/row.py:of']"]
+    config = load_config(TrainConfig, grpo_config, overrides)
     inputs = read_inputs(config, RLHFDataset)
     assert inputs.train is not None
     placement = Placement(RecordingCluster(), pools_of(config), {Role.Rollout: kind})
@@ -52,7 +58,7 @@ def test_engines_get_rows_where_they_may_read_them(grpo_config: Path, kind: type
         with closing(job):
             metrics = job.evaluate(0)
             assert metrics["val/sort4/unscored"] == 0
-            job.step(1)
+            assert job.step(1)["reward/mean"] > 0, "its reward is of the row alone"
     requests = [each.request if hasattr(each, "request") else each for each in SEEN]
     rows = [bool(request.prompt.row or request.prompt.ground_truth or request.prompt.text) for request in requests]
     assert len(rows) >= len(inputs.val or ()) + 4 and set(rows) == {kind is ReadsRows}
