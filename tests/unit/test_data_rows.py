@@ -52,7 +52,7 @@ def _parquet_bytes() -> bytes:
         ("empty.jsonl", b"", "holds no rows"),
         ("blank.jsonl", b"\n \n", "holds no rows"),
         ("cut.parquet", _parquet_bytes()[:-20], "cannot be read"),
-        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 500)[:-12], "cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 500, mtime=0)[:-12], "cannot be read"),
         ("plain.jsonl.gz", b'{"prompt": "a"}\n', "cannot be read"),
         ("text.parquet", b'{"prompt": "a"}\n', "cannot be read"),
         ("rows.csv", b"a,b\n", r"data files end in \.parquet, \.jsonl"),
