@@ -137,6 +137,7 @@ def world(rank: int, ranks: int, directory: Path) -> None:
 
 def main() -> None:
     directory = Path(sys.argv[1])
+    torch.manual_seed(0)  # which experts are busy is the same each time
     for name, config in MODELS.items():
         AutoModelForCausalLM.from_config(config).save_pretrained(directory / name)
     context = multiprocessing.get_context("fork")
