@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from tandem.config.tree import (
     TrainConfig,
 )
 from tandem.errors import TandemError, UserError, with_notes
+from tandem.files import make_room_for
+from tandem.importing.command import import_app
 from tandem.planning.command import KINDS, Job, job_of, plan
 from tandem.simulation.command import simulate
 
@@ -34,7 +36,6 @@ Config = TypeVar("Config", bound=ModelsConfig)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 app.add_typer(reward_app, name="reward")
-import_app = typer.Typer(no_args_is_help=True, help="Configurations of other frameworks, as ours.")
 app.add_typer(import_app, name="import")
 search_app = typer.Typer(no_args_is_help=True, help="Search in passages: an index, and a server of it.")
 app.add_typer(search_app, name="search")
@@ -138,7 +139,7 @@ def evaluate(
     answers: Annotated[Path | None, typer.Option(help="Write the answers to this parquet file.")] = None,
 ) -> None:
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
-    _make_room_for({"--out": out, "--answers": answers})
+    make_room_for({"--out": out, "--answers": answers})
     config = _configure(EvalConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.files import write_text
@@ -322,24 +323,6 @@ def reward_test(
     print(report(examine(config, prompts, answers, pass_above)))
 
 
-@import_app.command("verl")
-def import_verl(
-    source: Annotated[Path, typer.Argument(help="A launch script of verl's PPO trainer, or its configuration, .yaml.")],
-    out: Annotated[Path, typer.Option(help="The configuration: a YAML file that is not there yet.")],
-) -> None:
-    """Write a configuration from verl's, and say of each of its keys what became of it. Nothing is run."""
-    if out.exists():
-        raise UserError(f"--out {out}: it is there already; give another file")
-    _make_room_for({"--out": out})
-    from tandem.files import write_text
-    from tandem.importing.verl import convert, read, report, written
-
-    made = convert(read(source))
-    print("\n".join(report(made)))
-    write_text(out, written(made, source.name))
-    print(f"written: {out}; try it: tandem train {out} --dry-run")
-
-
 @search_app.command("index")
 def search_index(
     corpus: Annotated[Path, typer.Argument(help="Rows {id, title, text}: a parquet or JSON-lines file.")],
@@ -445,19 +428,6 @@ def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:
     refuse_to_fetch_into(path, kind, text)
     remote.fetch(path)
     return str(run_dir), [override for override in given if not override.startswith("trainer.run_dir=")]
-
-
-def _make_room_for(outputs: Mapping[str, Path | None]) -> None:
-    """Make the directories of the files that options name. Raises UserError where no file can be written there."""
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{option} {path}: {error}; give another file") from None
-        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-            raise UserError(f"{option} {path}: no file can be written there; give another one")
 
 
 def _naming(key: str, path: Path) -> str:

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -97,6 +97,19 @@ def write_text(path: Path, text: str) -> None:
 def temporary_name(path: Path) -> Path:
     """Hidden, beside `path`; what a killed writer leaves there is replaced by the next write of `path`."""
     return path.with_name(f".{path.name}.tmp")
+
+
+def make_room_for(outputs: Mapping[str, Path | None]) -> None:
+    """Make the directories of the files that options name. Raises UserError where no file can be written there."""
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{option} {path}: {error}; give another file") from None
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UserError(f"{option} {path}: no file can be written there; give another one")
 
 
 def sync(path: Path) -> None:

@@ -8,7 +8,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,37 @@ Variables = dict[str, str | list[str]]
 
 def read_flags(path: Path) -> dict[str, str]:
     """`key.of.theirs` -> its text, of the last command that sets it. Raises UserError where there are none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: it cannot be read: {error}") from None
-    variables: Variables = {"HOME": "~"}
     flags: dict[str, str] = {}
-    depth = 0
-    for line in _lines(text):
-        first = line.split(maxsplit=1)[0] if line.split() else ""
-        depth += (first in _OPEN) - (first in _CLOSE)
-        assigned = _ASSIGNMENT.fullmatch(line)
-        if assigned and not _FLAG.match(line):
-            if depth == 0:
-                variables[assigned[1]] = _value(assigned[2], variables)
-            continue
-        for word in _words(_expanded(line, variables)):
+    for words in commands(read_text(path)):
+        for word in words:
             if _FLAG.match(word):
                 key, _, value = word.partition("=")
                 flags[key.lstrip("+")] = value
     if not flags:
         raise UserError(f"{path}: no key=value of another framework is set in it; give its launch script or YAML file")
     return flags
+
+
+def read_text(path: Path) -> str:
+    """The whole file. Raises UserError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: it cannot be read: {error}") from None
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a script, with what its variables stand for."""
+    variables: Variables = {"HOME": "~"}
+    depth = 0
+    for line in _lines(text):
+        first = line.split(maxsplit=1)[0] if line.split() else ""
+        depth += (first in _OPEN) - (first in _CLOSE)
+        assigned = _ASSIGNMENT.fullmatch(line)
+        if not assigned or _FLAG.match(line):
+            yield _words(_expanded(line, variables))
+        elif depth == 0:
+            variables[assigned[1]] = _value(assigned[2], variables)
 
 
 def _lines(text: str) -> list[str]:

@@ -4,17 +4,13 @@ Only what verl was told is read, and those of its defaults that differ from ours
 published configuration files.
 """
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from tandem.config import yaml12
 from tandem.config.verl_keys import COUNTERPARTS
-from tandem.errors import UserError
+from tandem.importing.outcome import Imported, Keys, known, listed, parsed, put, read_yaml, sort_the_rest, whole
 from tandem.importing.shell import read_flags
 from tandem.importing.verl_tables import HARMLESS, WITHOUT_EFFECT
 
@@ -52,51 +48,15 @@ _DEGREES = {
     "expert_model_parallel_size": "expert_parallel",
     "expert_tensor_parallel_size": "expert_tensor_parallel",
 }
-_UNKNOWN = re.compile(r"<\w+>")
-"""A variable that the script takes from elsewhere."""
 _LEAST_TOKENS = 4096
 """Of a micro-batch, where verl counts rows."""
-
-
-@dataclass
-class Imported:
-    """What became of a configuration."""
-
-    tree: dict[str, Any]
-    mapped: list[str] = field(default_factory=list[str])
-    without_effect: list[str] = field(default_factory=list[str])
-    unsupported: list[str] = field(default_factory=list[str])
-    notes: list[str] = field(default_factory=list[str])
-
-
-class Keys:
-    """Keys of verl with their values; those that are taken are remembered."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-        self.taken: dict[str, str] = {}
-
-    def take(self, key: str, ours: str, default: Any = None) -> Any:
-        """The value, where it is given; it becomes `ours`."""
-        value = self.values.get(key)
-        if value is None or (isinstance(value, str) and _UNKNOWN.fullmatch(value)):
-            return default
-        self.taken[key] = ours
-        return value
 
 
 def read(path: Path) -> dict[str, Any]:
     """The keys of a script (`.sh`, or anything else) or of a YAML file, flat. Raises UserError."""
     if path.suffix not in (".yaml", ".yml"):
-        return {key: _parsed(text) for key, text in read_flags(path).items()}
-    try:
-        tree = yaml12.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml12.YAMLError) as error:
-        raise UserError(f"{path}: it cannot be read: {error}") from None
-    flat = dict(_flat(tree, "")) if isinstance(tree, dict) else {}
-    if not flat:
-        raise UserError(f"{path}: there are no keys in it")
-    return flat
+        return {key: parsed(text) for key, text in read_flags(path).items()}
+    return read_yaml(path)
 
 
 def convert(values: Mapping[str, Any]) -> Imported:
@@ -114,28 +74,8 @@ def convert(values: Mapping[str, Any]) -> Imported:
     tree |= _processes(keys)
     tree["trainer"] = _trainer(keys)
     tree |= _tracking(keys)
-    _sort_the_rest(keys, made)
+    sort_the_rest(keys, made, WITHOUT_EFFECT, HARMLESS, COUNTERPARTS)
     return made
-
-
-def written(made: Imported, source: str) -> str:
-    """The configuration as a file, with what it lacks on top."""
-    lacks = [f"#   {line}" for line in (*made.unsupported, *made.notes)]
-    head = [f"# Made by `tandem import verl` from {source}.", *(["# To be looked at:", *lacks] if lacks else [])]
-    return "\n".join([*head, yaml12.write(made.tree)])
-
-
-def report(made: Imported) -> Iterator[str]:
-    """What became of each key."""
-    for title, lines in (
-        ("taken over", made.mapped),
-        ("without effect here", made.without_effect),
-        ("not supported", made.unsupported),
-        ("to be looked at", made.notes),
-    ):
-        if lines:
-            yield f"{title}: {len(lines)}"
-            yield from (f"  {line}" for line in lines)
 
 
 def _model(keys: Keys) -> dict[str, Any]:
@@ -164,8 +104,8 @@ def _model(keys: Keys) -> dict[str, Any]:
 
 def _data(keys: Keys) -> dict[str, Any]:
     data: dict[str, Any] = {
-        "train_files": _listed(keys.take("data.train_files", "data.train_files", "TRAIN.parquet")),
-        "val_files": _listed(keys.take("data.val_files", "data.val_files", [])),
+        "train_files": listed(keys.take("data.train_files", "data.train_files", "TRAIN.parquet")),
+        "val_files": listed(keys.take("data.val_files", "data.val_files", [])),
         "prompts_per_step": keys.take("data.train_batch_size", "data.prompts_per_step", 1024),
         "max_prompt_tokens": keys.take("data.max_prompt_length", "data.max_prompt_tokens", 512),
     }
@@ -180,7 +120,7 @@ def _data(keys: Keys) -> dict[str, Any]:
 
 def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
     estimator = keys.take("algorithm.adv_estimator", "algorithm.type", "gae")
-    algorithm: dict[str, Any] = {"type": _known(_ALGORITHMS, estimator, "algorithm.adv_estimator", made)}
+    algorithm: dict[str, Any] = {"type": known(_ALGORITHMS, estimator, "algorithm.adv_estimator", made)}
     group = keys.take(f"{_ROLLOUT}n", "algorithm.group_size", 1)
     if group == 1 and algorithm["type"] in _COMPARES_SIBLINGS:
         group = 8
@@ -193,20 +133,20 @@ def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
             made.notes.append(
                 f"{prompts} prompts in optimizer steps of {minibatch} become {algorithm['minibatches']} equal ones"
             )
-    _put(algorithm, "epochs", keys.take(f"{_ACTOR}ppo_epochs", "algorithm.epochs", 1), default=1)
-    _put(
+    put(algorithm, "epochs", keys.take(f"{_ACTOR}ppo_epochs", "algorithm.epochs", 1), default=1)
+    put(
         algorithm,
         "entropy_coefficient",
         keys.take(f"{_ACTOR}entropy_coeff", "algorithm.entropy_coefficient", 0),
         default=0,
     )
     by_std = keys.take("algorithm.norm_adv_by_std_in_grpo", "algorithm.normalize_by_std", True)
-    _put(algorithm, "normalize_by_std", by_std, default=True)
+    put(algorithm, "normalize_by_std", by_std, default=True)
     if algorithm["type"] in ("ppo", "reinforce_plus_plus"):
-        _put(algorithm, "gamma", keys.take("algorithm.gamma", "algorithm.gamma", 1.0), default=1.0)
+        put(algorithm, "gamma", keys.take("algorithm.gamma", "algorithm.gamma", 1.0), default=1.0)
     if algorithm["type"] == "ppo":
-        _put(algorithm, "gae_lambda", keys.take("algorithm.lam", "algorithm.gae_lambda", 1.0), default=1.0)
-        _put(algorithm, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
+        put(algorithm, "gae_lambda", keys.take("algorithm.lam", "algorithm.gae_lambda", 1.0), default=1.0)
+        put(algorithm, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
         critic = _optimizer(keys, "critic.optim.", "algorithm.critic_optimizer", lr=1e-5, made=made)
         algorithm["critic_optimizer"] = critic
     algorithm["loss"] = _loss(keys, made)
@@ -221,17 +161,17 @@ def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
 
 def _loss(keys: Keys, made: Imported) -> dict[str, Any]:
     mode = keys.take(f"{_ACTOR}policy_loss.loss_mode", "algorithm.loss.type", "vanilla")
-    loss: dict[str, Any] = {"type": _known(_LOSSES, mode, f"{_ACTOR}policy_loss.loss_mode", made)}
+    loss: dict[str, Any] = {"type": known(_LOSSES, mode, f"{_ACTOR}policy_loss.loss_mode", made)}
     both = keys.take(f"{_ACTOR}clip_ratio", "algorithm.loss.clip_ratio_low and clip_ratio_high", 0.2)
     low = keys.take(f"{_ACTOR}clip_ratio_low", "algorithm.loss.clip_ratio_low", both)
     high = keys.take(f"{_ACTOR}clip_ratio_high", "algorithm.loss.clip_ratio_high", both)
     if loss["type"] not in ("reinforce", "sapo", "gmpo"):
-        _put(loss, "clip_ratio_low", low, default=0.2 if loss["type"] == "clip" else None)
-        _put(loss, "clip_ratio_high", high, default=0.2 if loss["type"] == "clip" else None)
+        put(loss, "clip_ratio_low", low, default=0.2 if loss["type"] == "clip" else None)
+        put(loss, "clip_ratio_high", high, default=0.2 if loss["type"] == "clip" else None)
     if loss["type"] == "clip":
         loss["dual_clip"] = keys.take(f"{_ACTOR}clip_ratio_c", "algorithm.loss.dual_clip", 3.0)
     aggregation = keys.take(f"{_ACTOR}loss_agg_mode", "algorithm.loss.aggregation", "token-mean")
-    _put(loss, "aggregation", _known(_AGGREGATIONS, aggregation, f"{_ACTOR}loss_agg_mode", made), default="token_mean")
+    put(loss, "aggregation", known(_AGGREGATIONS, aggregation, f"{_ACTOR}loss_agg_mode", made), default="token_mean")
     return loss
 
 
@@ -245,10 +185,10 @@ def _kl(keys: Keys, made: Imported) -> dict[str, Any]:
     if in_loss and in_reward:
         made.notes.append("verl had a KL term in the loss and one in the reward; only the loss's is taken")
     if in_loss and of_loss:
-        estimator = _known(_ESTIMATORS, kind, f"{_ACTOR}kl_loss_type", made)
+        estimator = known(_ESTIMATORS, kind, f"{_ACTOR}kl_loss_type", made)
         return {"place": "loss", "coefficient": of_loss, "estimator": estimator}
     if in_reward and of_reward:
-        estimator = _known(_ESTIMATORS, penalty, "algorithm.kl_penalty", made)
+        estimator = known(_ESTIMATORS, penalty, "algorithm.kl_penalty", made)
         return {"place": "reward", "coefficient": of_reward, "estimator": estimator}
     return {}
 
@@ -273,13 +213,13 @@ def _generation(keys: Keys) -> dict[str, Any]:
         "type": engine,
         "max_response_tokens": keys.take("data.max_response_length", "generation.max_response_tokens", 512),
     }
-    _put(generation, "temperature", keys.take(f"{_ROLLOUT}temperature", "generation.temperature", 1.0), default=1.0)
-    _put(generation, "top_p", keys.take(f"{_ROLLOUT}top_p", "generation.top_p", 1), default=1)
+    put(generation, "temperature", keys.take(f"{_ROLLOUT}temperature", "generation.temperature", 1.0), default=1.0)
+    put(generation, "top_p", keys.take(f"{_ROLLOUT}top_p", "generation.top_p", 1), default=1)
     top_k = keys.take(f"{_ROLLOUT}top_k", "generation.top_k", -1)
-    _put(generation, "top_k", top_k if top_k not in (-1, "-1") else 0, default=0)
+    put(generation, "top_k", top_k if top_k not in (-1, "-1") else 0, default=0)
     if engine != "native":
         parallel = keys.take(f"{_ROLLOUT}tensor_model_parallel_size", "generation.tensor_parallel", 2)
-        _put(generation, "tensor_parallel", parallel, default=1)
+        put(generation, "tensor_parallel", parallel, default=1)
         if keys.take(f"{_ROLLOUT}free_cache_engine", "generation.sleep", True) is False:
             generation["sleep"] = "never"
         generation["memory_share"] = keys.take(f"{_ROLLOUT}gpu_memory_utilization", "generation.memory_share", 0.5)
@@ -293,9 +233,9 @@ def _generation(keys: Keys) -> dict[str, Any]:
     sampled = keys.take(f"{_ROLLOUT}val_kwargs.do_sample", "generation.eval.temperature", False)
     given = keys.take(f"{_ROLLOUT}val_kwargs.temperature", "generation.eval.temperature", 1.0 if sampled else 0)
     evaluation: dict[str, Any] = {}
-    _put(evaluation, "temperature", given if sampled else 0, default=0)
-    _put(evaluation, "top_p", keys.take(f"{_ROLLOUT}val_kwargs.top_p", "generation.eval.top_p", 1.0), default=1.0)
-    _put(evaluation, "samples", keys.take(f"{_ROLLOUT}val_kwargs.n", "generation.eval.samples", 1), default=1)
+    put(evaluation, "temperature", given if sampled else 0, default=0)
+    put(evaluation, "top_p", keys.take(f"{_ROLLOUT}val_kwargs.top_p", "generation.eval.top_p", 1.0), default=1.0)
+    put(evaluation, "samples", keys.take(f"{_ROLLOUT}val_kwargs.n", "generation.eval.samples", 1), default=1)
     return generation | ({"eval": evaluation} if evaluation else {})
 
 
@@ -306,17 +246,17 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     checkpointing = keys.take(f"{_MODEL}enable_gradient_checkpointing", "training.activation_checkpointing", True)
     if checkpointing:
         training["activation_checkpointing"] = True
-    rows_tokens = _int(tree["data"]["max_prompt_tokens"]) + _int(tree["generation"]["max_response_tokens"])
+    rows_tokens = whole(tree["data"]["max_prompt_tokens"]) + whole(tree["generation"]["max_response_tokens"])
     context = keys.take(f"{_ACTOR}ulysses_sequence_parallel_size", "training.context_parallel", 1)
     if megatron:
         for name, ours in _DEGREES.items():
-            _put(training, ours, keys.take(f"{_ACTOR}megatron.{name}", f"training.{ours}", 1), default=1)
+            put(training, ours, keys.take(f"{_ACTOR}megatron.{name}", f"training.{ours}", 1), default=1)
         if training.get("tensor_parallel", 1) != 1 and training.get("expert_parallel", 1) != 1:
             training["sequence_parallel"] = True
     else:
-        _put(training, "context_parallel", context, default=1)
+        put(training, "context_parallel", context, default=1)
         size = keys.take(f"{_ACTOR}fsdp_config.fsdp_size", "training.shard_size", -1)
-        _put(training, "shard_size", size if size not in (-1, "-1") else None, default=None)
+        put(training, "shard_size", size if size not in (-1, "-1") else None, default=None)
         offloads = [
             keys.take(f"{_ACTOR}fsdp_config.{what}_offload", "training.cpu_offload") for what in ("param", "optimizer")
         ]
@@ -328,14 +268,14 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     rows = keys.take(f"{_ACTOR}ppo_micro_batch_size_per_gpu", "training.tokens_per_micro_batch")
     keys.take(f"{_ACTOR}ppo_micro_batch_size", "training.tokens_per_micro_batch")
     dynamic = keys.values.get(f"{_ACTOR}use_dynamic_bsz", False)
-    if dynamic and _int(tokens):
-        training["tokens_per_micro_batch"] = tokens * _int(context or 1)
-    elif _int(rows) and rows_tokens:
+    if dynamic and whole(tokens):
+        training["tokens_per_micro_batch"] = tokens * whole(context or 1)
+    elif whole(rows) and rows_tokens:
         training["tokens_per_micro_batch"] = max(rows * rows_tokens, _LEAST_TOKENS)
         made.notes.append(f"{rows} rows a micro-batch of {rows_tokens} tokens at most are {rows * rows_tokens} tokens")
     training["optimizer"] = _optimizer(keys, f"{_ACTOR}optim.", "training.optimizer", lr=1e-6, made=made)
     clip = keys.take(f"{_ACTOR}grad_clip", "training.optimizer.max_grad_norm", 1.0)
-    _put(training["optimizer"], "max_grad_norm", clip, default=1.0)
+    put(training["optimizer"], "max_grad_norm", clip, default=1.0)
     return training
 
 
@@ -344,7 +284,7 @@ def _optimizer(keys: Keys, prefix: str, ours: str, lr: float, made: Imported) ->
     optimizer["weight_decay"] = keys.take(f"{prefix}weight_decay", f"{ours}.weight_decay", 0.01)
     steps = keys.take(f"{prefix}lr_warmup_steps", f"{ours}.warmup_steps", -1)
     ratio = keys.take(f"{prefix}lr_warmup_steps_ratio", f"{ours}.warmup_steps", 0.0)
-    if _int(steps) > 0:
+    if whole(steps) > 0:
         optimizer["warmup_steps"] = steps
     elif ratio:
         made.notes.append(
@@ -355,7 +295,7 @@ def _optimizer(keys: Keys, prefix: str, ours: str, lr: float, made: Imported) ->
     )
     if style == "cosine":
         optimizer["schedule"] = "cosine"
-    _put(optimizer, "min_lr_ratio", keys.take(f"{prefix}min_lr_ratio", f"{ours}.min_lr_ratio", None), default=None)
+    put(optimizer, "min_lr_ratio", keys.take(f"{prefix}min_lr_ratio", f"{ours}.min_lr_ratio", None), default=None)
     if (betas := keys.take(f"{prefix}betas", f"{ours}.betas")) is not None:
         optimizer["betas"] = betas
     if (clip := keys.take(f"{prefix}clip_grad", f"{ours}.max_grad_norm")) is not None:
@@ -411,72 +351,17 @@ def _trainer(keys: Keys) -> dict[str, Any]:
     trainer |= {"steps": steps} if steps else {"epochs": epochs}
     for key, ours, default in (("save_freq", "save_every", -1), ("test_freq", "eval_every", -1)):
         every = keys.take(f"trainer.{key}", f"trainer.{ours}", default)
-        _put(trainer, ours, every if _int(every) > 0 else 0, default=0)
-    _put(trainer, "keep_last", keys.take("trainer.max_actor_ckpt_to_keep", "trainer.keep_last"), default=None)
-    _put(trainer, "seed", keys.take("data.seed", "trainer.seed"), default=None)
+        put(trainer, ours, every if whole(every) > 0 else 0, default=0)
+    put(trainer, "keep_last", keys.take("trainer.max_actor_ckpt_to_keep", "trainer.keep_last"), default=None)
+    put(trainer, "seed", keys.take("data.seed", "trainer.seed"), default=None)
     return trainer
 
 
 def _tracking(keys: Keys) -> dict[str, Any]:
     from tandem.config.tracking import TrackingConfig
 
-    wanted = _listed(keys.take("trainer.logger", "tracking", []))
+    wanted = listed(keys.take("trainer.logger", "tracking", []))
     known: dict[str, Any] = {name: True for name in wanted if name in TrackingConfig.model_fields}
     if "wandb" in known and (project := keys.take("trainer.project_name", "tracking.wandb.project")):
         known["wandb"] = {"project": project}
     return {"tracking": known} if known else {}
-
-
-def _sort_the_rest(keys: Keys, made: Imported) -> None:
-    """Every key is in one of the lists, with its value."""
-    for key, value in keys.values.items():
-        shown = f"{key}={value}"
-        reason = next((why for pattern, why in WITHOUT_EFFECT.items() if fnmatch(key, pattern)), None)
-        if key in keys.taken:
-            made.mapped.append(f"{shown}: {keys.taken[key]}")
-        elif reason is not None:
-            made.without_effect.append(f"{shown}: {reason}")
-        elif any(fnmatch(key, pattern) and value in values for pattern, values in HARMLESS.items()):
-            made.without_effect.append(f"{shown}: as here")
-        elif key in COUNTERPARTS:
-            made.unsupported.append(f"{shown}: not taken over; write {COUNTERPARTS[key]}")
-        else:
-            made.unsupported.append(f"{shown}: there is no counterpart here")
-
-
-def _known(names: Mapping[str, str], given: Any, key: str, made: Imported) -> str:
-    """The counterpart of a name; where there is none, the first of all, and a line that says so."""
-    if given in names:
-        return names[given]
-    fallback = next(iter(names.values()))
-    made.notes.append(f"{key}={given}: there is none of that name here; {fallback} stands in its place: choose")
-    return fallback
-
-
-def _put(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
-    """A configuration states only what differs from the defaults."""
-    if value != default:
-        section[key] = value
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _listed(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else [value]
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return yaml12.read(text)
-    except yaml12.YAMLError:
-        return text
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(cast(dict[str, Any], value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -12,8 +12,9 @@ from tandem.cli import main
 from tandem.config import yaml12
 from tandem.config.load import read_config
 from tandem.config.tree import TrainConfig
+from tandem.importing.outcome import written
 from tandem.importing.shell import read_flags
-from tandem.importing.verl import convert, read, written
+from tandem.importing.verl import convert, read
 from tests.conftest import ROOT
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/verl_flags.json").read_text())
@@ -61,7 +62,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
     made = convert(PUBLISHED[name])
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(PUBLISHED[name])
-    (tmp_path / "config.yaml").write_text(written(made, name))
+    (tmp_path / "config.yaml").write_text(written(made, "verl", name))
     assert read_config(TrainConfig, tmp_path / "config.yaml", []).problems == []
 
 

@@ -1,0 +1,52 @@
+"""The commands `tandem import …`: configurations of other frameworks, as ours."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.errors import UserError
+from tandem.files import make_room_for, write_text
+from tandem.importing import trl, trl_source, verl
+from tandem.importing.outcome import Imported, report, written
+
+import_app = typer.Typer(no_args_is_help=True, help="Configurations of other frameworks, as ours.")
+ImportedInto = Annotated[Path, typer.Option("--out", help="The configuration: a YAML file that is not there yet.")]
+
+
+@import_app.command("verl")
+def import_verl(
+    source: Annotated[Path, typer.Argument(help="A launch script of verl's PPO trainer, or its configuration, .yaml.")],
+    out: ImportedInto,
+) -> None:
+    """Write a configuration from verl's, and say of each of its keys what became of it. Nothing is run."""
+    _refuse_to_overwrite(out)
+    _import(verl.convert(verl.read(source)), "verl", source, out, "train")
+
+
+@import_app.command("trl")
+def import_trl(
+    source: Annotated[Path, typer.Argument(help="A launch or Python script of TRL, or the YAML file of its --config.")],
+    out: ImportedInto,
+    trainer: Annotated[
+        str | None, typer.Option(help="Whose arguments they are, where the file does not say it: sft, dpo, grpo, …")
+    ] = None,
+) -> None:
+    """Write a configuration from TRL's, and say of each of its arguments what became of it. Nothing is run."""
+    _refuse_to_overwrite(out)
+    if trainer is not None and trainer not in trl.COMMANDS:
+        raise UserError(f"--trainer {trainer}: has no counterpart here; these have one: {', '.join(trl.COMMANDS)}")
+    found = trl_source.read(source, trainer)
+    _import(trl.convert(found), "trl", source, out, trl.COMMANDS[found.method])
+
+
+def _refuse_to_overwrite(out: Path) -> None:
+    if out.exists():
+        raise UserError(f"--out {out}: it is there already; give another file")
+    make_room_for({"--out": out})
+
+
+def _import(made: Imported, framework: str, source: Path, out: Path, command: str) -> None:
+    print("\n".join(report(made)))
+    write_text(out, written(made, framework, source.name))
+    print(f"written: {out}; try it: tandem {command} {out} --dry-run")

@@ -1,0 +1,142 @@
+"""What becomes of another framework's configuration: ours, and a line about each of its keys."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, cast
+
+from tandem.config import yaml12
+from tandem.errors import UserError
+
+_UNKNOWN = re.compile(r"<.*>", re.DOTALL)
+"""A variable that the script takes from elsewhere."""
+
+
+@dataclass
+class Imported:
+    """What became of a configuration."""
+
+    tree: dict[str, Any]
+    mapped: list[str] = field(default_factory=list[str])
+    without_effect: list[str] = field(default_factory=list[str])
+    unsupported: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+
+class Keys:
+    """Keys of theirs with their values; those that are taken are remembered."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.taken: dict[str, str] = {}
+
+    def take(self, key: str, ours: str, default: Any = None) -> Any:
+        """The value, where it is given; it becomes `ours`."""
+        value = self.values.get(key)
+        if value is None or _is_unknown(value):
+            return default
+        self.taken[key] = ours
+        return value
+
+
+def written(made: Imported, framework: str, source: str) -> str:
+    """The configuration as a file, with what it lacks on top."""
+    lacks = [f"#   {line}" for line in (*made.unsupported, *made.notes)]
+    head = [f"# Made by `tandem import {framework}` from {source}.", *(["# To be looked at:", *lacks] if lacks else [])]
+    return "\n".join([*head, yaml12.write(made.tree)])
+
+
+def report(made: Imported) -> Iterator[str]:
+    """What became of each key."""
+    for title, lines in (
+        ("taken over", made.mapped),
+        ("without effect here", made.without_effect),
+        ("not supported", made.unsupported),
+        ("to be looked at", made.notes),
+    ):
+        if lines:
+            yield f"{title}: {len(lines)}"
+            yield from (f"  {line}" for line in lines)
+
+
+def sort_the_rest(
+    keys: Keys,
+    made: Imported,
+    without_effect: Mapping[str, str],
+    harmless: Mapping[str, tuple[Any, ...]],
+    counterparts: Mapping[str, str],
+) -> None:
+    """Every key is in one of the lists, with its value."""
+    for key, value in keys.values.items():
+        shown = f"{key}={value}"
+        reason = next((why for pattern, why in without_effect.items() if fnmatch(key, pattern)), None)
+        if key in keys.taken:
+            made.mapped.append(f"{shown}: {keys.taken[key]}")
+        elif reason is not None:
+            made.without_effect.append(f"{shown}: {reason}")
+        elif value is None:
+            made.without_effect.append(f"{shown}: not set")
+        elif any(fnmatch(key, pattern) and value in values for pattern, values in harmless.items()):
+            made.without_effect.append(f"{shown}: as here")
+        elif _is_unknown(value):
+            made.unsupported.append(f"{shown}: only a run of the script would tell; write its value in yourself")
+        elif key in counterparts:
+            made.unsupported.append(f"{shown}: not taken over; write {counterparts[key]}")
+        else:
+            made.unsupported.append(f"{shown}: there is no counterpart here")
+
+
+def known(names: Mapping[str, str], given: Any, key: str, made: Imported) -> str:
+    """The counterpart of a name; where there is none, the first of all, and a line that says so."""
+    if given in names:
+        return names[given]
+    fallback = next(iter(names.values()))
+    made.notes.append(f"{key}={given}: there is none of that name here; {fallback} stands in its place: choose")
+    return fallback
+
+
+def _is_unknown(value: Any) -> bool:
+    return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
+
+
+def put(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
+    """A configuration states only what differs from the defaults."""
+    if value != default:
+        section[key] = value
+
+
+def whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def listed(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def parsed(text: str) -> Any:
+    try:
+        return yaml12.read(text)
+    except yaml12.YAMLError:
+        return text
+
+
+def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(cast(dict[str, Any], value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file, flat. Raises UserError."""
+    try:
+        tree = yaml12.read(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml12.YAMLError) as error:
+        raise UserError(f"{path}: it cannot be read: {error}") from None
+    values = dict(flat(tree, "")) if isinstance(tree, dict) else {}
+    if not values:
+        raise UserError(f"{path}: there are no keys in it")
+    return values

@@ -1,0 +1,209 @@
+"""What a launch script, a YAML file or a Python script of TRL sets, without running it."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import UserError
+from tandem.importing.outcome import parsed, read_yaml
+from tandem.importing.shell import commands, read_text
+
+METHODS = {
+    "online_dpo": "online_dpo", "sft": "sft", "dpo": "dpo", "grpo": "grpo", "gspo": "grpo", "rloo": "rloo",
+    "reward": "reward", "kto": "kto", "orpo": "orpo", "ppo": "ppo",
+}  # fmt: skip
+"""How the name of a script or class begins -> the trainer that it runs."""
+
+
+@dataclass
+class Source:
+    """Whose trainer, and the arguments it was given."""
+
+    method: str
+    values: dict[str, Any]
+
+
+def read(path: Path, method: str | None = None) -> Source:
+    """Of a `.py`, `.yaml` or any other file, which is taken for a shell script. Raises UserError.
+
+    `method` says which trainer reads a YAML file, which does not say it itself, or a script of another name.
+    """
+    if path.suffix in (".yaml", ".yml"):
+        return Source(method or _method_of_keys(read_yaml(path), path), read_yaml(path))
+    text = read_text(path)
+    if path.suffix == ".py":
+        module = _module(text, path)
+        called = "\n".join(_strings(module))
+        found = _of_python(module, path, method) or _of_commands(called, path, method)
+    else:
+        found = _of_commands(text, path, method)
+    if found is None:
+        raise UserError(
+            f"{path}: no trainer of TRL is started in it; give a script with `trl grpo …` or `accelerate launch "
+            "…/grpo.py …`, the YAML file of --config, or a Python script that makes a GRPOConfig (or another one)"
+        )
+    return found
+
+
+def _method_of_keys(values: Iterable[str], path: Path) -> str:
+    told = {"num_generations": "grpo", "max_completion_length": "grpo", "loss_type": "dpo", "packing": "sft"}
+    found = {told[key] for key in values if key in told}
+    if len(found) != 1:
+        raise UserError(f"{path}: it does not say which trainer reads it; give --trainer {'|'.join(_names())}")
+    return found.pop()
+
+
+def _names() -> list[str]:
+    return sorted(set(METHODS.values()) - {"online_dpo"})
+
+
+def _method_of_name(name: str) -> str | None:
+    return next((method for start, method in METHODS.items() if name.lower().startswith(start)), None)
+
+
+def _of_commands(text: str, path: Path, method: str | None) -> Source | None:
+    """The first command that starts a trainer."""
+    for words in commands(text):
+        place, found = _started(words)
+        if found is None:
+            continue
+        chosen = method or _method_of_name(found)
+        if chosen is None:
+            raise UserError(
+                f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
+                f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
+            )
+        launcher = {f"launcher.{key}": value for key, value in _flags(words[:place]) if key != "config_file"}
+        return Source(chosen, launcher | _with_its_file(dict(_flags(words[place + 1 :])), path))
+    return None
+
+
+def _started(words: Sequence[str]) -> tuple[int, str | None]:
+    """Where the trainer's arguments begin, and its name: `trl NAME`, or the script NAME.py."""
+    for place, word in enumerate(words):
+        if word == "trl" and place + 1 < len(words):
+            name = words[place + 1]
+            return place + 1, None if name in ("vllm-serve", "env", "chat", "skills") else name
+        if word.endswith(".py") and any(
+            launcher in words[:place] for launcher in ("launch", "python", "python3", "torchrun")
+        ):
+            return place, Path(word).stem
+    return 0, None
+
+
+def _with_its_file(flags: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`--config FILE` holds what the flags do not say."""
+    file = flags.pop("config", None)
+    if file is None:
+        return flags
+    beside = path.parent / str(file)
+    return read_yaml(beside if beside.exists() else Path(str(file))) | flags
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """`--name value`, `--name=value`, `--name value value`, `--name`, `--no_name`."""
+    name, values = "", list[str]()
+    for word in (*words, "--"):
+        if not re.match(r"--(?:[A-Za-z]|$)", word):
+            values.append(word)
+            continue
+        if name:
+            yield _flag(name, values)
+        name, _, value = word[2:].partition("=")
+        values = [value] if value else []
+
+
+def _flag(name: str, values: Sequence[str]) -> tuple[str, Any]:
+    name = name.replace("-", "_")
+    given = [parsed(value.rstrip(",")) for value in values]
+    if not given:
+        return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+    return name, given[0] if len(given) == 1 else given
+
+
+def _module(text: str, path: Path) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise UserError(f"{path}: line {error.lineno}: it is no Python: {error.msg}") from None
+
+
+def _strings(module: ast.Module) -> Iterator[str]:
+    """What stands in a script as text of its own: how it is to be called."""
+    for node in module.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def _defaults(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Of names that are assigned once, and of the options of an argument parser, as `args.<option>`."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument") and node.args:
+            option = ast.unparse(node.args[0]).strip("'\"").lstrip("-").replace("-", "_")
+            given = {part.arg: part.value for part in node.keywords}
+            if "default" in given:
+                yield f"args.{option}", given["default"]
+            elif "action" in given:
+                yield f"args.{option}", ast.Constant("false" in ast.unparse(given["action"]))
+
+
+def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | None:
+    """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script."""
+    names = dict(_defaults(module))
+    functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    values: dict[str, Any] = {}
+    configured: str | None = None
+    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        found = _method_of_name(name)
+        given = {part.arg: _value(part.value, names) for part in call.keywords if part.arg}
+        if name.endswith("Config") and found and given:
+            configured = found
+            values |= given
+        elif name.endswith("Trainer") and found:
+            values |= _of_trainer(given, functions, path)
+        elif name == "LoraConfig":
+            values |= {"use_peft": True} | {_LORA.get(key, key): value for key, value in given.items()}
+        elif name == "load_dataset" and call.args:
+            values["dataset_name"] = _value(call.args[0], names)
+    return Source(method or configured, values) if configured else None
+
+
+_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
+
+
+def _of_trainer(given: dict[str, Any], functions: set[str], path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if isinstance(model := given.get("model"), str):
+        found["model_name_or_path"] = model
+    if (rewards := given.get("reward_funcs")) is not None:
+        named = [str(reward).strip("<>") for reward in (rewards if isinstance(rewards, list) else [rewards])]
+        found["reward_funcs"] = [f"{path}:{name}" if name in functions else name for name in named]
+    return found
+
+
+def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:
+    """What is written there; `<its text>` where only a run would tell."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List() | ast.Tuple():
+            return [_value(element, names) for element in node.elts]
+        case ast.Dict():
+            keys = [key.value if isinstance(key, ast.Constant) else "" for key in node.keys]
+            return {str(key): _value(value, names) for key, value in zip(keys, node.values, strict=True)}
+        case ast.Name() | ast.Attribute(value=ast.Name(id="args")) if ast.unparse(node) in names:
+            return _value(names[ast.unparse(node)], {})
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Call(func=ast.Attribute(attr="from_pretrained"), args=[first, *_]):
+            return _value(first, names)
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            return name
+        case _:
+            return f"<{ast.unparse(node)}>"

@@ -1,0 +1,180 @@
+"""`tandem import trl`: every argument of published scripts is accounted for, and what comes out is a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli import main
+from tandem.config import yaml12
+from tandem.config.load import read_config
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.errors import UserError
+from tandem.importing.outcome import Imported, written
+from tandem.importing.trl import COMMANDS, convert
+from tandem.importing.trl_source import Source, read
+from tests.conftest import ROOT
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/trl_flags.json").read_text())
+"""What TRL's example scripts, and the command lines of its documents, set, by their names."""
+RUNS = [name for name in PUBLISHED if PUBLISHED[name]["method"] in COMMANDS]
+KINDS = {"train": TrainConfig, "sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
+SCRIPT = r"""
+MODEL=Qwen/Qwen3-0.6B
+pip install num2words
+accelerate launch --config_file zero3.yaml --num_processes 4 \
+    examples/scripts/gspo.py --model_name_or_path $MODEL --no_remove_unused_columns \
+    --lora_target_modules "q_proj", "v_proj" --use_peft --learning-rate=1e-5 --log_completions \
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --steps_per_generation 8 --max_steps 90
+trl sft --learning_rate 1
+"""
+PYTHON = """
+import torch
+from trl import GRPOConfig, GRPOTrainer
+model_id = "Qwen/Qwen3-4B"
+
+def longer(completions, **kwargs):
+    return [len(c) for c in completions]
+
+parser.add_argument("--max-steps", type=int, default=12)
+parser.add_argument("--quiet", action="store_true")
+settings = GRPOConfig(output_dir="out", max_steps=args.max_steps, bf16=not args.quiet, epsilon=-1 + 1.3,
+                      model_init_kwargs={"dtype": torch.bfloat16}, disable_tqdm=args.quiet)
+GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(model_id), args=settings, reward_funcs=[longer, accuracy_reward],
+            train_dataset=load_dataset("trl-lib/tldr", split="train"), peft_config=LoraConfig(r=8))
+"""
+
+
+def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    source = read(tmp_path / "run.sh")
+    assert source.method == "grpo" and source.values == {
+        "launcher.num_processes": 4, "model_name_or_path": "Qwen/Qwen3-0.6B", "remove_unused_columns": False,
+        "lora_target_modules": ["q_proj", "v_proj"], "use_peft": True, "learning_rate": 1e-5, "log_completions": True,
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 8, "max_steps": 90,
+    }  # fmt: skip
+    assert read(tmp_path / "run.sh", "dpo").method == "dpo"
+    (tmp_path / "more.yaml").write_text("beta: 0.2\nlearning_rate: 3\n")
+    (tmp_path / "second.sh").write_text("trl dpo --config more.yaml --learning_rate 2e-6\n")
+    assert read(tmp_path / "second.sh").values == {"beta": 0.2, "learning_rate": 2e-6}
+
+
+def test_a_python_script_is_read_without_running_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PYTHON)
+    values = read(path).values
+    assert values == {
+        "output_dir": "out", "max_steps": 12, "bf16": "<not args.quiet>", "epsilon": "<-1 + 1.3>",
+        "disable_tqdm": False, "model_init_kwargs": {"dtype": "bfloat16"}, "model_name_or_path": "Qwen/Qwen3-4B",
+        "dataset_name": "trl-lib/tldr", "reward_funcs": [f"{path}:longer", "accuracy_reward"], "use_peft": True,
+        "lora_r": 8,
+    }  # fmt: skip
+    made = convert(read(path))
+    assert made.tree["reward"]["functions"] == [f"{path}:longer", "trl.rewards:accuracy_reward"]
+    assert [line for line in made.unsupported if line.startswith("epsilon=<-1 + 1.3>: only a run")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
+    source = Source(**PUBLISHED[name])
+    if source.method not in COMMANDS:
+        with pytest.raises(UserError, match=f"TRL's {source.method} has no counterpart here; these have one: sft, dpo"):
+            convert(source)
+        return
+    made = convert(source)
+    told = [*made.mapped, *made.without_effect, *made.unsupported]
+    assert sorted(line.partition("=")[0] for line in told) == sorted(source.values)
+    (tmp_path / "config.yaml").write_text(written(made, "trl", name))
+    assert read_config(KINDS[COMMANDS[source.method]], tmp_path / "config.yaml", []).problems == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_passes_a_dry_run_once_it_has_files(name: str, sort4: Path, grpo_config: Path, tmp_path: Path) -> None:
+    """On one process, with engines that are there and the letters of a tiny tokenizer."""
+    source = Source(**PUBLISHED[name])
+    command, tree = COMMANDS[source.method], convert(source).tree
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
+    ours = yaml12.read(grpo_config.read_text())
+    rows = {"train": ours["data"]["train_files"], "sft": [f"{sort4}/sft.jsonl"]}.get(
+        command, [f"{tmp_path}/pairs.jsonl"]
+    )
+    tree["model"] = {"path": ours["model"]["path"]}
+    tree["data"]["train_files"] = rows
+    for section in ("cluster", "tracking"):
+        tree.pop(section, None)
+    tree["trainer"] = {**tree["trainer"], "run_dir": str(tmp_path / "run"), "eval_every": 0}
+    if command == "train":
+        tree["reward"] = ours["reward"]
+        tree["generation"] = {"type": "native", "max_response_tokens": 16}
+        tree["data"]["max_prompt_tokens"] = 32
+    (tmp_path / "imported.yaml").write_text(yaml12.write(tree))
+    assert main([command, str(tmp_path / "imported.yaml"), "--dry-run"]) == 0
+
+
+def test_values_are_what_they_were(tmp_path: Path) -> None:
+    """GSPO's settings, as its script has them: 8 rows of 4 devices, twice, four optimizer steps a generation."""
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    values = read(tmp_path / "run.sh").values | {
+        "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "loss_type": "grpo",
+        "num_generations": 16, "use_vllm": True, "warmup_steps": 0.1, "scale_rewards": "none", "beta": 0.04,
+        "vllm_importance_sampling_mode": "token_truncate", "seed": 3, "report_to": ["wandb", "none"], "project": "p",
+    }  # fmt: skip
+    tree = convert(Source("grpo", values)).tree
+    assert tree["algorithm"] == {
+        "type": "grpo", "group_size": 16, "minibatches": 4, "normalize_by_std": False,
+        "loss": {"type": "gspo", "aggregation": "sequence_mean_token_mean", "clip_ratio_low": 3e-4,
+                 "clip_ratio_high": 4e-4},
+        "kl": {"place": "loss", "coefficient": 0.04, "estimator": "k3"},
+        "rollout_correction": {"type": "truncate", "upper": 3.0},
+    }  # fmt: skip
+    assert tree["data"]["prompts_per_step"] == 8 * 4 * 8 // 16 and tree["cluster"] == {"ranks": 4}
+    assert tree["training"]["optimizer"] == {"lr": 1e-5, "schedule": "linear", "warmup_steps": 9}
+    assert tree["trainer"] == {"run_dir": "runs/imported", "steps": 23, "save_every": 125, "seed": 3}
+    assert tree["model"]["lora"] == {"rank": 16, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}
+    assert tree["tracking"] == {"wandb": {"project": "p"}}
+
+
+def _of(method: str, **values: Any) -> Imported:
+    return convert(Source(method, values))
+
+
+def test_what_cannot_be_taken_over_is_told() -> None:
+    made = _of("dpo", loss_type=["sigmoid", "sft"], load_in_4bit=True, ld_alpha=0.5, optim="adamw_torch", max_length=64)
+    assert made.tree["preference"] == {"loss": "dpo"} and made.tree["data"]["max_tokens"] == 64
+    assert made.unsupported == [
+        "load_in_4bit=True: not taken over; write model.lora alone: weights are not quantised",
+        "ld_alpha=0.5: there is no counterpart here",
+    ]
+    assert any("sum of losses" in note for note in made.notes) and made.without_effect == ["optim=adamw_torch: as here"]
+    rloo = _of("rloo").tree["algorithm"]
+    assert rloo["kl"] == {"place": "reward", "coefficient": 0.05, "estimator": "k1"} and rloo["group_size"] == 2
+    ppo = _of("ppo", total_episodes=30_000, gradient_accumulation_steps=64, per_device_train_batch_size=1).tree
+    assert ppo["trainer"]["steps"] == 469 and ppo["algorithm"]["epochs"] == 4
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    (tmp_path / "plain.yaml").write_text("learning_rate: 1e-5\n")
+    (tmp_path / "other.sh").write_text("python my_training.py --learning_rate 1\n")
+    (tmp_path / "nothing.py").write_text("print(1)\n")
+    (tmp_path / "broken.py").write_text("print(1\n")
+    assert main(["import", "trl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "ours.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "log_completions=True: trajectories are always written" in told and "try it: tandem train" in told
+    out = ["--out", str(tmp_path / "second.yaml")]
+    for source, message in (
+        ("plain.yaml", "plain.yaml: it does not say which trainer reads it; give --trainer dpo|grpo|"),
+        ("other.sh", "my_training is no trainer that has a counterpart here; those that have one: dpo, grpo,"),
+        ("nothing.py", "nothing.py: no trainer of TRL is started in it"),
+        ("broken.py", "broken.py: line 1: it is no Python"),
+        ("none.sh", "none.sh: it cannot be read"),
+    ):
+        assert main(["import", "trl", str(tmp_path / source), *out]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["import", "trl", str(tmp_path / "plain.yaml"), "--trainer", "bco", *out]) == 2
+    assert "--trainer bco: has no counterpart here" in capsys.readouterr().err
+    assert main(["import", "trl", str(tmp_path / "other.sh"), "--trainer", "sft", *out]) == 0
+    assert "try it: tandem sft" in capsys.readouterr().out
