@@ -7,7 +7,7 @@ import typer
 
 from tandem.errors import UserError
 from tandem.files import make_room_for, write_text
-from tandem.importing import trl, trl_source, verl
+from tandem.importing import openrlhf, trl, trl_source, verl
 from tandem.importing.outcome import Imported, report, written
 
 import_app = typer.Typer(no_args_is_help=True, help="Configurations of other frameworks, as ours.")
@@ -38,6 +38,16 @@ def import_trl(
         raise UserError(f"--trainer {trainer}: has no counterpart here; these have one: {', '.join(trl.COMMANDS)}")
     found = trl_source.read(source, trainer)
     _import(trl.convert(found), "trl", source, out, trl.COMMANDS[found.method])
+
+
+@import_app.command("openrlhf")
+def import_openrlhf(
+    source: Annotated[Path, typer.Argument(help="A script that starts openrlhf.cli.train_….")], out: ImportedInto
+) -> None:
+    """Write a configuration from OpenRLHF's, and say of each of its arguments what became of it. Nothing is run."""
+    _refuse_to_overwrite(out)
+    found = openrlhf.read(source)
+    _import(openrlhf.convert(found), "openrlhf", source, out, openrlhf.COMMANDS[found.method])
 
 
 def _refuse_to_overwrite(out: Path) -> None:

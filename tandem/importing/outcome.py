@@ -15,6 +15,14 @@ _UNKNOWN = re.compile(r"<.*>", re.DOTALL)
 
 
 @dataclass
+class Source:
+    """Whose trainer, and the arguments it was given."""
+
+    method: str
+    values: dict[str, Any]
+
+
+@dataclass
 class Imported:
     """What became of a configuration."""
 

@@ -8,11 +8,12 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.importing.outcome import parsed
 
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|declare\s+-\w+\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"\+{0,2}[A-Za-z_][\w-]*(?:\.[\w-]+)+=")
@@ -40,6 +41,30 @@ def read_flags(path: Path) -> dict[str, str]:
     if not flags:
         raise UserError(f"{path}: no key=value of another framework is set in it; give its launch script or YAML file")
     return flags
+
+
+def flags_of(words: Sequence[str]) -> dict[str, Any]:
+    """`--name value`, `--name=value`, `--name value value`, `--name`, `--no_name`."""
+    found: dict[str, Any] = {}
+    name, values = "", list[str]()
+    for word in (*words, "--"):
+        if not re.match(r"--(?:[A-Za-z]|$)", word):
+            values.append(word)
+            continue
+        if name:
+            key, value = _flag(name, values)
+            found[key] = value
+        name, _, value = word[2:].partition("=")
+        values = [value] if value else []
+    return found
+
+
+def _flag(name: str, values: Sequence[str]) -> tuple[str, Any]:
+    name = name.replace("-", "_")
+    given = [parsed(value.rstrip(",")) for value in values]
+    if not given:
+        return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+    return name, given[0] if len(given) == 1 else given
 
 
 def read_text(path: Path) -> str:

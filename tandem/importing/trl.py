@@ -9,8 +9,7 @@ from math import ceil
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.importing.outcome import Imported, Keys, known, listed, put, sort_the_rest, whole
-from tandem.importing.trl_source import Source
+from tandem.importing.outcome import Imported, Keys, Source, known, listed, put, sort_the_rest, whole
 from tandem.importing.trl_tables import COUNTERPARTS, HARMLESS, WITHOUT_EFFECT
 
 COMMANDS: Mapping[str, str] = {

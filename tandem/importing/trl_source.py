@@ -1,29 +1,19 @@
 """What a launch script, a YAML file or a Python script of TRL sets, without running it."""
 
 import ast
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.importing.outcome import parsed, read_yaml
-from tandem.importing.shell import commands, read_text
+from tandem.importing.outcome import Source, read_yaml
+from tandem.importing.shell import commands, flags_of, read_text
 
 METHODS = {
     "online_dpo": "online_dpo", "sft": "sft", "dpo": "dpo", "grpo": "grpo", "gspo": "grpo", "rloo": "rloo",
     "reward": "reward", "kto": "kto", "orpo": "orpo", "ppo": "ppo",
 }  # fmt: skip
 """How the name of a script or class begins -> the trainer that it runs."""
-
-
-@dataclass
-class Source:
-    """Whose trainer, and the arguments it was given."""
-
-    method: str
-    values: dict[str, Any]
 
 
 def read(path: Path, method: str | None = None) -> Source:
@@ -76,8 +66,8 @@ def _of_commands(text: str, path: Path, method: str | None) -> Source | None:
                 f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
                 f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
             )
-        launcher = {f"launcher.{key}": value for key, value in _flags(words[:place]) if key != "config_file"}
-        return Source(chosen, launcher | _with_its_file(dict(_flags(words[place + 1 :])), path))
+        launcher = {f"launcher.{key}": value for key, value in flags_of(words[:place]).items() if key != "config_file"}
+        return Source(chosen, launcher | _with_its_file(flags_of(words[place + 1 :]), path))
     return None
 
 
@@ -101,27 +91,6 @@ def _with_its_file(flags: dict[str, Any], path: Path) -> dict[str, Any]:
         return flags
     beside = path.parent / str(file)
     return read_yaml(beside if beside.exists() else Path(str(file))) | flags
-
-
-def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """`--name value`, `--name=value`, `--name value value`, `--name`, `--no_name`."""
-    name, values = "", list[str]()
-    for word in (*words, "--"):
-        if not re.match(r"--(?:[A-Za-z]|$)", word):
-            values.append(word)
-            continue
-        if name:
-            yield _flag(name, values)
-        name, _, value = word[2:].partition("=")
-        values = [value] if value else []
-
-
-def _flag(name: str, values: Sequence[str]) -> tuple[str, Any]:
-    name = name.replace("-", "_")
-    given = [parsed(value.rstrip(",")) for value in values]
-    if not given:
-        return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
-    return name, given[0] if len(given) == 1 else given
 
 
 def _module(text: str, path: Path) -> ast.Module:

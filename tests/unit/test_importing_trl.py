@@ -13,9 +13,9 @@ from tandem.config import yaml12
 from tandem.config.load import read_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.importing.outcome import Imported, written
+from tandem.importing.outcome import Imported, Source, written
 from tandem.importing.trl import COMMANDS, convert
-from tandem.importing.trl_source import Source, read
+from tandem.importing.trl_source import read
 from tests.conftest import ROOT
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/trl_flags.json").read_text())
