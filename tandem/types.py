@@ -356,6 +356,7 @@ class TokenColumns(Generic[Array]):
     """The trainer's log-probs, by the weights before the first optimizer step on this batch; with
     `rollout_correction.skip_old_logprobs` the engine's, until the update is done."""
     ref_logprobs: Array | None = None
+    teacher_logprobs: Array | None = None
     values: Array | None = None
     """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None

@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/algorithms"
 COMMAND = re.compile(r"^    tandem train (recipes/sort4_.*)$", re.MULTILINE)
 
+TEACHER = "grpo"
+"""The algorithm whose runs are the teachers of those that learn from one."""
+
 
 def commands() -> dict[str, list[str]]:
     """The arguments of `tandem train` by algorithm, from the pages that have them."""
@@ -51,6 +54,9 @@ def run(runs: Path, name: str, seed: int) -> list[dict[str, float]]:
         files = [f"data.train_files=[{task}/train.jsonl]", f"data.val_files=[{task}/val.jsonl]"]
         where = [f"model.path={model}", *files, f"trainer.run_dir={folder}", f"trainer.seed={seed}"]
         recipe, *overrides = commands()[name]
+        if "teacher_path:" in (ROOT / recipe).read_text(encoding="utf-8"):
+            run(runs, TEACHER, seed)
+            where.append(f"model.teacher_path={runs}/{TEACHER}-{seed}")
         _tandem("train", recipe, *where, "trainer.trajectories_every=0", *overrides)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

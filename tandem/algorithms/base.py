@@ -22,6 +22,7 @@ class Signal(Enum):
 
     POLICY_LOGPROBS = "log-probs of the policy before the update, by the trainer"
     REF_LOGPROBS = "log-probs of the frozen reference policy"
+    TEACHER_LOGPROBS = "log-probs of the teacher that is distilled"
     VALUES = "values of a critic"
     GREEDY_REWARDS = "the reward of each prompt's greedy answer"
     REWARD_PARTS = "the parts that rewards are made of"
@@ -47,6 +48,7 @@ class Rollouts:
     `rollout_correction.skip_old_logprobs`, the default with `trainer.max_staleness`, those of the generation engine
     for the weights that made each token."""
     ref_logprobs_T: Tensor | None = None
+    teacher_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
     squared_probs_T: Tensor | None = None
     """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""

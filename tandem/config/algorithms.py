@@ -177,6 +177,8 @@ class PolicyGradientConfig(Section):
     """Advantages are returns less a baseline, so that they can be those of turns."""
     advantages_by_token: ClassVar[bool] = False
     """Advantages may differ between the tokens of a trajectory."""
+    has_teacher: ClassVar[bool] = False
+    """Another model tells the log-probs of the sampled tokens: `model.teacher_path`."""
     needs_trainer_logprobs: ClassVar[bool] = False
     """Advantages need the log-probs of the weights before the step: those of older weights do not do."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from tandem.config.algorithms import AlgorithmConfig, CriticConfig, PreferenceConfig
+from tandem.config.algorithms import AlgorithmConfig, CriticConfig, OwnAlgorithmConfig, PreferenceConfig
 from tandem.config.base import (
     MayChange,
     NonNegativeFloat,
@@ -51,6 +51,9 @@ class ModelConfig(Section):
     checkpoint, as `RUN/checkpoints/latest` does, and `RUN/checkpoints/best` for that of the best one."""
     critic_path: ModelPath | None = None
     """Model directory that the critic starts from; default: `path`."""
+    teacher_path: ModelPath | None = None
+    """Model directory of the teacher that `algorithm.type: on_policy_distillation` learns from, of any size. Its
+    tokenizer must be that of `path`."""
     reward_model_path: ModelPath | None = None
     """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
     Its tokenizer must be that of `path`."""
@@ -233,7 +236,7 @@ class RayClusterConfig(Section):
 ClusterConfig = Annotated[
     Annotated[LocalClusterConfig, Tag("local")] | Annotated[RayClusterConfig, Tag("ray")], by_type("local")
 ]
-RoleName = Literal["actor", "rollout", "critic", "reference", "reward_model"]
+RoleName = Literal["actor", "rollout", "critic", "reference", "teacher", "reward_model"]
 
 
 class PlacementConfig(Section):
@@ -268,6 +271,7 @@ class ServeConfig(Tree):
 
     WITHOUT_USE: ClassVar[tuple[str, ...]] = (
         "model.critic_path",
+        "model.teacher_path",
         "model.reward_model_path",
         "model.lora",
         "generation.eval",
@@ -391,6 +395,19 @@ class TrainConfig(RolloutConfig, RunConfig):
         if data and data.prompts_per_step < algorithm.minibatches:
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"
             raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
+        return algorithm
+
+    @field_validator("algorithm")
+    @classmethod
+    def _has_its_teacher(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
+        model = info.data.get("model")  # None where unsound
+        if model is None or isinstance(algorithm, OwnAlgorithmConfig):
+            return algorithm
+        if algorithm.has_teacher and model.teacher_path is None:
+            raise ValueError(f"{algorithm.type} learns from a teacher; give its directory as model.teacher_path")
+        if model.teacher_path and not algorithm.has_teacher:
+            mend = "remove model.teacher_path or use algorithm.type: on_policy_distillation"
+            raise ValueError(f"{algorithm.type} has no teacher; {mend}")
         return algorithm
 
     @field_validator("algorithm")

@@ -37,6 +37,7 @@ from tandem.controller.roles import (
 )
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
+from tandem.errors import UserError
 from tandem.models.families import sees_pictures
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
@@ -60,6 +61,7 @@ class Roles:
     actor: Actor
     reference: Reference | None = None
     critic: Critic | None = None
+    teacher: Policy | None = None
 
     @property
     def trained(self) -> dict[str, Trained]:
@@ -89,12 +91,14 @@ def make_roles(
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
     actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, optimizer_steps), model=policy))
     models: dict[Role, Model] = {Role.Actor: actor}
-    reference = critic = None
+    reference = critic = teacher = None
     if Signal.REF_LOGPROBS in algorithm.needs:
         frozen = replace(actor_spec(config), optimizer=None)
         reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts)
         if isinstance(reference, Policy):
             models[Role.RefPolicy] = reference
+    if Signal.TEACHER_LOGPROBS in algorithm.needs:
+        models[Role.Teacher] = teacher = _make_teacher(config, placement)
     if Signal.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
     if branch is not None:
@@ -108,7 +112,7 @@ def make_roles(
 
     whole = config.training.type == "fsdp" and placement.size(Role.Actor) == 1
     experience = _make_experience_roles(config, placement, models, make_engines, reward, whole)
-    return Roles(experience, actor, reference, critic)
+    return Roles(experience, actor, reference, critic, teacher)
 
 
 def make_reference(spec: TrainSpec, actor: Actor, placement: Placement, starts_elsewhere: bool) -> Reference:
@@ -184,6 +188,7 @@ def turns_of(
         actor=None if stays else from_engine(Role.Actor),
         critic=from_engine(Role.Critic),
         reference=from_anyone(Role.RefPolicy),
+        teacher=from_anyone(Role.Teacher),
         reward_model=from_anyone(Role.RewardModel),
     )
 
@@ -318,6 +323,18 @@ def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement
         processor=config.model.path,
     )
     return placement.group(Role.Critic, Critic, TrainWorker, spec)
+
+
+def _make_teacher(config: TrainConfig, placement: Placement) -> Policy:
+    """The frozen model of `model.teacher_path`, at the temperature that the student is sampled at."""
+    path = config.model.teacher_path
+    if path is None:
+        raise UserError(f"{config.algorithm.type} learns from a teacher; give its directory as model.teacher_path")
+    model = config.model.model_copy(update={"path": path, "lora": None})
+    spec = replace(
+        actor_spec(config), model=model, optimizer=None, pictures=pictures_of(config, path), processor=config.model.path
+    )
+    return placement.group(Role.Teacher, Policy, TrainWorker, spec)
 
 
 def _load_states(branch: Branch, models: Mapping[str, Trained | None]) -> None:

@@ -88,6 +88,8 @@ def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, placed: Pla
         filling.append(roles.actor.logprobs(placed.rows(fills=(old,))))
     if roles.reference:
         filling.append(roles.reference.logprobs(placed.rows(fills=("ref_logprobs",))))
+    if roles.teacher:
+        filling.append(roles.teacher.logprobs(placed.rows(fills=("teacher_logprobs",))))
     if roles.critic:
         filling.append(roles.critic.values(placed.rows(fills=("values",))))
     for column in filling:
@@ -107,6 +109,7 @@ def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Bat
             mask_T=torch.as_tensor(batch.loss_mask),
             policy_logprobs_T=tokens.old_logprobs if Signal.POLICY_LOGPROBS in algorithm.needs else None,
             ref_logprobs_T=tokens.ref_logprobs,
+            teacher_logprobs_T=tokens.teacher_logprobs,
             values_T=tokens.values,
             squared_probs_T=tokens.squared_probs,
             turn_rewards_T=tokens.turn_rewards,

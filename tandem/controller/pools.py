@@ -12,6 +12,7 @@ class Role(StrEnum):
     Rollout = "rollout"
     Critic = "critic"
     RefPolicy = "reference"
+    Teacher = "teacher"
     RewardModel = "reward_model"
     ActorRollout = "actor+rollout"
     ActorRolloutRef = "actor+rollout+reference"

@@ -65,7 +65,7 @@ class Trained(Model):
 
 
 class Policy(Model):
-    """A language model that scores tokens: the reference policy."""
+    """A language model that scores tokens: the reference policy, a teacher."""
 
     def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
         """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""

@@ -1,6 +1,6 @@
 """Whose turn the devices are, where several roles share them.
 
-    phase         engine                        actor             critic            reference     reward model
+    phase         engine                        actor             critic            frozen **     reward model
     generation    all of it                     in host memory *  in host memory    host memory   host memory
     scoring       asleep                        in host memory *  in host memory    host memory   on the devices
     preparation   asleep                        on the devices    on the devices    on the devices  host memory
@@ -9,9 +9,9 @@
 
 An engine that sleeps is without what `generation.sleep` names; it sleeps in the phases alone in which models compute
 that share its devices. * The native engine of one rank computes with the actor's own parameters, which therefore stay.
-Models and an engine that have devices of their own stay there, whatever the phase: a reference or a reward model leaves
-devices that it shares with any other role, the actor and the critic those that an engine shares. Each phase makes room
-before it takes any.
+** The reference and a teacher. Models and an engine that have devices of their own stay there, whatever the phase: a
+reference, a teacher or a reward model leaves devices that it shares with any other role, the actor and the critic those
+that an engine shares. Each phase makes room before it takes any.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Devices(Protocol):
         ...
 
     def to_training(self) -> None:
-        """The actor, the critic and the reference compute, before the update."""
+        """The actor, the critic, the reference and the teacher compute, before the update."""
         ...
 
     def to_update(self) -> None:
@@ -64,12 +64,14 @@ class Turns:
     """The same."""
     reference: Model | None = None
     """Where it leaves devices that it shares."""
+    teacher: Model | None = None
+    """The same."""
     reward_model: Model | None = None
     """The same."""
 
     @property
     def models(self) -> list[Model]:
-        everyone = (self.critic, self.actor, self.reference, self.reward_model)
+        everyone = (self.critic, self.actor, self.reference, self.teacher, self.reward_model)
         return [model for model in everyone if model is not None]
 
     def make_room(self) -> None:
@@ -115,16 +117,16 @@ class TimeSharing:
             self._leave(self._turns.reward_model)
             if not self.engine_sleeps("training"):
                 self._wake()
-            self._return(self._turns.actor, self._turns.critic, self._turns.reference)
+            self._return(self._turns.actor, self._turns.critic, self._turns.reference, self._turns.teacher)
             self._phase = "training"
 
     def to_update(self) -> None:
         assert self._phase in ("training", "update"), "the models are not on the devices"
-        self._leave(self._turns.reference)
+        self._leave(self._turns.reference, self._turns.teacher)
         self._phase = "update"
 
     def publish(self, version: int) -> None:
-        self._leave(self._turns.critic, self._turns.reference, self._turns.reward_model)
+        self._leave(self._turns.critic, self._turns.reference, self._turns.teacher, self._turns.reward_model)
         self._fill(version)
         self._leave(self._turns.actor)
         self._wake()

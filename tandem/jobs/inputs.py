@@ -46,7 +46,8 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     if not isinstance(config, SftConfig):
-        _catch(problems, _check_reward_model, config.model, tokenizer)
+        for key in ("teacher_path", "reward_model_path"):
+            _catch(problems, _check_tokenizer, config.model, key, tokenizer)
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
@@ -98,14 +99,14 @@ def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prom
             )
 
 
-def _check_reward_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Raises UserError unless it knows the policy's token ids, for with others it would score all the same."""
-    path = config.reward_model_path
+def _check_tokenizer(config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Raises UserError unless a model that scores knows the policy's token ids: it would score others all the same."""
+    path = getattr(config, key)
     if path is None or tokenizer is None:
         return
     theirs = load_tokenizer(config.model_copy(update={"path": path}))
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            f"model.reward_model_path: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {config.path} "
-            f"({len(tokenizer):,} tokens), whose token ids it is to score; train one from the policy's kind of model"
+            f"model.{key}: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {config.path} "
+            f"({len(tokenizer):,} tokens), whose token ids it is to score; give one of the policy's kind of model"
         )

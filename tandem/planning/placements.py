@@ -83,6 +83,8 @@ def models_of(config: TrainConfig) -> dict[str, Model]:
     if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
         critic = read_shape(model.critic_path) if model.critic_path else actor
         found["critic"] = Model(critic, learns=True, value_head=True)
+    if model.teacher_path is not None:
+        found["teacher"] = Model(read_shape(model.teacher_path))
     if model.reward_model_path is not None:
         found["reward_model"] = Model(read_shape(model.reward_model_path), value_head=True)
     return found

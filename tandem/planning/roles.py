@@ -43,6 +43,7 @@ _ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
     "actor": ("generation", "scoring"),
     "critic": ("generation", "scoring", "publish"),
     "reference": ("generation", "scoring", "update", "publish"),
+    "teacher": ("generation", "scoring", "update", "publish"),
     "reward_model": ("generation", "preparation", "update", "publish"),
 }
 """Stages in which a role that takes turns is in host memory."""
@@ -191,6 +192,8 @@ def model_paths(config: Planned) -> dict[RoleName, Path]:
         paths["reference"] = model.path
     if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
         paths["critic"] = model.critic_path or model.path
+    if model.teacher_path is not None:
+        paths["teacher"] = model.teacher_path
     if model.reward_model_path is not None:
         paths["reward_model"] = model.reward_model_path
     return paths
@@ -311,9 +314,9 @@ def _leaving(config: Planned, pool: _Pool) -> set[RoleName]:
         return set()
     leaving: set[RoleName] = set()
     if len(pool.engines) > 1:
-        leaving |= {"reference", "reward_model"}
+        leaving |= {"reference", "teacher", "reward_model"}
     if pool.generates and config.generation.sleep != "never":
-        leaving |= {"critic", "reference", "reward_model"}
+        leaving |= {"critic", "reference", "teacher", "reward_model"}
         if not _computes_with_the_actors(config, pool):
             leaving.add("actor")
     return {role for role in pool.engines if role in leaving}

@@ -17,7 +17,7 @@ OF_ANSWERS = (
 OF_THE_ACTOR = (
     "actor/pg_loss", "actor/entropy", "actor/kl", "actor/kl_coefficient", "actor/clip_fraction", "actor/ratio/mean",
     "actor/ppo_kl", "actor/grad_norm", "actor/lr", "actor/expert_load/max", "actor/expert_load/min",
-    "actor/trained_share",
+    "actor/trained_share", "teacher/kl",
 )  # fmt: skip
 OF_THE_CRITIC = ("critic/vf_loss", "critic/vf_explained_var", "critic/grad_norm", "critic/lr",
                  "critic/expert_load/max", "critic/expert_load/min")  # fmt: skip

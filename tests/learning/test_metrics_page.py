@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ RUNS = {
     "staleness": ["train", "trainer.max_staleness=1", "reward.functions=[rewards.py:length]"],
     "greedy baseline": ["train", "algorithm={type: remax}"],
     "several rewards": ["train", "algorithm={type: gdpo, rewards: {acc: 1}}"],
+    "distillation": ["train", "algorithm={type: on_policy_distillation}", "model.teacher_path=teacher"],
     "token baseline": ["train", "algorithm={type: otb}"],
     "a conversation": [
         "train",
@@ -89,6 +91,7 @@ def prepare(sort4: Path, folder: Path) -> None:
         "def length(completion, ground_truth):\n    return len(completion)\n"
     )
     (folder / "world.py").write_text(WORLD)
+    shutil.copytree(sort4 / "model", folder / "teacher")
     calculator = load_file(ROOT / "examples/calculator/task.py")
     calculator.write_model(folder / "calculator", 0, calculator.CHAT_TEMPLATE, calculator.CALL_TAGS)
     model = f"model: {{path: {sort4}/model}}\n"

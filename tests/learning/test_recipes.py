@@ -139,6 +139,7 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     if recipe in ("facts_grpo", "search_grpo"):
         build_index([Passage("1", "Sums", "2+3 is 5.")], tmp_path / "index")
         arguments += [f"conversation.environment.tools=[{{type: search, index: {tmp_path}/index}}]"]
+    arguments += [f"model.teacher_path={models}/policy"] if recipe == "sort4_distillation" else []
     arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []
     assert main([command, f"recipes/{recipe}.yaml", *arguments]) == 0
     last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]

@@ -156,7 +156,11 @@ def test_mistakes_below_a_misspelt_type_are_told_with_it(sound: Path) -> None:
             "generation.eval.temperature: give 0, which is greedy, or at least 0.01, not 0.001",
         ),
         ("trainer.xyzzy=1", "trainer.xyzzy: unknown key"),
-        ("algorithm.gamma=1", "algorithm.gamma: unknown key; it is one of algorithm.type: ppo or reinforce_plus_plus"),
+        (
+            "algorithm.gamma=1",
+            "algorithm.gamma: unknown key; it is one of algorithm.type: on_policy_distillation or ppo or "
+            "reinforce_plus_plus",
+        ),
         ("training.tensor_parallel=2", "training.tensor_parallel: unknown key; it is one of training.type: megatron"),
         ("cluster.rank=2", "cluster.rank: unknown key; did you mean cluster.ranks?"),
         ("tracking.wandbb=true", "tracking.wandbb: unknown key; did you mean tracking.wandb?"),

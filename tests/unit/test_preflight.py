@@ -105,6 +105,13 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not a local"]),
+    ("train", "model.teacher_path={0}/whole", ["grpo has no teacher; remove model.teacher_path"]),
+    ("train", "algorithm.type=on_policy_distillation", ["learns from a teacher; give its directory as model.teacher"]),
+    (
+        "train",
+        "algorithm.type=on_policy_distillation|model.teacher_path={0}/nowhere",
+        ["model.teacher_path: {0}/nowhere is not a local"],
+    ),
     ("train", "model.reward_model_path={0}/whole", ["model.reward_model_path: {0}/whole is a language model"]),
     ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
     ("train", "model.lora.target_modules=[q_prj]", ["model.lora.target_modules: ", "'q_prj'; did you mean 'q_proj'?"]),

@@ -63,7 +63,7 @@ def shared_devices(written: list[str], *models: str, engine: frozenset[Phase] = 
     return devices
 
 
-ORDER = ("critic", "actor", "reference", "reward_model")
+ORDER = ("critic", "actor", "reference", "teacher", "reward_model")
 
 
 def phases(written: list[str], devices: TimeSharing, *names: str) -> list[list[str]]:
@@ -84,8 +84,9 @@ TABLE = {
         [
             [],
             ["rollout sleeps", "reward_model returns"],
-            ["reward_model leaves", "actor returns", "critic returns", "reference returns"],
-            ["reference leaves"],
+            ["reward_model leaves", "actor returns", "critic returns", "reference returns",
+             "teacher returns"],
+            ["reference leaves", "teacher leaves"],
             ["critic leaves", "weights 3", "actor leaves", "rollout wakes"],
             [],
         ],

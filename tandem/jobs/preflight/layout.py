@@ -21,7 +21,8 @@ def training_roles(config: Any) -> list[RoleName]:
     assert isinstance(config, TrainConfig)
     critic: list[RoleName] = ["critic"] if has_critic(config) else []
     reference: list[RoleName] = ["reference"] if config.algorithm.kl.place != "none" else []
-    return ["actor", *critic, *reference, *scores]
+    teacher: list[RoleName] = ["teacher"] if config.model.teacher_path is not None else []
+    return ["actor", *critic, *reference, *teacher, *scores]
 
 
 def find_training_mistakes(config: Any) -> Iterator[str]:
@@ -34,7 +35,7 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
             "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
             "(an engine of your own that fills Completion.experts can be replayed from Python)"
         )
-    paths = {"critic": model.critic_path, "reward_model": model.reward_model_path}
+    paths = {"critic": model.critic_path, "teacher": model.teacher_path, "reward_model": model.reward_model_path}
     reported: set[str] = set()
     for role in training_roles(config):
         path, ranks = paths.get(role) or model.path, sum(config.nodes_of(role))

@@ -29,7 +29,7 @@ _PICTURE_CUT = (
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
     """What is wrong with each directory of the section `model`."""
-    for key in ("path", "critic_path", "reward_model_path"):
+    for key in ("path", "critic_path", "teacher_path", "reward_model_path"):
         path = getattr(config.model, key, None)
         if path is not None:
             problems = _find_in_directory(path, has_tokenizer=key != "critic_path")
@@ -78,12 +78,13 @@ def _find_picture_engine_mistakes(generation: Any, family: str, ranks: int, not_
 
 
 def find_sight_mistakes(config: Any) -> Iterator[str]:
-    """The critic and the reward model read the policy's tokens, those of pictures among them."""
+    """The critic, the teacher and the reward model read the policy's tokens, those of pictures among them."""
     model: ModelConfig = config.model
     if not sees_pictures(model.path):
         return
     cut = _picture_cut(model.path)
-    for key, path in (("critic_path", model.critic_path), ("reward_model_path", model.reward_model_path)):
+    for key in ("critic_path", "teacher_path", "reward_model_path"):
+        path = getattr(model, key)
         if path is None or not _read_config(path) or _picture_cut(path) == cut:
             continue
         what = "cuts pictures into other tokens than the policy" if sees_pictures(path) else "sees no pictures"
@@ -105,6 +106,8 @@ def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
         yield "path", model.path, isinstance(config, RewardModelConfig)
     if on_fsdp and has_critic(config):
         yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
+    if on_fsdp and model.teacher_path is not None:
+        yield "teacher_path", model.teacher_path, False
     if on_fsdp and model.reward_model_path is not None:
         yield "reward_model_path", model.reward_model_path, True
 

@@ -1,0 +1,77 @@
+"""On-policy distillation: a teacher scores each token that the student samples; their log-ratio is the advantage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.group_relative import GroupRelative, Siblings
+from tandem.algorithms.returns import discounted_returns
+from tandem.config.algorithms import PolicyGradientConfig, refuse_shaped_rewards
+from tandem.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OnPolicyDistillationConfig(PolicyGradientConfig):
+    """How much likelier the teacher finds each token that the student sampled (GKD, arXiv:2306.13649)."""
+
+    advantages_by_token: ClassVar[bool] = True
+    needs_trainer_logprobs: ClassVar[bool] = True
+    has_teacher: ClassVar[bool] = True
+
+    type: Literal["on_policy_distillation"] = "on_policy_distillation"
+    group_size: PositiveInt = 1
+    """Samples a prompt; siblings are compared with `reward_weight` alone."""
+    distillation_coefficient: PositiveFloat = 1.0
+    """Factor of the log-ratio of teacher and student."""
+    gamma: Share = 0.0
+    """Discount of the log-ratios of later tokens. 0: a token answers for its own; 1: for all that follow it."""
+    reward_weight: NonNegativeFloat = 0.0
+    """Factor of GRPO's advantage, which is added; with 0 rewards are metrics alone."""
+
+    @model_validator(mode="after")
+    def _uses_what_is_given(self) -> Self:
+        if self.reward_weight and self.group_size == 1:
+            raise ValueError("reward_weight: rewards are compared between siblings; give group_size 2 or more")
+        if self.resample_rounds:
+            raise ValueError("resample_rounds: groups with equal rewards teach as much as others here; leave it out")
+        if not self.reward_weight:
+            refuse_shaped_rewards(self, "with reward_weight: 0 learns nothing from rewards")
+        elif self.kl.place == "reward":
+            raise ValueError("kl.place: reward is no part of these advantages; give kl.place: loss")
+        return self
+
+
+class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
+    """Advantage of a row's token t, the sum being over the trained tokens s >= t of its branch:
+
+        A_t = c * sum of gamma^(s - t) (log teacher_s - log pi_s) + w * (r - group mean) / (group std + 1e-6)
+
+    with c `distillation_coefficient`, w `reward_weight`, and 0^0 = 1. Log-probs are of the sampled tokens, both at the
+    sampling temperature. With gamma 0 and w 0 the expected gradient at the present policy is that of c times the
+    token-wise KL(student || teacher), on contexts that the student made and that take no gradient.
+    """
+
+    def __init__(self, config: OnPolicyDistillationConfig, max_response_tokens: int) -> None:
+        super().__init__(config, max_response_tokens)
+        self.needs |= {Signal.POLICY_LOGPROBS, Signal.TEACHER_LOGPROBS}
+
+    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+        return self.config.reward_weight * (rewards_B - siblings.mean(rewards_B)) / (siblings.std(rewards_B) + 1e-6)
+
+    def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
+        assert rollouts.policy_logprobs_T is not None and rollouts.teacher_logprobs_T is not None
+        mask_T, config = rollouts.mask_T, self.config
+        log_ratio_T = (rollouts.teacher_logprobs_T - rollouts.policy_logprobs_T) * mask_T
+        return_T = discounted_returns(log_ratio_T, mask_T, rollouts.sequences_T, gamma=config.gamma)
+        metrics = {"teacher/kl": -log_ratio_T.double().sum().item() / max(int(mask_T.sum()), 1)}
+        advantages_T = config.distillation_coefficient * return_T
+        if config.reward_weight:
+            rewarded = super().estimate(rollouts, rewards_T)
+            advantages_T = advantages_T + rewarded.advantages_T
+            metrics |= rewarded.metrics
+        return Advantages(advantages_T, None, metrics)
