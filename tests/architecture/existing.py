@@ -20,7 +20,7 @@ from tandem.config.base import Section
 from tandem.config.sections import sections_at
 from tests.conftest import ROOT
 
-FOLDERS = ("tandem", "docs", "tests", "scripts", "examples", "recipes", "benchmarks", ".ci")
+FOLDERS = ("tandem", "docs", "tests", "scripts", "examples", "recipes", "launch", "benchmarks", ".ci")
 FREE = "*"
 """Below a key whose value is a mapping of the user's."""
 
