@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,15 @@ class Status(StrEnum):
     NOT_SCORED = "not_scored"  # every reward function returned None
 
 
+class VideoStep(NamedTuple):
+    """Where two frames of a video stand in it; their tokens are encoded as those of one picture are."""
+
+    time: int
+    """Positions after the beginning of the video."""
+    span: int
+    """Positions from the beginning of the video to what follows it; 0: its next two frames follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A picture among token ids, as it travels: its pixels stay where they are stored."""
@@ -50,6 +59,13 @@ class Picture:
     rows * columns times the model's placeholder, head to tail but for what some models have between rows and tiles."""
     tiles: tuple[int, int] = (1, 1)
     """Rows and columns of tiles that it is cut into, where its model does that; known until its tokens are there."""
+    step: VideoStep | None = None
+    """Of two frames of a video, which are stored one below the other; None: it is a picture."""
+
+    @property
+    def content(self) -> tuple[str, bool]:
+        """Equal where a model makes the same features of both."""
+        return self.key, self.step is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn, VideoStep
 
 _ARRAYS, _REST = "state/rollouts.safetensors", "state/rollouts.json"
 _COLUMNS: dict[str, Any] = {
@@ -175,7 +175,11 @@ def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch
 
 
 def _pictures(described: list[dict[str, Any]]) -> tuple[Picture, ...]:
-    return tuple(Picture(one["key"], tuple(one["grid"]), one["place"]) for one in described)
+    steps = (VideoStep(*one["step"]) if one.get("step") else None for one in described)
+    return tuple(
+        Picture(one["key"], tuple(one["grid"]), one["place"], step=step)
+        for one, step in zip(described, steps, strict=True)
+    )
 
 
 def _score(described: dict[str, Any]) -> Score:

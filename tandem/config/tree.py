@@ -90,6 +90,25 @@ class ImagesConfig(Section):
         return self
 
 
+class VideosConfig(Section):
+    """Videos of rows, which are lists of frames (docs/pictures.md#videos)."""
+
+    max_frames: PositiveInt = 768
+    """Of a longer video as many are taken, evenly from the first to the last."""
+    fps: PositiveFloat = 2.0
+    """Frames a second of a video whose row does not say it."""
+    min_pixels: PositiveInt | None = None
+    """A frame that has fewer is enlarged to as many. Default: the family's rule."""
+    max_pixels: PositiveInt | None = None
+    """One that has more is reduced to as many. Default: the family's rule."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
+        return self
+
+
 class DataFilesConfig(Section):
     """Parquet or JSON-lines (also .gz)."""
 
@@ -99,6 +118,7 @@ class DataFilesConfig(Section):
     """A new order every epoch, from `trainer.seed`."""
     on_bad_row: Literal["error", "skip"] = "error"
     images: ImagesConfig = ImagesConfig()
+    videos: VideosConfig = VideosConfig()
 
 
 class DataConfig(DataFilesConfig):

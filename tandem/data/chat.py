@@ -7,14 +7,14 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.data.rows import BadRow, Row, cell
 from tandem.errors import UserError
-from tandem.pictures.sources import IMAGE_PARTS
+from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART
 
 Messages = list[dict[str, Any]]
 
 
 def messages_of(row: Row, column: str) -> Messages:
     """The messages in `column`, each {role, content}: role is text, content is text or a list of parts, each with its
-    `type`: text, or a picture. Further keys reach the template. Raises BadRow."""
+    `type`: text, a picture or a video. Further keys reach the template. Raises BadRow."""
     messages: Messages = []
     for number, item in enumerate(cell(row, column, list), start=1):
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
@@ -37,8 +37,8 @@ def messages_of(row: Row, column: str) -> Messages:
 def _part(part: Any, place: str) -> dict[str, Any]:
     """Parquet has every key of any part in every part: null ones are left out."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", *IMAGE_PARTS) or (kind == "text" and not isinstance(part.get("text"), str)):
-        known = "text with its `text`, image and image_url"
+    if kind not in ("text", VIDEO_PART, *IMAGE_PARTS) or (kind == "text" and not isinstance(part.get("text"), str)):
+        known = "text with its `text`, image, image_url and video"
         raise BadRow(f"{place} has a part of type {kind!r}, or one without its text; parts are {known}")
     own = ("type", "text") if kind == "text" else part
     return {key: part[key] for key in own if part[key] is not None}

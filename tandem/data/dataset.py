@@ -12,16 +12,17 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.chat import Messages, encode, messages_of, render
-from tandem.data.pictures import refuse_pictures, take_pictures, without_pixels
+from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
+from tandem.pictures.videos import Video
 from tandem.types import IntArray, Picture, Prompt
 
 Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
-UNSUPPORTED = ("videos", "tools")
+UNSUPPORTED = ("tools",)
 """Columns of the verl format that change what the prompt means."""
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 """Until the first line of progress, and between two."""
@@ -97,20 +98,26 @@ class Dataset(ABC, Generic[Item, Config]):
         """The model sees pictures."""
         return self._pictures is not None and self._pictures.format is not None
 
-    def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture]]:
-        """The messages as the chat template takes them, and the pictures in them, stored. Raises BadRow."""
-        messages, sources = take_pictures(row, messages, takes_pictures=self._sees)
+    @property
+    def _sees_videos(self) -> bool:
+        """And videos."""
+        return self._pictures is not None and self._pictures.format is not None and bool(self._pictures.format.videos)
+
+    def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture | Video]]:
+        """The messages as the chat template takes them, and the pictures and videos in them, stored. Raises BadRow."""
+        takes = Takes(pictures=self._sees, videos=self._sees_videos)
+        messages, sources = take_pictures(row, messages, takes)
         if not sources:
             return messages, []
         if self._pictures is None:
             raise BadRow("it has pictures, and no store was given for them")
         try:
-            return messages, self._pictures.prepare(sources, folder)
+            return messages, self._pictures.prepare_all(sources, folder)
         except BadPicture as error:
             raise BadRow(str(error)) from error
 
     def _expand(
-        self, ids: Sequence[int], pictures: Sequence[Picture]
+        self, ids: Sequence[int], pictures: Sequence[Picture | Video]
     ) -> tuple[IntArray, IntArray, tuple[Picture, ...]]:
         """Token ids with all placeholders, which token of `ids` each comes from, and the pictures with their places."""
         if self._pictures is None:
@@ -131,7 +138,7 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Prompt]]:
         templated = not isinstance(row.get("prompt"), str)
-        pictures: list[Picture] = []
+        pictures: list[Picture | Video] = []
         if templated:
             messages, pictures = self._take_pictures(row, messages_of(row, "prompt"), folder)
             text = render(self._tokenizer, messages, True)

@@ -29,7 +29,7 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
         margin = row.get("margin") or 0.0
         if not isinstance(margin, int | float):
             raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
-        pictures = {name: row[name] for name in ("images", "image") if name in row}
+        pictures = {name: row[name] for name in ("images", "image", "videos") if name in row}
         better, worse = (
             self._answer({"prompt": prompt, "completion": answer, **pictures}, folder) for answer in (chosen, rejected)
         )

@@ -44,7 +44,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     with pq.ParquetFile(path) as file:
-        pictured = {"images", "image"} & set(file.schema_arrow.names)
+        pictured = {"images", "image", "videos"} & set(file.schema_arrow.names)
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=16 if pictured else 1024))
         yield from enumerate(chain.from_iterable(batches), start=1)
 
@@ -71,8 +71,9 @@ def _parse_line(line: bytes) -> Row | BadRow:
 
 
 def without_pictures(row: Row) -> Row:
-    """The row for those who keep many and look at no picture: `images` and `image` are null but for a short text."""
-    short = {name: isinstance(row[name], str) and len(row[name]) < 4096 for name in ("images", "image") if name in row}
+    """The row for those who keep many and look at no picture: columns of pictures are null but for a short text."""
+    columns = [name for name in ("images", "image", "videos") if name in row]
+    short = {name: isinstance(row[name], str) and len(row[name]) < 4096 for name in columns}
     return {**row, **{name: None for name, is_short in short.items() if not is_short}}
 
 

@@ -11,6 +11,8 @@ from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.dataset import Dataset
 from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
+from tandem.pictures.sources import VIDEO_PART
+from tandem.pictures.videos import Video
 from tandem.types import BoolArray, Demonstration, Picture
 
 Item = TypeVar("Item")
@@ -44,7 +46,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         return row_format, made
 
     def _demonstration(
-        self, ids: list[int], learned: BoolArray, pictures: Sequence[Picture], number: int
+        self, ids: list[int], learned: BoolArray, pictures: Sequence[Picture | Video], number: int
     ) -> Demonstration:
         """`number`: of the demonstration, in its row."""
         tokens, origins, placed = self._expand(ids, pictures)
@@ -103,7 +105,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
 
 def _pictures_in(messages: Messages) -> int:
     parts = (message["content"] for message in messages if isinstance(message["content"], list))
-    return sum(part["type"] == "image" for content in parts for part in content)
+    return sum(part["type"] in ("image", VIDEO_PART) for content in parts for part in content)
 
 
 class SftDataset(DemonstrationDataset[Demonstration]):

@@ -120,7 +120,9 @@ class EngineLimits:
             marked = PictureNumbers().mark(request.token_ids, request.pictures)
         except ValueError as error:
             raise UserError(f"generate: {error}") from None
-        if (marked == self.placeholder).any() or (marked < 0).sum() != (request.token_ids == self.placeholder).sum():
+        steps = (request.token_ids[picture.place] for picture in request.pictures if picture.step)
+        standing = np.array([self.placeholder, *steps])  # videos have a token of their own
+        if np.isin(marked, standing).any() or (marked < 0).sum() != np.isin(request.token_ids, standing).sum():
             raise UserError("generate: the prompt has places for pictures, and no pictures there")
 
     def check_ids(self, token_ids: IntArray) -> None:

@@ -144,6 +144,8 @@ class VllmEngine:
         otherwise than they were counted."""
         if not request.pictures:
             return {"prompt_token_ids": request.token_ids.tolist()}
+        if any(picture.step for picture in request.pictures):
+            raise ValueError("vLLM is shown no videos yet; take generation.type=native")
         if self._shown is not None and self._shown[0] is request:
             return self._shown[1]
         prompt = {

@@ -72,7 +72,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "algorithm.filter_groups.metric": "groups are uninformative where their rewards are equal",
     "data.prompt_key": "the column is `prompt`; tandem data columns renames others",
     "data.image_key": "the column is `images`",
-    "data.video_key": "videos are refused",
+    "data.video_key": "the column is `videos`, of frames",
     "data.reward_fn_key": "the column is `data_source`",
     "data.return_raw_chat": "rows keep their messages",
     "data.return_raw_input_ids": "rows keep their messages",

@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithms import make_algorithm
-from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
+from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
+from tandem.config.generation import GenerationConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
@@ -38,7 +39,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train_files = [] if isinstance(config, EvalConfig) else config.data.train_files
     files = {"data.train_files": train_files, "data.val_files": config.data.val_files}
-    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config))
+    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
     read: dict[str, Dataset | None] = {}
     for key, paths in files.items():
         usable = paths and tokenizer is not None
@@ -51,6 +52,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
+            _catch(problems, _check_videos, config.generation, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
         judged = config.model.reward_model_path is not None or config.conversation is not None
         _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
@@ -97,6 +99,21 @@ def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prom
             raise UserError(
                 f"data row {prompt.index} has agent_name {name!r}, and this run answers as {expected}; {mend}"
             )
+
+
+def _check_videos(
+    generation: GenerationConfig, conversation: ConversationConfig | None, prompts: Sequence[Prompt]
+) -> None:
+    """Raises UserError where rows have videos, and what answers them is shown none."""
+    if not any(picture.step for prompt in prompts for picture in prompt.pictures):
+        return
+    if generation.type != "native":
+        raise UserError(f"rows have videos, which generation.type {generation.type} is not shown yet; use native")
+    if conversation is not None and isinstance(conversation.environment, EndpointEnvironmentConfig):
+        raise UserError(
+            "rows have videos, which agents with a base URL are not shown yet; leave out the column `videos`, or take "
+            "another conversation.environment"
+        )
 
 
 def _check_tokenizer(config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase | None) -> None:

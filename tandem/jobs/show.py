@@ -39,7 +39,7 @@ class Run(NamedTuple):
 def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], split: str, number: int) -> list[Text]:
     """Row `number`, from 1 on, of the `train` or `val` files: what is made of it, line by line."""
     tokenizer = load_tokenizer(config.model)
-    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config))
+    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
     files = config.data.train_files if split == "train" else config.data.val_files
     path, row = _find(files, split, number)
     try:

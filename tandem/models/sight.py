@@ -22,6 +22,8 @@ class Sight(NamedTuple):
     forward pass."""
     alone: bool = False
     """One picture a call: the tower attends over all pictures of a call at once, with a mask."""
+    frames: Callable[[Any, Pixels], Tensor] | None = None
+    """As `pixels`, of two frames of a video, one stored below the other; None: the model is shown no videos."""
     stacked: bool = False
     """The model takes features as one tensor `[1, tokens, hidden]`, not as a list."""
 
@@ -75,6 +77,15 @@ def _patches(processor: Any, pixels: Pixels) -> Tensor:
     return found.view(rows, columns, -1)
 
 
+def _two_frames(processor: Any, pixels: Pixels) -> Tensor:
+    """As `_patches`, where a picture stands for both frames: each patch has the numbers of both, channel by channel."""
+    height = len(pixels) // 2
+    frames = [_patches(processor, frame) for frame in (pixels[:height], pixels[height:])]
+    rows, columns, numbers = frames[0].shape
+    first, second = (frame.view(rows, columns, 3, 2, numbers // 6) for frame in frames)
+    return torch.stack((first[:, :, :, 0], second[:, :, :, 1]), dim=3).view(rows, columns, numbers)
+
+
 def _patch_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
     grids = torch.tensor([(1, *own.shape[:2]) for own in pixels])
     return {"pixel_values": torch.cat([own.flatten(0, 1) for own in pixels]), "image_grid_thw": grids}
@@ -121,7 +132,7 @@ def _sized_arguments(pixels: Sequence[Tensor]) -> dict[str, Tensor]:
     return {"pixel_values": own, "image_sizes": torch.tensor([own.shape[-2:]])}
 
 
-_PATCHES = Sight(("visual",), _patches, _patch_arguments)
+_PATCHES = Sight(("visual",), _patches, _patch_arguments, frames=_two_frames)
 _TOWER = ("vision_tower", "multi_modal_projector")
 _SIGHTS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"), _PATCHES),

@@ -29,6 +29,8 @@ from tandem.types import IntArray, Picture
 _KEPT_BYTES = 2**28
 """Of features, where they do not change from pass to pass; and of what the tower takes."""
 Item = TypeVar("Item")
+Content = tuple[str, bool]
+"""`Picture.content`."""
 
 
 class Features(NamedTuple):
@@ -133,16 +135,18 @@ class PictureTower:
             self._kept.clear()
 
     def _features(self, pictures: Sequence[Picture], keep: bool) -> list[Features]:
-        found = self._kept.find(picture.key for picture in pictures)
-        if lacking := [picture for picture in pictures if picture.key not in found]:
+        # Frames that are shown at several times of videos are encoded once.
+        wanted = {picture.content: picture for picture in pictures}
+        found = self._kept.find(wanted)
+        if lacking := [picture for content, picture in wanted.items() if content not in found]:
             # What is kept for a whole run is the same in a resumed one: it may not hang on who was computed with it.
             parts = [[picture] for picture in lacking] if self._frozen else [lacking]
             computed = [features for part in parts for features in self._compute(part)]
-            new = dict(zip((picture.key for picture in lacking), computed, strict=True))
+            new = dict(zip((picture.content for picture in lacking), computed, strict=True))
             found |= new
             if keep or self._frozen:
                 self._kept.keep(new)
-        return [found[picture.key] for picture in pictures]
+        return [found[picture.content] for picture in pictures]
 
     def _compute(self, pictures: Sequence[Picture]) -> list[Features]:
         layers: list[Tensor] = self._body.encode_pictures(self._pixels_of(pictures))
@@ -166,36 +170,41 @@ class PictureTower:
 
     def _pixels_of(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """What the tower takes of each."""
-        found = self._pixels.find(picture.key for picture in pictures)
-        new = {
-            picture.key: self._sight.pixels(self._processor, self._read(picture.key))
-            for picture in pictures
-            if picture.key not in found
-        }
+        found = self._pixels.find(picture.content for picture in pictures)
+        new = {picture.content: self._numbers_of(picture) for picture in pictures if picture.content not in found}
         found |= new
         self._pixels.keep(new)
-        return [found[picture.key] for picture in pictures]
+        return [found[picture.content] for picture in pictures]
+
+    def _numbers_of(self, picture: Picture) -> Tensor:
+        """As `Sight.pixels`, of a stored picture or of two stored frames."""
+        pixels = self._read(picture.key)
+        if picture.step is None:
+            return self._sight.pixels(self._processor, pixels)
+        if self._sight.frames is None:
+            raise EngineError(f"frames of a video ({picture.key}) for a model that is shown none")
+        return self._sight.frames(self._processor, pixels)
 
 
 class _Kept(Generic[Item]):
-    """What was computed of pictures, by key, up to a number of bytes; what was used longest ago goes first."""
+    """What was computed of pictures, by content, up to a number of bytes; what was used longest ago goes first."""
 
     def __init__(self, bytes_of: Callable[[Item], int]) -> None:
         self._bytes_of = bytes_of
-        self._items: OrderedDict[str, Item] = OrderedDict()
+        self._items: OrderedDict[Content, Item] = OrderedDict()
         self._bytes = 0
 
     def clear(self) -> None:
         self._items.clear()
         self._bytes = 0
 
-    def find(self, keys: Iterable[str]) -> dict[str, Item]:
+    def find(self, keys: Iterable[Content]) -> dict[Content, Item]:
         found = {key: self._items[key] for key in keys if key in self._items}
         for key in found:
             self._items.move_to_end(key)
         return found
 
-    def keep(self, items: Mapping[str, Item]) -> None:
+    def keep(self, items: Mapping[Content, Item]) -> None:
         for key, item in items.items():
             self._items[key] = item
             self._bytes += self._bytes_of(item)

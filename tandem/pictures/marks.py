@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.types import IntArray, Picture
+from tandem.types import IntArray, Picture, VideoStep
 
 
 class PictureNumbers:
-    """Numbers for pictures, from 0 on, in the order in which they are first met; the same content, the same number."""
+    """Numbers for pictures, from 0 on, in the order in which they are first met; the same content, the same number, but
+    for frames at other times of a video."""
 
     def __init__(self) -> None:
         self.pictures: list[Picture] = []
         """By number."""
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, VideoStep | None], int] = {}
 
     def mark(self, token_ids: IntArray, pictures: Sequence[Picture]) -> IntArray:
         """`token_ids` itself where there are no pictures, else a copy with theirs marked. ValueError where a picture is
@@ -32,7 +33,7 @@ class PictureNumbers:
         return marked
 
     def _number(self, picture: Picture) -> int:
-        number = self._numbers.setdefault(picture.key, len(self.pictures))
+        number = self._numbers.setdefault((picture.key, picture.step), len(self.pictures))
         if number == len(self.pictures):
             self.pictures.append(picture)
         return number

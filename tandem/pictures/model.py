@@ -12,6 +12,7 @@ from tandem.pictures.layouts.patches import glm, qwen
 from tandem.pictures.layouts.rows import mistral3
 from tandem.pictures.layouts.square import llava
 from tandem.pictures.layouts.tiles import internvl, smolvlm
+from tandem.pictures.layouts.videos import VideoLayout, qwen2_videos
 
 LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen2_vl": qwen,
@@ -27,6 +28,8 @@ LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
 }
 """Model type -> how its pictures are sized, and which tokens stand for them."""
 MODEL_TYPES = tuple(LAYOUTS)
+VIDEO_LAYOUTS: dict[str, Callable[[ModelFiles], VideoLayout]] = {"qwen2_vl": qwen2_videos}
+"""Model type -> how videos are shown to it, where they are."""
 SPATIAL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v")
 """Those of them in which a picture's tokens have positions in three dimensions."""
 _UNSEEN = {
@@ -50,8 +53,10 @@ class PictureFormat:
     placeholder_id: int
     """The token that takes a feature; the chat template writes it once for a picture."""
     video_id: int | None
-    """The token that would stand for a video."""
+    """The token that stands for a video."""
     layout: Layout
+    videos: VideoLayout | None = None
+    """None where the model is shown no videos."""
 
 
 def picture_format(directory: Path) -> PictureFormat | None:
@@ -65,18 +70,27 @@ def picture_format(directory: Path) -> PictureFormat | None:
         return None
     processor = _read(directory / "preprocessor_config.json")
     processor = processor or _read(directory / "processor_config.json").get("image_processor") or {}
-    files = ModelFiles(directory, config, processor)
-    return PictureFormat(files.placeholder, config.get("video_token_id"), layout(files))
+    of_videos = _read(directory / "video_preprocessor_config.json")
+    of_videos = of_videos or _read(directory / "processor_config.json").get("video_processor") or {}
+    files = ModelFiles(directory, config, processor, of_videos)
+    videos, video_id = VIDEO_LAYOUTS.get(str(config.get("model_type"))), config.get("video_token_id")
+    shown = videos(files) if videos is not None and video_id is not None else None
+    return PictureFormat(files.placeholder, video_id, layout(files), shown)
 
 
 def why_unseen(directory: Path) -> str:
     """Why the model of a directory sees no pictures here."""
     config = _read(directory / "config.json")
-    kind = config.get("model_type")
+    kind = model_type(directory)
     nothing = (
         "nobody has told how its pictures stand among tokens" if config.get("vision_config") else "it has no tower"
     )
     return f"model type {kind}: {UNSEEN.get(str(kind), nothing)}"
+
+
+def model_type(directory: Path) -> str | None:
+    """As the directory's config.json says it."""
+    return _read(directory / "config.json").get("model_type")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Text counts on in all three dimensions. A picture's tokens have the position at which it begins as their time, and that
 plus their row and their column; what follows begins after the larger of rows and columns. So a picture takes fewer
-positions than tokens, and an answer goes on from where its prompt's positions end.
+positions than tokens, and an answer goes on from where its prompt's positions end. Two frames of a video are a picture
+whose time is later than the position at which the video begins, from which its rows and columns count.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tandem.types import IntArray, Picture
+from tandem.types import IntArray, Picture, VideoStep
 
 
 class PicturePlaces(NamedTuple):
@@ -104,10 +105,11 @@ def places_of(
                 count = min(end - begin, rows * columns - at.done)
                 inside = at.done + np.arange(count)
                 features.append(starts[number] + inside)
-                places = (0 * inside, inside // columns, inside % columns)
+                step = pictures[number].step or VideoStep(0, max(rows, columns))
+                places = (0 * inside + step.time, inside // columns, inside % columns)
                 positions[:, begin : begin + count] = at.position + (np.stack(places) if spatial else np.arange(count))
                 whole = at.done + count == rows * columns
-                after = at.position + (max(rows, columns) * whole if spatial else count)
+                after = at.position + (step.span * whole if spatial else count)
                 at = _At(after) if whole else _At(after, number, at.done + count)
                 begin += count
         ends.append(at)

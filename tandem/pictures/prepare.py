@@ -6,6 +6,7 @@
 import hashlib
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,16 +107,25 @@ class Preparer:
         """The stored picture of an encoded one, or of one that is decoded already. Raises BadPicture."""
         return self._known(data) if isinstance(data, bytes) else self._added(data)
 
+    def prepare_two(self, first: "bytes | Image", second: "bytes | Image") -> Prepared:
+        """Two frames, stored as one picture, the second one below the first. Raises BadPicture."""
+        if not isinstance(first, bytes) or not isinstance(second, bytes):
+            return self._added_two(first, second)
+        hashes = hashlib.sha256(first).hexdigest() + hashlib.sha256(second).hexdigest()
+        return self._indexed(hashlib.sha256(hashes.encode()).hexdigest(), lambda: self._added_two(first, second))
+
     def note(self, data: bytes, made: Prepared) -> None:
         """These bytes are of a picture that is stored already: what a file of the store holds may be cut."""
         self._index[hashlib.sha256(data).hexdigest()] = made
 
     def _known(self, data: bytes) -> Prepared:
-        source = hashlib.sha256(data).hexdigest()
+        return self._indexed(hashlib.sha256(data).hexdigest(), lambda: self._added(data))
+
+    def _indexed(self, source: str, make: Callable[[], Prepared]) -> Prepared:
         known = self._index.get(source)
         if known is not None and self._store.path(known.key).exists():
             return known
-        made = self._added(data)
+        made = make()
         line = json.dumps([source, *made]) + "\n"
         # One write of a short line at the end of the file: two runs that share a store do not mix theirs.
         with self._index_path.open("a", encoding="ascii") as file:
@@ -124,7 +134,17 @@ class Preparer:
         return made
 
     def _added(self, source: "bytes | Image") -> Prepared:
-        pixels = self._fitted(source)
+        return self._put(self._fitted(source))
+
+    def _added_two(self, first: "bytes | Image", second: "bytes | Image") -> Prepared:
+        frames = [self._fitted(first), self._fitted(second)]
+        (height, width), (other_height, other_width) = (frame.shape[:2] for frame in frames)
+        if (height, width) != (other_height, other_width):
+            told = f"{width} x {height} and {other_width} x {other_height} pixels"
+            raise BadPicture(f"frames that the model would see with {told}; give all of a video one size")
+        return self._put(np.concatenate(frames))
+
+    def _put(self, pixels: Pixels) -> Prepared:
         self.decoded += 1
         return Prepared(self._store.add(pixels), (pixels.shape[0], pixels.shape[1]))
 

@@ -1,4 +1,4 @@
-"""Pictures for one model: prepared and stored, and as tokens among others.
+"""Pictures and videos for one model: prepared and stored, and as tokens among others.
 
 sources --prepare--> stored pictures --expand--> token ids with all that stands for each, and their places
 """
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tandem.config.tree import ImagesConfig
+from tandem.config.tree import ImagesConfig, VideosConfig
 from tandem.errors import UserError
-from tandem.pictures.model import MODEL_TYPES, PictureFormat, picture_format, why_unseen
+from tandem.pictures.layouts.base import Standing
+from tandem.pictures.model import MODEL_TYPES, VIDEO_LAYOUTS, PictureFormat, model_type, picture_format, why_unseen
 from tandem.pictures.prepare import BadPicture, Prepared, Preparer
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
+from tandem.pictures.videos import Video, VideoPreparer, VideoSource
 from tandem.types import IntArray, Picture
 
 _KEY = re.compile("[0-9a-f]{64}")
@@ -28,8 +30,9 @@ class ModelPictures:
     `directory`: of the store, which is made when the first picture comes.
     """
 
-    def __init__(self, model: Path, config: ImagesConfig, directory: Path):
+    def __init__(self, model: Path, config: ImagesConfig, directory: Path, videos: VideosConfig | None = None):
         self._model, self._config, self._directory = model, config, directory
+        self._videos = videos or VideosConfig()
         self.store = PictureStore(directory)
         self._known: dict[str, Picture] = {}
 
@@ -50,22 +53,40 @@ class ModelPictures:
         self._directory.mkdir(parents=True, exist_ok=True)
         return Preparer(self.store, layout, self._config.max_source_pixels)
 
+    @cached_property
+    def _video_preparer(self) -> VideoPreparer:
+        if self.format is None or self.format.videos is None:
+            kind = model_type(self._model)
+            raise UserError(
+                f"the rows have videos, and {self._model} (model type {kind}) is shown none here; take one of "
+                f"{', '.join(VIDEO_LAYOUTS)}, or leave out the column `videos` and the messages' parts of videos"
+            )
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return VideoPreparer(self.store, self.format.videos, self._videos, self._config.max_source_pixels)
+
     def prepare(self, sources: Sequence[Any], folder: Path) -> list[Picture]:
         """Stored pictures, their places not known yet. `folder`: where paths begin. Raises BadPicture, and UserError
         where the model sees no pictures."""
-        pictures: list[Picture] = []
+        return [one for one in self.prepare_all(sources, folder) if isinstance(one, Picture)]
+
+    def prepare_all(self, sources: Sequence[Any], folder: Path) -> list[Picture | Video]:
+        """As `prepare`, of pictures and of videos, which are VideoSource."""
+        shown: list[Picture | Video] = []
         for number, source in enumerate(sources, start=1):
-            preparer = self._preparer
+            preparer = self._video_preparer if isinstance(source, VideoSource) else self._preparer
             try:
-                made = preparer.prepare(read_picture(source, folder))
+                if isinstance(preparer, VideoPreparer):
+                    shown.append(preparer.prepare(source, folder))
+                else:
+                    shown.append(self._picture(*preparer.prepare(read_picture(source, folder))))
             except BadPicture as error:
-                raise BadPicture(f"picture {number} of {len(sources)}: {error}") from error
-            pictures.append(self._picture(made.key, made.size))
-        tokens, limit = sum(len(self._tokens(picture)) for picture in pictures), self._config.max_image_tokens
+                what = "video" if isinstance(preparer, VideoPreparer) else "picture"
+                raise BadPicture(f"{what} {number} of {len(sources)}: {error}") from error
+        tokens, limit = sum(len(self._tokens(one).ids) for one in shown), self._config.max_image_tokens
         if limit is not None and tokens > limit:
             raise BadPicture(f"the pictures take {tokens:,} tokens; data.images.max_image_tokens is {limit:,}")
-        self._known |= {picture.key: picture for picture in pictures}
-        return pictures
+        self._known |= {picture.key: picture for picture in shown if isinstance(picture, Picture)}
+        return shown
 
     def stored(self, key: str) -> Picture:
         """One that was prepared before, perhaps by another process. Raises BadPicture where it was not."""
@@ -77,6 +98,13 @@ class ModelPictures:
             self._known[key] = self._picture(key, size)
         return self._known[key]
 
+    def stored_video(self, keys: Sequence[str], seconds: Sequence[float], fps: float) -> Video:
+        """As `stored`, of a video, whose steps have these keys."""
+        sizes = [self.store.size(key) if _KEY.fullmatch(key) else None for key in keys]
+        if not sizes or sizes[0] is None or len(set(sizes)) > 1 or len(sizes) != len(seconds):
+            raise BadPicture(f"frames of a video of {len(keys)} steps are not in {self._directory}")
+        return self._video_preparer.video(keys, sizes[0], seconds, fps)
+
     def encoded(self, key: str) -> bytes:
         """A stored picture as PNG. Whoever prepares these bytes gets it again. Raises BadPicture where it is not
         there."""
@@ -87,28 +115,45 @@ class ModelPictures:
         self._preparer.note(data, Prepared(key, size))
         return data
 
-    def expand(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[IntArray, IntArray, list[Picture]]:
-        """Token ids with all that stands for pictures, which token of `token_ids` each comes from, and the pictures
-        with their places. Raises BadPicture unless each has one placeholder; one that a text spells out is one."""
+    def expand(
+        self, token_ids: Sequence[int], shown: Sequence[Picture | Video]
+    ) -> tuple[IntArray, IntArray, list[Picture]]:
+        """Token ids with all that stands for pictures and videos, which token of `token_ids` each comes from, and the
+        pictures, the steps of videos among them, with their places. Raises BadPicture unless each has one placeholder;
+        one that a text spells out is one."""
         ids = np.array(token_ids, np.int32)
         if self.format is None:
             return ids, np.arange(len(ids)), []
-        if self.format.video_id is not None and self.format.video_id in ids:
-            raise BadPicture("the text holds the model's own token for a video, and videos are not supported")
-        found = np.flatnonzero(ids == self.format.placeholder_id)
-        if len(found) != len(pictures):
-            raise BadPicture(
-                f"{len(pictures)} pictures and {len(found)} placeholders for them, after the chat template"
-            )
-        counts, stand = np.ones(len(ids), np.int64), [self._tokens(picture) for picture in pictures]
-        counts[found] = [len(tokens) for tokens in stand]
+        found = self._placeholders(ids, shown)
+        stand = [self._tokens(one) for one in shown]
+        counts = np.ones(len(ids), np.int64)
+        counts[found] = [len(tokens.ids) for tokens in stand]
         begins, expanded = (np.cumsum(counts) - counts)[found], np.repeat(ids, counts)
         placed: list[Picture] = []
-        for picture, tokens, begin in zip(pictures, stand, begins.tolist(), strict=True):
-            expanded[begin : begin + len(tokens)] = tokens
-            first = int(np.argmax(tokens == self.format.placeholder_id))
-            placed.append(Picture(picture.key, picture.grid, begin + first))
+        for one, tokens, begin in zip(shown, stand, begins.tolist(), strict=True):
+            expanded[begin : begin + len(tokens.ids)] = tokens.ids
+            pictures = one.steps if isinstance(one, Video) else (one,)
+            placed += (
+                Picture(picture.key, picture.grid, begin + place, step=picture.step)
+                for picture, place in zip(pictures, tokens.places, strict=True)
+            )
         return expanded, np.repeat(np.arange(len(ids)), counts), placed
+
+    def _placeholders(self, ids: IntArray, shown: Sequence[Picture | Video]) -> IntArray:
+        """Where each stands. Raises BadPicture."""
+        assert self.format is not None
+        videos = np.array([isinstance(one, Video) for one in shown], np.bool_)
+        of_videos = np.flatnonzero(ids == self.format.video_id) if self.format.video_id is not None else ids[:0]
+        of_pictures = np.flatnonzero(ids == self.format.placeholder_id)
+        for what, places, count in (
+            ("pictures", of_pictures, (~videos).sum()), ("videos", of_videos, videos.sum())
+        ):  # fmt: skip
+            if len(places) != count:
+                raise BadPicture(f"{count} {what} and {len(places)} placeholders for them, after the chat template")
+        found = np.sort(np.concatenate((of_pictures, of_videos)))
+        if (np.isin(found, of_videos) != videos).any():
+            raise BadPicture("the chat template puts pictures and videos into another order")
+        return found
 
     def _picture(self, key: str, size: tuple[int, int]) -> Picture:
         """One that is stored with this height and width, its place not known yet."""
@@ -116,7 +161,11 @@ class ModelPictures:
         grid, tiles = self.format.layout.shape(*size)
         return Picture(key, grid, place=-1, tiles=tiles)
 
-    def _tokens(self, picture: Picture) -> IntArray:
-        """What stands for a picture among token ids."""
+    def _tokens(self, one: Picture | Video) -> Standing:
+        """What stands for it among token ids."""
         assert self.format is not None
-        return self.format.layout.tokens(picture.grid, picture.tiles)
+        if isinstance(one, Video):
+            assert self.format.videos is not None
+            return self.format.videos.tokens(one.grid, one.seconds)
+        ids = self.format.layout.tokens(one.grid, one.tiles)
+        return Standing(ids, (int(np.argmax(ids == self.format.placeholder_id)),))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 IMAGE_PARTS = ("image", "image_url")
 """Types of the parts of a message that stand for a picture."""
+VIDEO_PART = "video"
+"""Type of the part of a message that stands for a video."""
 SOURCES = ("bytes", "image", "path", "image_url", "url")
 """Keys of a picture given as a dict, in the order in which they are looked at."""
 

@@ -17,7 +17,8 @@ import numpy as np
 from tandem.errors import UserError
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
-from tandem.pictures.sources import IMAGE_PARTS
+from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART
+from tandem.pictures.videos import Video
 from tandem.rollout.environment import ToolSchema
 from tandem.rollout.formats.base import Format
 from tandem.rollout.threads import in_thread
@@ -70,9 +71,17 @@ def with_all_tokens(ids: Sequence[int], messages: Sequence[Message], pictures: M
     """The template's tokens of messages, with all those of their pictures, which are stored. Raises BadPicture."""
     if pictures is None:
         return Line(np.array(ids, np.int32))
-    shown = [pictures.stored(part["key"]) for part in picture_parts(messages)]
+    shown = [_shown_by(part, pictures) for part in _shown_parts(messages)]
     expanded, _, placed = pictures.expand(ids, shown)
     return Line(expanded, tuple(placed))
+
+
+def _shown_by(part: Mapping[str, Any], pictures: ModelPictures) -> Picture | Video:
+    if part["type"] in IMAGE_PARTS:
+        return pictures.stored(part["key"])
+    if "keys" not in part:
+        raise BadPicture("a video that is no row's: videos come with the rows of data")
+    return pictures.stored_video(part["keys"], part["seconds"], part["fps"])
 
 
 def stored(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:
@@ -149,6 +158,13 @@ def picture_parts(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     for message in messages:
         if isinstance(content := message.get("content"), list):
             yield from (part for part in content if part.get("type") in IMAGE_PARTS)
+
+
+def _shown_parts(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    """Those that stand for a picture or a video."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from (part for part in content if part.get("type") in (VIDEO_PART, *IMAGE_PARTS))
 
 
 def _stored(content: Any, pictures: ModelPictures) -> Any:

@@ -18,15 +18,18 @@ import pyarrow.parquet as pq
 
 from tandem.errors import UserError
 from tandem.files import temporary_name
-from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score, Status, Trajectory, Turn, VideoStep
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
 _TURNS = pa.list_(
     pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64()), ("text", pa.string())])
 )
 _PICTURES = pa.list_(
-    pa.struct([("key", pa.string()), ("rows", pa.int32()), ("columns", pa.int32()), ("place", pa.int32())])
-)
+    pa.struct(
+        [("key", pa.string()), ("rows", pa.int32()), ("columns", pa.int32()), ("place", pa.int32()),
+         ("step", pa.list_(pa.int32()))]
+    )
+)  # fmt: skip
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 
 
@@ -114,7 +117,7 @@ def _branch(row: dict[str, Any], later: int) -> Branch:
         versions=np.array(row["policy_versions"], np.int32) + np.int32(later),
         turns=tuple(Turn(**turn) for turn in row["turns"]),
         opening=row["prompt"],
-        pictures=tuple(Picture(p["key"], (p["rows"], p["columns"]), p["place"]) for p in row.get("pictures") or ()),
+        pictures=tuple(_picture(described) for described in row.get("pictures") or ()),
     )
 
 
@@ -200,7 +203,12 @@ def _pictures(batch: Batch, rows: Sequence[Branch]) -> pa.Array:
     """Null where no row has any: every step pays for this column."""
     if not batch.pictures:
         return pa.nulls(len(rows), _PICTURES)
-    return pa.array([[(one.key, *one.grid, one.place) for one in row.pictures] for row in rows], _PICTURES)
+    return pa.array([[(one.key, *one.grid, one.place, one.step) for one in row.pictures] for row in rows], _PICTURES)
+
+
+def _picture(described: dict[str, Any]) -> Picture:
+    step, grid = described.get("step"), (described["rows"], described["columns"])
+    return Picture(described["key"], grid, described["place"], step=VideoStep(*step) if step else None)
 
 
 def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> pa.Table:

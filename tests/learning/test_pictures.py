@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -230,3 +231,28 @@ def test_families_that_nobody_has_compared_on_vllm_are_refused_there(
     assert main(["train", str(recipe), f"model.path={tmp_path}", "generation.type=vllm"]) == 2
     told = "generation.type: vllm: a model that sees pictures (llava) does not run so yet; use native"
     assert told in capsys.readouterr().err
+
+
+def test_a_run_on_videos(recipe: Path) -> None:
+    """Two steps of GRPO on four frames of tiles a row; conversations open with a video, too. The second run reads what
+    the first one has written."""
+    folder = recipe.parent / "videos"
+    rows = [question(*puzzle) for puzzle in puzzles(folder, "train", 8, 0, 28)]
+    message = [{"role": "user", "content": "<video>?"}]
+    for row in rows:
+        frames = [image["path"] for image in row.pop("images")]
+        row |= {"prompt": message, "videos": [{"frames": [*frames, *frames[::-1], frames[0]], "fps": 2.0}]}
+    write_rows(folder / "train.jsonl", rows)
+    overrides = [
+        f"model.path={make_model('qwen2_vl', folder / 'model')}", f"data.train_files=[{folder}/train.jsonl]",
+        "data.videos.min_pixels=784", "data.videos.max_frames=4", "trainer.steps=2",
+    ]  # fmt: skip
+    run = train(recipe, "on-videos", *overrides)
+    mismatch = [record["rollout/mismatch_max"] for record in read_metrics(run / "metrics.jsonl")]
+    assert len(mismatch) == 2 and max(mismatch) < 2e-5
+    (table,) = (pq.read_table(file) for file in (run / "trajectories").glob("*1.parquet"))
+    steps = table["pictures"].to_pylist()
+    assert all([one["step"] for one in shown] == [[0, 0], [1, 2]] for shown in steps)
+    again = train(recipe, "videos-again", *overrides, "--debug-train", str(run / "trajectories"))
+    assert weights(again, 2).keys() == weights(run, 2).keys()
+    assert all((weights(again, 2)[name] == array).all() for name, array in weights(run, 2).items())

@@ -108,7 +108,7 @@ BAD_ROWS = [
     ({"prompt": "x" * 41}, "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
     (verl_row("x" * 22), "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
     (verl_row(images=["a.png"]), "no store was given for them"),
-    (verl_row(videos=["a"]), "column `videos` is not supported yet"),
+    (verl_row(videos=["a.mp4"]), "files of videos are not decoded"),
     (verl_row(tools=[{}]), "column `tools` is not supported yet"),
     (verl_row(data_source=3), "column `data_source` has the wrong type: int, not str"),
     (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: str, not dict"),

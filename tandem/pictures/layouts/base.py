@@ -26,6 +26,14 @@ class Shape(NamedTuple):
     """Rows and columns of tiles that it is cut into; if they are several, the whole of it is one more tile."""
 
 
+class Standing(NamedTuple):
+    """What stands for a picture or a video among token ids."""
+
+    ids: IntArray
+    places: tuple[int, ...]
+    """Where the first feature of the picture is among them, or of each two frames of the video."""
+
+
 class Layout(Protocol):
     """The rule of one model's directory. It is asked by the process that reads the rows, without torch."""
 
@@ -61,6 +69,8 @@ class ModelFiles(NamedTuple):
     """config.json."""
     processor: dict[str, Any]
     """The image processor's file; empty where there is none."""
+    video_processor: dict[str, Any]
+    """The video processor's file; empty where there is none."""
 
     @property
     def vision(self) -> dict[str, Any]:

@@ -65,16 +65,16 @@ def qwen(files: ModelFiles) -> Layout:
     size = processor.get("size") or {}
     least = processor.get("min_pixels") or size.get("shortest_edge") or _MIN_PIXELS
     most = processor.get("max_pixels") or size.get("longest_edge") or _MAX_PIXELS
-    return Patches(files.placeholder, _factor(files), least, most)
+    return Patches(files.placeholder, factor_of(files), least, most)
 
 
 def glm(files: ModelFiles) -> Layout:
     size = files.processor.get("size") or {}
     least, most = size.get("shortest_edge") or _GLM_MIN_PIXELS, size.get("longest_edge") or _GLM_MAX_PIXELS
-    return Patches(files.placeholder, _factor(files), -(-least // 2), most // 2, at_least_a_token=True)
+    return Patches(files.placeholder, factor_of(files), -(-least // 2), most // 2, at_least_a_token=True)
 
 
-def _factor(files: ModelFiles) -> int:
+def factor_of(files: ModelFiles) -> int:
     """UserError where the processor's file and the model's contradict each other."""
     patch, merge = files.of_vision("patch_size"), files.of_vision("spatial_merge_size")
     for name, ours in (("patch_size", patch), ("merge_size", merge)):
