@@ -8,11 +8,12 @@ import typer
 
 from tandem.config import yaml12
 from tandem.config.load import load_config, split_arguments
+from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
-from tandem.planning.placements import time_report
+from tandem.planning.placements import check_same_model, time_report
 from tandem.planning.roles import Host, Moment, Planned, hosts, moments, not_counted
 
 GIB = 2**30
@@ -77,7 +78,13 @@ def plan(
             f"--gpus {machines}: the configuration has {processes} processes, and each takes a GPU of its own; give as "
             "many GPUs, or lower cluster.ranks or placement.pools"
         )
+    if trace:
+        check_traceable(config)
+    if calibrate and isinstance(config, TrainConfig):
+        check_same_model(calibrate, config)
     found = moments(config, machines.card.memory_bytes)
+    if gpus is not None and machines.gpus > processes:
+        print(f"{processes} of {machines.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others")
     if kind is SftConfig:
         print("planned as tandem sft; a configuration of a reward model looks alike: --job reward-model")
     print("\n".join(table(found)))
@@ -94,6 +101,12 @@ def plan(
         print("\n".join(time_report(config, machines, response_tokens, calibrate)))
     if not fits:
         raise typer.Exit(2)
+
+
+def check_traceable(config: Planned) -> None:
+    """Raises UserError where no fake step can be run."""
+    if not isinstance(config.training, FsdpTrainingConfig):
+        raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
 
 
 def job_of(path: Path) -> Job:

@@ -50,6 +50,8 @@ class ClusterCosts:
     """Of generation."""
     models_leave: bool = True
     """Models wait in host memory while answers are generated on their GPUs."""
+    engine_is_trainer: bool = False
+    """Where both share GPUs generation reads the trainer's own parameters: nothing sleeps, wakes or is copied."""
     staleness: int = 0
     constants: Constants = CONSTANTS
     scales: Mapping[str, float] = field(default_factory=dict)
@@ -123,6 +125,8 @@ class ClusterCosts:
         return alone * self.scales.get("generation", 1.0)
 
     def publish_s(self, *, shared: bool) -> float:
+        if shared and self.engine_is_trainer:
+            return 0.0
         constants = self.constants
         speed = constants.own_refit_bytes_per_s if shared else constants.sent_refit_bytes_per_s
         seconds = 2 * self.models[ACTOR].shape.parameters / speed + (constants.switch_s if shared else 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
+from tandem.config import yaml12
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
@@ -142,6 +143,7 @@ def costs_of(
         parallel_memory(work),
         tensor_degrees=tensor,
         models_leave=models_leave,
+        engine_is_trainer=isinstance(generation, NativeGenerationConfig),
         staleness=config.trainer.max_staleness,
         scales=scales or {},
     )
@@ -194,6 +196,26 @@ def _megatron_memory(config: TrainConfig, training: MegatronTrainingConfig, *, a
         return held_and_working(megatron_engine_of(config, chosen, role, model.shape, layout.gpus))
 
     return memory_of
+
+
+def check_same_model(run: Path, config: TrainConfig) -> None:
+    """Raises UserError where the run in that directory trained another model, or in another way."""
+    path = run / "config.yaml"
+    try:
+        theirs = yaml12.read(path.read_text(encoding="utf-8"))
+        model, training = Path(theirs["model"]["path"]), theirs.get("training", {}).get("type", "fsdp")
+    except (OSError, ValueError, TypeError, KeyError, yaml12.YAMLError) as error:
+        raise UserError(f"--calibrate {run}: {path} cannot be read ({error}); give the directory of a run") from None
+    if model != config.model.path and model.is_dir() and read_shape(model) != read_shape(config.model.path):
+        raise UserError(
+            f"--calibrate {run}: that run trained {model}, which is of another size than {config.model.path}; give a run "
+            "of this model"
+        )
+    if training != config.training.type:
+        raise UserError(
+            f"--calibrate {run}: that run had training.type: {training}, this configuration has {config.training.type}; "
+            "give a run of the same engine"
+        )
 
 
 STAGES = {"generation": "time/generation_s", "preparation": "time/preparation_s", "update": "time/update_s"}

@@ -106,7 +106,7 @@ def not_counted(config: Planned) -> Iterator[str]:
     ):
         yield (
             "not counted: what pictures take while the vision tower sees them, for nobody says how many tokens they "
-            "take of a row; give data.images.max_image_tokens"
+            "take of a row; give data.images.max_image_tokens (`tandem data show CONFIG` prints what a row takes)"
         )
 
 

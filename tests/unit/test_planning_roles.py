@@ -248,6 +248,28 @@ def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:
     assert "the smallest change that fits" in fails.output or "no change" in fails.output
 
 
+def test_gpus_that_stay_idle_and_runs_of_something_else_are_told(model: Any, tmp_path: Path) -> None:
+    recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
+    idle = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--gpus", "8xH100"])
+    assert idle.output.startswith("1 of 8 GPUs: cluster.ranks or placement.pools would have to ask for the others")
+    other = model("8b").partition("=")[2]
+    for trained, message in (
+        (f"model: {{path: {other}}}", "which is of another size than"),
+        ("model: {path: gone}\ntraining: {type: megatron}", "that run had training.type: megatron"),
+        ("[]", "cannot be read"),
+    ):
+        (tmp_path / "config.yaml").write_text(trained)
+        told = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--search", "--calibrate", str(tmp_path)])
+        assert message in str(told.exception) and told.output == ""
+
+
+def test_an_engine_that_reads_the_trainers_parameters_needs_no_publish(model: Any) -> None:
+    recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
+    shown = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "generation.type=native", "--search"])
+    as_it_is = next(line for line in shown.output.splitlines() if "as it is" in line)
+    assert "publish 0.0" in as_it_is
+
+
 def test_a_run_says_before_it_starts_whether_it_fits(model: Any) -> None:
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("8b")])
     (line,) = memory_notes(config, H100, "NVIDIA H100")
@@ -288,4 +310,4 @@ def test_the_command_plans_and_searches_with_megatron(model: Any) -> None:
     assert shown.exit_code == 0, shown.output
     assert "main: fits: " in shown.output and "as it is: " in shown.output
     traced = CliRunner().invoke(app, ["plan", recipe, *given, "--trace"])
-    assert "the fake step is of training.type: fsdp" in str(traced.exception)
+    assert "the fake step is of training.type: fsdp" in str(traced.exception) and traced.output == ""

@@ -35,8 +35,7 @@ def run_fake(runs: list[FakeRun]) -> list[dict[str, Any]]:
 def traced(config: Planned) -> Iterator[str]:
     """A line a phase of each role: bytes of the fake step, and of the formulas."""
     training = config.training
-    if not isinstance(training, FsdpTrainingConfig):
-        raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
+    assert isinstance(training, FsdpTrainingConfig)
     device = "cuda" if compiler() else "cpu"
     if device == "cpu":
         yield "--trace: without a C++ compiler on the CPU's path: its head, and its attention, are not those of a GPU"
