@@ -71,23 +71,13 @@ def plan(
     config = load_config(kind, path, overrides)
     if search and not isinstance(config, TrainConfig):
         raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
-    processes = processes_of(config)
-    machines = parse_machines(gpus or f"{max(8, processes)}x{CARD}")
-    if machines.gpus < processes:
-        raise UserError(
-            f"--gpus {machines}: the configuration has {processes} processes, and each takes a GPU of its own; give as "
-            "many GPUs, or lower cluster.ranks or placement.pools"
-        )
+    machines = machines_for(config, gpus)
     if trace:
         check_traceable(config)
     if calibrate and isinstance(config, TrainConfig):
         check_same_model(calibrate, config)
     found = moments(config, machines.card.memory_bytes)
-    if gpus is not None and machines.gpus > processes:
-        print(f"{processes} of {machines.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others")
-    if kind is SftConfig:
-        print("planned as tandem sft; a configuration of a reward model looks alike: --job reward-model")
-    print("\n".join(table(found)))
+    print("\n".join([*before_the_table(config, kind, machines if gpus else None), *table(found)]))
     if trace:
         from tandem.planning.trace.report import traced
 
@@ -101,6 +91,27 @@ def plan(
         print("\n".join(time_report(config, machines, response_tokens, calibrate)))
     if not fits:
         raise typer.Exit(2)
+
+
+def machines_for(config: Planned, gpus: str | None) -> Machines:
+    """Those of `--gpus`, or one node of the usual card. Raises UserError where they are fewer than processes."""
+    processes = processes_of(config)
+    machines = parse_machines(gpus or f"{max(8, processes)}x{CARD}")
+    if machines.gpus < processes:
+        raise UserError(
+            f"--gpus {machines}: the configuration has {processes} processes, and each takes a GPU of its own; give as "
+            "many GPUs, or lower cluster.ranks or placement.pools"
+        )
+    return machines
+
+
+def before_the_table(config: Planned, kind: type[Planned], given: Machines | None) -> Iterator[str]:
+    """What was taken for granted. `given`: what `--gpus` says, if it was given."""
+    processes = processes_of(config)
+    if given is not None and given.gpus > processes:
+        yield f"{processes} of {given.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others"
+    if kind is SftConfig:
+        yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 
 
 def check_traceable(config: Planned) -> None:

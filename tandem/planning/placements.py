@@ -208,13 +208,13 @@ def check_same_model(run: Path, config: TrainConfig) -> None:
         raise UserError(f"--calibrate {run}: {path} cannot be read ({error}); give the directory of a run") from None
     if model != config.model.path and model.is_dir() and read_shape(model) != read_shape(config.model.path):
         raise UserError(
-            f"--calibrate {run}: that run trained {model}, which is of another size than {config.model.path}; give a run "
-            "of this model"
+            f"--calibrate {run}: that run trained {model}, which is of another size than {config.model.path}; give a "
+            "run of this model"
         )
     if training != config.training.type:
         raise UserError(
-            f"--calibrate {run}: that run had training.type: {training}, this configuration has {config.training.type}; "
-            "give a run of the same engine"
+            f"--calibrate {run}: that run had training.type: {training}, this configuration has "
+            f"{config.training.type}; give a run of the same engine"
         )
 
 
