@@ -5,7 +5,8 @@ What a program imports from here; everything else may change without notice.
     import tandem
 
     config = tandem.load_config(tandem.TrainConfig, "recipe.yaml", ["trainer.steps=10"])
-    tandem.train(config)
+    run = tandem.train(config)
+    print(run.best, run.model)
 """
 
 from importlib import import_module
@@ -37,16 +38,21 @@ if TYPE_CHECKING:
     from tandem.controller.roles import Policy as Policy
     from tandem.controller.roles import ValueModel as ValueModel
     from tandem.data.dataset import RLHFDataset as RLHFDataset
+    from tandem.errors import CallbackFailed as CallbackFailed
     from tandem.errors import EngineError as EngineError
     from tandem.errors import RewardShareExceeded as RewardShareExceeded
     from tandem.errors import TandemError as TandemError
     from tandem.errors import UserError as UserError
     from tandem.errors import WorkerError as WorkerError
     from tandem.errors import WorkerLost as WorkerLost
+    from tandem.jobs.callbacks import Callback as Callback
+    from tandem.jobs.callbacks import RunControl as RunControl
     from tandem.jobs.own_dataflow import Dataflow as Dataflow
     from tandem.jobs.program import run_program as run_program
     from tandem.jobs.ray_trainer import RayPPOTrainer as RayPPOTrainer
     from tandem.jobs.ray_trainer import RayWorkerGroup as RayWorkerGroup
+    from tandem.jobs.result import Best as Best
+    from tandem.jobs.result import Run as Run
     from tandem.jobs.trainer import Trainer as Trainer
     from tandem.jobs.trainer import train as train
     from tandem.models.loading import load_tokenizer as load_tokenizer
@@ -103,7 +109,10 @@ __all__ = [
     "Answer",
     "Arguments",
     "Batch",
+    "Best",
     "Branch",
+    "Callback",
+    "CallbackFailed",
     "Calls",
     "Completion",
     "Critic",
@@ -142,6 +151,8 @@ __all__ = [
     "RolloutRequest",
     "RolloutWorker",
     "Rollouts",
+    "Run",
+    "RunControl",
     "Sample",
     "SamplingParams",
     "Score",
@@ -191,10 +202,20 @@ _EXPORTS = {
     "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
     "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),
-    "errors": ("EngineError", "RewardShareExceeded", "TandemError", "UserError", "WorkerError", "WorkerLost"),
+    "errors": (
+        "CallbackFailed",
+        "EngineError",
+        "RewardShareExceeded",
+        "TandemError",
+        "UserError",
+        "WorkerError",
+        "WorkerLost",
+    ),
+    "jobs.callbacks": ("Callback", "RunControl"),
     "jobs.own_dataflow": ("Dataflow",),
     "jobs.program": ("run_program",),
     "jobs.ray_trainer": ("RayPPOTrainer", "RayWorkerGroup"),
+    "jobs.result": ("Best", "Run"),
     "jobs.trainer": ("Trainer", "train"),
     "models.loading": ("load_tokenizer",),
     "reward.manager": ("RewardManager",),

@@ -29,6 +29,7 @@ from tandem.errors import TandemError, UserError, with_notes
 from tandem.files import make_room_for
 from tandem.importing.command import import_app
 from tandem.planning.command import KINDS, Job, job_of, plan
+from tandem.signals import StopReason
 from tandem.simulation.command import simulate
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -456,7 +457,7 @@ def _silence_transformers() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | None], dry_run: bool) -> None:
+def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
     from tandem.jobs.notes import notes
     from tandem.jobs.run import claim_run_dir
 
@@ -479,5 +480,6 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., Signals | 
             raise typer.Exit(128 + Signals.SIGINT) from None
     if stopped_by is not None:
         print(f"stopped; continue with --resume {run_dir}")
+        assert isinstance(stopped_by, Signals), "commands have no callbacks"
         raise typer.Exit(128 + stopped_by)  # as shells have it
     print(f"done: {run_dir}")

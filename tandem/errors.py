@@ -21,6 +21,10 @@ def with_notes(error: TandemError) -> str:
 class UserError(TandemError, ValueError):
     """The user's mistake: the message names the place, the value, the reason and the mend (exit status 2)."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message alone, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class RewardShareExceeded(TandemError, RuntimeError):
     """More trajectories lost their reward to errors and time-outs than `reward.max_error_share` allows."""
@@ -29,6 +33,10 @@ class RewardShareExceeded(TandemError, RuntimeError):
         super().__init__(message)
         self.groups = groups
         """All that were scored together, those with a reward included."""
+
+
+class CallbackFailed(TandemError, RuntimeError):
+    """A callback of the user's raised: the message holds its name, the step, and the user's part of the traceback."""
 
 
 class EngineError(TandemError, RuntimeError):

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,17 +19,18 @@ from tandem.errors import UserError
 
 
 def load_named(reference: str, what: str) -> Any:
-    """The object that `path/to/file.py:name` or `package.module:name` names, None where the module has none of it.
+    """The object that `path/to/file.py:name` or `package.module:name` names, None where the module has none of it; or
+    that `file.pkl:name` holds, as a program has written it (`config/objects.py`).
 
     Raises UserError where the module cannot be imported; `what` it is for begins the message.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"{what} {reference!r}: write path/to/file.py:name or package.module:name")
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
+    if place.endswith((".py", ".pkl")) and not Path(place).expanduser().is_file():
         raise UserError(f"{what} {reference!r}: there is no file {place}")
     try:
-        return getattr(_import(place), name, None)
+        return pickle.loads(Path(place).read_bytes()) if place.endswith(".pkl") else getattr(_import(place), name, None)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,23 +11,37 @@ STOP = (signal.SIGINT, signal.SIGTERM)
 """What asks a run to stop: Ctrl-C, and what Slurm and Kubernetes send before they kill."""
 
 
+StopReason = signal.Signals | str
+"""What asked a run to stop: a signal, or a callback, in words of its own."""
+
+
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a signal has asked the run to stop after the step in hand."""
+    """Whether a signal or a callback has asked the run to stop after the step in hand."""
 
-    by: signal.Signals | None = None
-    """The first signal that did."""
+    by: StopReason | None = None
+    """The first that did."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Meanwhile the signals of `STOP` ask. A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM, which some
-        senders repeat at once, changes nothing. Only in the main thread."""
+        senders repeat at once, changes nothing. In another thread than the main one, which gets no signals, none asks.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self._ask) for number in STOP}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def ask(self, reason: str) -> None:
+        """Have the run stop for this reason, unless it is to stop already."""
+        if self.by is None:
+            self.by = reason
+            print(f"{reason}: stopping after this step", flush=True)
 
     def _ask(self, number: int, frame: object) -> None:
         if self.by is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.checkpoint.branch import branch_of
 from tandem.config.load import dump_config, load_config
+from tandem.config.objects import DIRECTORY as OBJECTS
 from tandem.config.resume import Change, changes
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
@@ -19,6 +20,8 @@ from tandem.files import temporary_name, write_text
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _PICTURES = "pictures"
 """Of rows, which are read before the run claims the directory."""
+_BEFORE = (_PICTURES, OBJECTS)
+"""What may be there before the run."""
 _COMMAND = "trainer.resume"
 """A key that says what to do now; it is no setting of the run."""
 
@@ -78,7 +81,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
         raise UserError(f"{where} is a file; give another trainer.run_dir")
     if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{where} may not be written by this user; give another trainer.run_dir")
-    ours = (temporary_name(stored).name, _LOCK, _PICTURES)
+    ours = (temporary_name(stored).name, _LOCK, *_BEFORE)
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in ours) if path.exists() else []
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no {_CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
@@ -106,7 +109,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
 def refuse_to_fetch_into(path: Path, kind: type[TrainConfig | SftConfig], described: str) -> None:
     """UserError where `path` holds something else than the run whose config.yaml reads `described`."""
     if not (path / _CONFIG).exists():
-        if path.exists() and any(entry.name not in (_LOCK, _PICTURES) for entry in path.iterdir()):
+        if path.exists() and any(entry.name not in (_LOCK, *_BEFORE) for entry in path.iterdir()):
             raise UserError(f"{path}: not a run (no {_CONFIG}); give another trainer.run_dir")
         return
     with TemporaryDirectory() as folder:

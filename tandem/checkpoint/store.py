@@ -80,6 +80,8 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._meanwhile = meanwhile
         self._remote = remote
+        self.completed: Path | None = None
+        """The checkpoint that was completed last."""
         self._writing: _Write | None = None
         for leftover in self.directory.glob(".*.tmp"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -175,6 +177,7 @@ class CheckpointStore:
         for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
             write_text(self.directory / pointer, final.name + "\n")
         self._prune(step)
+        self.completed = final
         draft.whole.set()
         if self._remote is not None:
             with self._told_of(self._remote, final):

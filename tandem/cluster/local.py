@@ -11,10 +11,12 @@ A thread for each process forwards what it prints.
 import atexit
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -115,7 +117,7 @@ class LocalRanks:
         self._pool = pool
         self._cluster = cluster
         self._file = SharedFile()
-        self._requests = Arena(self._file)
+        self._requests = Arena(self._file, pickler())
 
     def start(self, gpus: list[str]) -> None:
         """Wait until a process for each is up, all in one torch.distributed world."""
@@ -171,6 +173,16 @@ class LocalRanks:
         for process in self.processes:
             process.join()
         self.processes = []
+
+
+def pickler() -> Callable[..., bytes]:
+    """What writes requests. Classes and functions of a program are found in its file, which each process reads; those
+    of a notebook are in no file, and travel with the requests that name them."""
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return pickle.dumps
+    import cloudpickle  # for notebooks alone
+
+    return cloudpickle.dumps
 
 
 class LocalCluster:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
+from tandem.config.objects import with_objects_written
 from tandem.config.paths import CHECKPOINTS_IN_USE
 from tandem.config.sections import sections_at
 from tandem.config.tree import Section, Tree
@@ -76,12 +77,42 @@ def _with_meant_types(kind: type[Tree], tree: dict[str, Any], error: ValidationE
     return mended
 
 
-def load_config(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in `path`. Raises UserError that lists every error of the file and the overrides."""
-    path = Path(path)
-    read = read_config(kind, path, overrides)
-    refuse(path, read.problems)
+def load_config(kind: type[Config], source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a file, or in a mapping of sections, of dotted keys, or of both.
+
+    In a mapping functions and classes may stand where names of them do, and rows where names of data files do: these
+    are written to `objects` in `trainer.run_dir` (`objects.py`). Raises UserError that lists every error of the source
+    and the overrides.
+    """
+    if isinstance(source, Mapping):
+        tree = _nested(source)
+        problems = list(_apply_overrides(tree, overrides))
+        read = _validate(kind, with_objects_written(tree), ())
+        refuse("the configuration", problems + read.problems)
+    else:
+        read = read_config(kind, Path(source), overrides)
+        refuse(source, read.problems)
     return read.config
+
+
+def _nested(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys become sections in sections. Raises UserError where a key is no name, or a section is a value."""
+    tree: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a program may give anything
+            raise UserError(f"the configuration: {key!r} is no key; keys are strings")
+        value = _nested(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else value
+        section, (*parents, name) = tree, key.split(".")
+        for parent in parents:
+            inner: object = section.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"the configuration: {key!r}, but {parent} is {inner!r}, which has no keys")
+            section = cast(dict[str, Any], inner)
+        if isinstance(value, dict) and isinstance(section.get(name), dict):
+            section[name] |= value
+        else:
+            section[name] = value
+    return tree
 
 
 def config_of(kind: type[Config], overrides: Sequence[str]) -> Config:

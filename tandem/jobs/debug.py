@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 from tandem.algorithms import make_algorithm
@@ -25,6 +24,7 @@ from tandem.pictures.thumbnails import store_of_run
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
+from tandem.signals import StopReason
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.trajectories import read_groups, staleness_of, trajectories_path, write_trajectories
@@ -76,7 +76,7 @@ class ReplayJob(RlJob):
         return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 
 
-def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> Signals | None:
+def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -> StopReason | None:
     """Train on `saved`: a file of trajectories, or a folder of such, in the order of their names."""
     files = sorted(saved.glob("*.parquet")) if saved.is_dir() else [saved]
     if not files or not files[0].is_file():

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from signal import Signals
 from typing import TypeVar
 
 import torch
@@ -19,9 +18,11 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Critic, Reference, Trained
 from tandem.data.sft import DemonstrationDataset
+from tandem.jobs.callbacks import Callback
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.jobs.sft import SupervisedJob
+from tandem.signals import StopReason
 from tandem.types import Batch, FloatArray, Preference, StepMetrics
 from tandem.workers.training import TrainSpec, TrainWorker
 
@@ -108,17 +109,21 @@ class RewardModelJob(PreferenceJob[Critic]):
         return self._model.values(batch).get()
 
 
-def train_dpo(config: DpoConfig, inputs: PairInputs) -> Signals | None:
-    """`tandem dpo`: the signal that stopped the run before its last step, if one did."""
+def train_dpo(config: DpoConfig, inputs: PairInputs, callbacks: Sequence[Callback] = ()) -> StopReason | None:
+    """`tandem dpo`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda branch: DpoJob(config, inputs, Placement(cluster, pools_of(config)), branch))
+
+        def make_job(branch: Branch | None) -> DpoJob:
+            return DpoJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+
+        return run_job(config, make_job, callbacks)
 
 
-def train_reward_model(config: SftConfig, inputs: PairInputs) -> Signals | None:
-    """`tandem reward-model`: the signal that stopped the run before its last step, if one did."""
+def train_reward_model(config: SftConfig, inputs: PairInputs, callbacks: Sequence[Callback] = ()) -> StopReason | None:
+    """`tandem reward-model`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
 
         def make_job(branch: Branch | None) -> RewardModelJob:
             return RewardModelJob(config, inputs, Placement(cluster, pools_of(config)), branch)
 
-        return run_job(config, make_job)
+        return run_job(config, make_job, callbacks)

@@ -61,7 +61,7 @@ class RayPPOTrainer(Trainer):
 
         `ray_worker_group_cls`: RayWorkerGroup runs on Ray whatever `cluster.type` says. Everything else as for Trainer.
         """
-        config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, Path(config))
+        config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, config)
         if issubclass(ray_worker_group_cls, RayWorkerGroup) and config.cluster.type != "ray":
             settings = config.cluster.model_dump(exclude={"type"})
             config = config.model_copy(update={"cluster": RayClusterConfig(type="ray", **settings)})

@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from signal import Signals
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from tandem.jobs.run import run_job
 from tandem.jobs.validation import summarize, validate
 from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
+from tandem.signals import StopReason
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, StepMetrics
 
@@ -170,8 +170,8 @@ def failed_answers_saved(config: TrainConfig, step: int) -> Iterator[None]:
         raise
 
 
-def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> Signals | None:
-    """`tandem train`: the signal that stopped the run before its last step, if one did."""
+def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StopReason | None:
+    """`tandem train`: what stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
 
         def make_job(branch: Branch | None) -> RlJob:

@@ -1,8 +1,7 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, a way to stop."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +19,10 @@ from tandem.controller.placement import Placement
 from tandem.errors import TandemError, WorkerLost
 from tandem.files import write_text
 from tandem.jobs.best import BestValue
+from tandem.jobs.callbacks import Callback, Callbacks, RunControl
 from tandem.jobs.runs import ENDED
 from tandem.jobs.schedule import schedule_changes
-from tandem.signals import StopRequest
+from tandem.signals import StopReason, StopRequest
 from tandem.tracking.base import Ended, Recorder
 from tandem.tracking.behind import Behind
 from tandem.tracking.console import ConsoleTracker
@@ -99,8 +99,10 @@ def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch |
     return branch
 
 
-def run_job(config: TrainConfig | SftConfig, make_job: Callable[[Branch | None], Job]) -> signal.Signals | None:
-    """Run the job to its last step (None) or to a stop (the signal that asked for it), from the last checkpoint if any.
+def run_job(
+    config: TrainConfig | SftConfig, make_job: Callable[[Branch | None], Job], callbacks: Sequence[Callback] = ()
+) -> StopReason | None:
+    """Run the job to its last step (None) or to a stop (what asked for it), from the last checkpoint if any.
 
     `make_job` makes the job before its first step; it is given the branch that it starts from, if it is to start from
     one. When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
@@ -110,7 +112,7 @@ def run_job(config: TrainConfig | SftConfig, make_job: Callable[[Branch | None],
         try:
             start = find_start(config, resume=config.trainer.resume or left < restarts)
             job = make_job(start if isinstance(start, Branch) else None)
-            finished = _Attempt(config, job, stop).run(start if isinstance(start, Path) else None)
+            finished = _Attempt(config, job, stop, callbacks).run(start if isinstance(start, Path) else None)
             return None if finished else stop.by
         except WorkerLost as error:
             if stop.by is not None:  # they, too, may have heard the signal
@@ -128,11 +130,14 @@ def run_job(config: TrainConfig | SftConfig, make_job: Callable[[Branch | None],
 class _Attempt:
     """A job from its first step, or from a checkpoint, as far as it gets. It closes the job."""
 
-    def __init__(self, config: TrainConfig | SftConfig, job: Job, stop: StopRequest) -> None:
+    def __init__(
+        self, config: TrainConfig | SftConfig, job: Job, stop: StopRequest, callbacks: Sequence[Callback]
+    ) -> None:
         self._config = config
         self._trainer = config.trainer
         self._job = job
         self._stop = stop
+        self._callbacks = Callbacks(callbacks, RunControl(config.trainer.run_dir, job.total_steps, stop))
         self._best = BestValue(config.trainer)
         self._position = _Position()
         watch = partial(job.placement.watch, 0.0)
@@ -157,11 +162,13 @@ class _Attempt:
                     validated = job.evaluate(0)
                     self._best.expect_in(validated, validation=True)
                     self._record(0, validated)
+                    self._callbacks.evaluated(0, validated)
                 while self._position.step < job.total_steps and self._stop.by is None:
                     self._step(self._position.step + 1)
                 if self._position.step > self._position.saved_step:
                     self._save(best=False)
                 self._store.finish()
+                self._tell_saved()
             ended = "finished" if self._position.step >= job.total_steps else "stopped"
         except Exception:
             ended = "failed"
@@ -185,8 +192,9 @@ class _Attempt:
         metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start) | self._saving
         self._saving = {}
         self._store.check()
-        if self._is_due(step, trainer.eval_every):
-            metrics |= job.evaluate(step)
+        self._tell_saved()
+        validated = job.evaluate(step) if self._is_due(step, trainer.eval_every) else {}
+        metrics |= validated
         position.step = step
         if step == 1:
             self._best.expect_in(metrics, validation=False)
@@ -195,6 +203,15 @@ class _Attempt:
         late = 0 < trainer.save_every_s <= time.monotonic() - position.saved_at
         if best or late or self._is_due(step, trainer.save_every):
             self._save(best)
+        self._callbacks.stepped(step, metrics)
+        if validated:
+            self._callbacks.evaluated(step, validated)
+
+    def _tell_saved(self) -> None:
+        """Of a checkpoint that has become complete since the last call."""
+        done, self._store.completed = self._store.completed, None
+        if done is not None:
+            self._callbacks.saved(done)
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and (step == self._job.total_steps or step % every == 0)
@@ -203,6 +220,7 @@ class _Attempt:
         position = self._position
         start = time.monotonic()
         self._store.finish()
+        self._tell_saved()
         self._saving = {"time/checkpoint_wait_s": time.monotonic() - start}
         with self._store.write(position.step, best) as draft:
             self._job.save(draft)

@@ -55,14 +55,20 @@ def _run_dirs(directory: Path, depth: int) -> Iterator[Path]:
 
 def _described(run: Path) -> FoundRun:
     records = read_metrics(run / "metrics.jsonl")
-    try:
-        trainer: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["trainer"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        trainer = {}
+    trainer = trainer_section(run)
     progress = _progress(run)
     total = progress.total_steps if progress else trainer.get("steps")
     step = f"{records[-1]['step'] if records else 0}/{total or '?'}"
-    return FoundRun(run, _state(run, progress), step, _best(records, trainer))
+    best = best_of(records, trainer)
+    return FoundRun(run, state_of(run), step, f"{best[0]} {best[1]:.4g}" if best else "")
+
+
+def trainer_section(run: Path) -> dict[str, Any]:
+    """Of the run's configuration; empty where that cannot be read."""
+    try:
+        return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["trainer"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return {}
 
 
 def _progress(run: Path) -> Progress | None:
@@ -73,11 +79,13 @@ def _progress(run: Path) -> Progress | None:
         return None
 
 
-def _state(run: Path, progress: Progress | None) -> str:
+def state_of(run: Path) -> str:
+    """As `FoundRun.state`."""
     if _is_locked(run / ".lock"):
         return "running"
     if (run / ENDED).is_file():
         return (run / ENDED).read_text(encoding="utf-8").strip()
+    progress = _progress(run)
     return "finished" if progress and progress.step >= progress.total_steps else "killed"
 
 
@@ -93,17 +101,20 @@ def _is_locked(lock: Path) -> bool:
     return False
 
 
-def _best(records: list[dict[str, Any]], trainer: dict[str, Any]) -> str:
-    """Of `trainer.best_metric`, or else of a validation's accuracy, the reward, or the loss."""
+def best_of(records: list[dict[str, Any]], trainer: dict[str, Any]) -> tuple[str, float, int] | None:
+    """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, the reward, or the loss."""
     measured = {name for record in records for name in record}
     accuracies = sorted(name for name in measured if name.startswith("val/") and "/acc/mean@" in name)
     wanted = [trainer.get("best_metric"), *accuracies, *_USUAL]
     metric = next((name for name in wanted if name in measured), None)
     if metric is None:
-        return ""
-    values = [record[metric] for record in records if metric in record and not math.isnan(record[metric])]
+        return None
+    values = [(record[metric], record["step"]) for record in records if not math.isnan(record.get(metric, math.nan))]
     lower = trainer.get("best_mode") == "min" if trainer.get("best_mode") else lower_is_better(metric)
-    return f"{metric} {(min if lower else max)(values):.4g}" if values else ""
+    if not values:
+        return None
+    value, step = min(values) if lower else max(values, key=lambda one: one[0])
+    return metric, value, step
 
 
 def _cut(text: str, width: int) -> str:

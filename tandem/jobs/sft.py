@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from signal import Signals
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -24,9 +23,11 @@ from tandem.controller.roles import Actor, Trained
 from tandem.data.sampler import Sampler
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
+from tandem.jobs.callbacks import Callback
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.models.loading import save_processors
+from tandem.signals import StopReason
 from tandem.types import Batch, Demonstration, StepMetrics
 from tandem.workers.training import TrainSpec, TrainWorker
 
@@ -132,7 +133,13 @@ class SftJob(SupervisedJob[Demonstration, Actor]):
         return {"loss": -float(logprobs[batch.loss_mask].mean(dtype=np.float64))}
 
 
-def train(config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]]) -> Signals | None:
-    """`tandem sft`: the signal that stopped the run before its last step, if one did."""
+def train(
+    config: SftConfig, inputs: Inputs[DemonstrationDataset[Demonstration]], callbacks: Sequence[Callback] = ()
+) -> StopReason | None:
+    """`tandem sft`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
-        return run_job(config, lambda branch: SftJob(config, inputs, Placement(cluster, pools_of(config)), branch))
+
+        def make_job(branch: Branch | None) -> SftJob:
+            return SftJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+
+        return run_job(config, make_job, callbacks)

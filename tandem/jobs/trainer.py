@@ -1,6 +1,6 @@
 """Runs from Python: `Trainer` for reinforcement learning, `train` for any kind of training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,13 @@ from tandem.data.preference import PreferenceDataset
 from tandem.data.sft import DemonstrationDataset, SftDataset
 from tandem.errors import UserError
 from tandem.jobs import preference, sft
+from tandem.jobs.callbacks import Callback
 from tandem.jobs.inputs import Inputs, read_inputs
+from tandem.jobs.result import Run
 from tandem.jobs.rl import RlJob
 from tandem.jobs.run import claim_run_dir, find_start, run_job
 from tandem.reward.manager import RewardManager
+from tandem.signals import StopReason
 from tandem.types import Demonstration, Preference
 from tandem.workers.host import Worker
 from tandem.workers.rollout import RolloutWorker
@@ -35,27 +38,30 @@ class Trainer:
 
     def __init__(
         self,
-        config: TrainConfig | Path | str,
+        config: TrainConfig | Path | str | Mapping[str, Any],
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         workers: Mapping[Role, type[Worker[Any]]] | None = None,
         pools: ResourcePoolManager | None = None,
         reward: Rewards | None = None,
         val_reward: Rewards | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Read configuration and data; UserError with every mistake in them. Nothing is started yet.
 
-        `config`: a configuration or its file. `tokenizer`: default that of `model.path`. `workers`: worker classes of
-        your own, by role. `pools`: default `placement` and `cluster.ranks`. `reward`: default what `reward` says; it
-        scores the validation answers too unless `val_reward` does. A RewardManager is closed at the end of the run.
+        `config`: a configuration, its file, or a mapping as `load_config` takes it. `tokenizer`: default that of
+        `model.path`. `workers`: worker classes of your own, by role. `pools`: default `placement` and `cluster.ranks`.
+        `reward`: default what `reward` says; it scores the validation answers too unless `val_reward` does. A
+        RewardManager is closed at the end of the run. `callbacks`: called after steps, validations and checkpoints.
         """
-        self.config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, Path(config))
+        self.config = config if isinstance(config, TrainConfig) else load_config(TrainConfig, config)
         inputs = read_inputs(self.config, RLHFDataset)
         self._inputs = inputs if tokenizer is None else replace(inputs, tokenizer=tokenizer)
         check_workers(workers or {})
         self._workers = workers
         self._pools = pools or pools_of(self.config)
         self._reward, self._val_reward = reward, val_reward
+        self._callbacks = callbacks
         self._open = ExitStack()
         self._cluster: Cluster | None = None
         self._job: RlJob | None = None
@@ -73,12 +79,16 @@ class Trainer:
             self._job = self._make_job(start if isinstance(start, Branch) else None)
             self._open = opened.pop_all()
 
-    def fit(self) -> bool:
-        """Train to the last step, or until a signal stops the run (then False)."""
+    def fit(self) -> Run:
+        """Train to the last step, or until a signal or a callback stops the run (`stopped_by` of what it returns).
+
+        Raises CallbackFailed where a callback does, besides what training raises.
+        """
         if self._cluster is None:
             self.init_workers()
         with self._open:
-            return run_job(self.config, self._make_job) is None
+            stopped_by = run_job(self.config, self._make_job, self._callbacks)
+        return Run(self.config.trainer.run_dir, stopped_by)
 
     def _make_job(self, branch: Branch | None) -> RlJob:
         """The job that `init_workers` made; after workers were lost, a new one."""
@@ -101,20 +111,26 @@ def check_workers(workers: Mapping[Role, type[Worker[Any]]]) -> None:
         )
 
 
-def train(config: TrainConfig | SftConfig) -> bool:
-    """Run the training that the configuration's type says; True when it reached its last step.
+def train(config: TrainConfig | SftConfig | Path | str | Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> Run:
+    """Run the training that the configuration's type says; what it returns tells what has become of it.
 
     TrainConfig is reinforcement learning, SftConfig supervised fine-tuning, DpoConfig preferences, RewardModelConfig a
-    reward model. Raises UserError with every mistake in configuration and data before anything is started.
+    reward model; a file, or a mapping as `load_config` takes it, is reinforcement learning. Raises UserError with every
+    mistake in configuration and data before anything is started, and CallbackFailed where a callback does.
     """
-    if isinstance(config, TrainConfig):
-        return Trainer(config).fit()
+    if isinstance(config, TrainConfig | Path | str | Mapping):
+        return Trainer(config, callbacks=callbacks).fit()
+    return Run(config.trainer.run_dir, _train_on_rows(config, callbacks))
+
+
+def _train_on_rows(config: SftConfig, callbacks: Sequence[Callback]) -> StopReason | None:
+    """What has no prompts to answer."""
     if isinstance(config, DpoConfig | RewardModelConfig):
         pairs: Inputs[DemonstrationDataset[Preference]] = read_inputs(config, PreferenceDataset)
         with claim_run_dir(config):
             if isinstance(config, DpoConfig):
-                return preference.train_dpo(config, pairs) is None
-            return preference.train_reward_model(config, pairs) is None
+                return preference.train_dpo(config, pairs, callbacks)
+            return preference.train_reward_model(config, pairs, callbacks)
     demonstrations: Inputs[DemonstrationDataset[Demonstration]] = read_inputs(config, SftDataset)
     with claim_run_dir(config):
-        return sft.train(config, demonstrations) is None
+        return sft.train(config, demonstrations, callbacks)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 
 class PausingEventLoop(asyncio.SelectorEventLoop):
@@ -21,6 +22,15 @@ class PausingEventLoop(asyncio.SelectorEventLoop):
         """Seconds of running; monotonic."""
         now = time.monotonic() if self._stopped_at is None else self._stopped_at
         return now - self._stood_still_s
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Also where another loop runs that has called us, as that of a notebook does: it waits."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)  # for implementers of event loops, says its documentation
+        try:
+            return super().run_until_complete(future)
+        finally:
+            asyncio._set_running_loop(outer)
 
     def run_forever(self) -> None:
         if self._stopped_at is not None:

@@ -17,7 +17,7 @@ from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
-RUN, TELLING, REINFORCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RUN, BRIEF, ENOUGH, TELLING, REINFORCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(program: str, directory: Path, *arguments: str) -> str:
@@ -38,6 +38,24 @@ def recipe(grpo_config: Path, tmp_path: Path) -> Path:
 def test_a_run(recipe: Path, tmp_path: Path) -> None:
     run(RUN, tmp_path)
     assert [record["step"] for record in read_metrics(tmp_path / "runs/first/metrics.jsonl")] == [1, 2]
+
+
+def test_objects_in_the_place_of_files(recipe: Path, tmp_path: Path) -> None:
+    tree = yaml.safe_load(recipe.read_text())
+    run(BRIEF.replace("import tandem\n", f"import tandem\n\nOTHERS = {tree!r}\n", 1), tmp_path)
+    records = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert len(records) == 3 and all(record["reward/mean"] * 32 in range(33) for record in records)
+    assert sorted(path.name for path in (tmp_path / "run/objects").iterdir()) == ["brief.pkl", "data.train_files.jsonl"]
+
+
+def test_callbacks(recipe: Path, tmp_path: Path) -> None:
+    tree = yaml.safe_load(recipe.read_text())
+    tree["trainer"] |= {"eval_every": 1, "steps": 3}
+    recipe.write_text(yaml.safe_dump(tree))
+    printed = run(ENOUGH, tmp_path)
+    assert all(f"validated {step}: ['val/" in printed for step in range(3)) and "validated 3" not in printed
+    assert f"saved {tmp_path}/run/checkpoints/step_000002/model" in printed
+    assert "is enough: stopping after this step" in printed and ": stopped at step 2" in printed
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
