@@ -12,7 +12,7 @@ from tandem.pictures.layouts.patches import glm, qwen
 from tandem.pictures.layouts.rows import mistral3
 from tandem.pictures.layouts.square import llava
 from tandem.pictures.layouts.tiles import internvl, smolvlm
-from tandem.pictures.layouts.videos import VideoLayout, qwen2_videos
+from tandem.pictures.layouts.videos import VideoLayout, qwen2_5_videos, qwen2_videos, qwen3_videos
 
 LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen2_vl": qwen,
@@ -28,7 +28,12 @@ LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
 }
 """Model type -> how its pictures are sized, and which tokens stand for them."""
 MODEL_TYPES = tuple(LAYOUTS)
-VIDEO_LAYOUTS: dict[str, Callable[[ModelFiles], VideoLayout]] = {"qwen2_vl": qwen2_videos}
+VIDEO_LAYOUTS: dict[str, Callable[[ModelFiles], VideoLayout]] = {
+    "qwen2_vl": qwen2_videos,
+    "qwen2_5_vl": qwen2_5_videos,
+    "qwen3_vl": qwen3_videos,
+    "qwen3_vl_moe": qwen3_videos,
+}
 """Model type -> how videos are shown to it, where they are."""
 SPATIAL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v")
 """Those of them in which a picture's tokens have positions in three dimensions."""

@@ -128,6 +128,9 @@ class ModelPictures:
         stand = [self._tokens(one) for one in shown]
         counts = np.ones(len(ids), np.int64)
         counts[found] = [len(tokens.ids) for tokens in stand]
+        for place, tokens in zip(found.tolist(), stand, strict=True):
+            if tokens.around is not None and tuple(ids[place - 1 : place + 2 : 2].tolist()) == tokens.around:
+                counts[[place - 1, place + 1]] = 0
         begins, expanded = (np.cumsum(counts) - counts)[found], np.repeat(ids, counts)
         placed: list[Picture] = []
         for one, tokens, begin in zip(shown, stand, begins.tolist(), strict=True):
@@ -166,6 +169,6 @@ class ModelPictures:
         assert self.format is not None
         if isinstance(one, Video):
             assert self.format.videos is not None
-            return self.format.videos.tokens(one.grid, one.seconds)
+            return self.format.videos.standings.tokens(one.grid, one.seconds)
         ids = self.format.layout.tokens(one.grid, one.tiles)
         return Standing(ids, (int(np.argmax(ids == self.format.placeholder_id)),))

@@ -95,7 +95,7 @@ class VideoPreparer:
                 made.append(preparer.prepare_two(*(read_picture(source.frames[n], folder) for n in (first, second))))
             except BadPicture as error:
                 raise BadPicture(f"frames {first + 1} and {second + 1} of {len(source.frames)}: {error}") from error
-            seconds.append((first + second) / 2 / fps)
+            seconds.append((first / fps + second / fps) / 2)
         if len(sizes := {size for _, size in made}) > 1:
             told = " and ".join(f"{width} x {height // FRAMES}" for height, width in sorted(sizes)[:2])
             raise BadPicture(f"frames that the model would see with {told} pixels; give all of a video one size")
@@ -105,7 +105,7 @@ class VideoPreparer:
         """Of stored steps. `size`: height and width of each, of both frames together."""
         factor = self._layout.factor
         grid = size[0] // FRAMES // factor, size[1] // factor
-        steps = self._layout.steps(len(keys), fps, grid)
+        steps = self._layout.standings.steps(len(keys), fps, grid)
         pictures = (Picture(key, grid, place=-1, step=step) for key, step in zip(keys, steps, strict=True))
         return Video(tuple(pictures), tuple(seconds), fps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tandem.rollout.pictures import with_all_tokens
 from tandem.types import VideoStep
 
 PNGS = [encoded(picture(28, 56, seed)) for seed in range(5)]
+VISION_IDS = [TOKENIZER.convert_tokens_to_ids(f"<|vision_{end}|>") for end in ("start", "end")]
 TEXTS = [base64.b64encode(data).decode() for data in PNGS]
 
 
@@ -34,7 +36,8 @@ def user(content: Any) -> dict[str, Any]:
 
 def pictures_of(tmp_path: Path, family: str = "qwen2_vl", **videos: Any) -> ModelPictures:
     settings = VideosConfig(**{"min_pixels": 784, **videos})
-    return ModelPictures(model_files(tmp_path / family, family), ImagesConfig(), tmp_path / "store", settings)
+    beside = {"vision_start_token_id": VISION_IDS[0], "vision_end_token_id": VISION_IDS[1]}
+    return ModelPictures(model_files(tmp_path / family, family, **beside), ImagesConfig(), tmp_path / "store", settings)
 
 
 def load(tmp_path: Path, *rows: dict[str, Any], **videos: Any) -> RLHFDataset:
@@ -62,7 +65,7 @@ def test_a_row_has_keys_places_and_times_and_no_pixels(tmp_path: Path) -> None:
     assert prompt.row["videos"] == [keys] and prompt.row["images"] == [still.key]
     assert len(pickle.dumps(prompt)) < 3_000
     messages = prompt.row["prompt"]
-    ids = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    ids: Any = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     line = with_all_tokens(ids, messages, pictures)
     assert line.ids.tolist() == prompt.token_ids.tolist() and line.pictures == prompt.pictures
 
@@ -94,6 +97,31 @@ def test_demonstrations_have_videos(tmp_path: Path) -> None:
     assert [ids[p.place] for p in row.pictures] == [VIDEO_ID, VIDEO_ID, IMAGE_ID]
     learned = TOKENIZER.convert_ids_to_tokens(row.response_ids[row.loss_mask].tolist())
     assert "".join(learned) == "A<|end|>\nB<|end|>\n"
+
+
+def test_times_are_text_to_qwen3_vl(tmp_path: Path) -> None:
+    """In the place of the tokens that the template has around a video."""
+    pictures = pictures_of(tmp_path, "qwen3_vl")
+    TOKENIZER.save_pretrained(tmp_path / "qwen3_vl")
+    file = write_lines(tmp_path / "rows.jsonl", [verl_row("Of <video>?", videos=[{"frames": TEXTS, "fps": 2.5}])])
+    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    told = "".join(TOKENIZER.convert_ids_to_tokens(prompt.token_ids.tolist()))
+    pads = "<|vision_start|><|video_pad|><|video_pad|><|vision_end|>"
+    assert f"Of <0.2 seconds>{pads}<1.0 seconds>{pads}<1.6 seconds>{pads}?" in told
+    assert [step.step for step in prompt.pictures] == [VideoStep(0, 2)] * 3
+    assert all(prompt.token_ids[[p.place, p.place + 1]].tolist() == [VIDEO_ID] * 2 for p in prompt.pictures)
+
+
+def test_limits_of_all_frames_together(tmp_path: Path) -> None:
+    """Qwen3-VL's: of four frames each may have a quarter."""
+    pictures = pictures_of(tmp_path, "qwen3_vl", min_pixels=None)
+    TOKENIZER.save_pretrained(tmp_path / "qwen3_vl")
+    size = {"shortest_edge": 784, "longest_edge": 32 * 784}
+    (tmp_path / "qwen3_vl/video_preprocessor_config.json").write_text(json.dumps({"size": size}))
+    frames = [base64.b64encode(encoded(picture(280, 280, seed))).decode() for seed in range(8)]
+    file = write_lines(tmp_path / "rows.jsonl", [verl_row("<video>?", videos=[frames[:n]]) for n in (2, 8)])
+    first, second = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    assert [first.pictures[0].grid, second.pictures[0].grid] == [(4, 4), (2, 2)]
 
 
 def test_frames_are_chosen_evenly() -> None:

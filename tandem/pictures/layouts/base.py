@@ -32,6 +32,8 @@ class Standing(NamedTuple):
     ids: IntArray
     places: tuple[int, ...]
     """Where the first feature of the picture is among them, or of each two frames of the video."""
+    around: tuple[int, int] | None = None
+    """Tokens before and after the placeholder in whose place these stand, too, where they are there."""
 
 
 class Layout(Protocol):
