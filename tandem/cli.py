@@ -115,12 +115,12 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 
 @app.command()
 def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
-    """Direct preference optimization and its kin, on pairs of answers."""
+    """Direct preference optimization and its kin, on pairs of answers or, KTO, on answers that are good or bad."""
     config = _configure(DpoConfig, arguments, resume)
-    from tandem.data.preference import PreferenceDataset
+    from tandem.data.preference import dataset_of
     from tandem.jobs.preference import train_dpo
 
-    _run(config, PreferenceDataset, train_dpo, dry_run)
+    _run(config, dataset_of(config), train_dpo, dry_run)
 
 
 @app.command(name="reward-model")
@@ -256,7 +256,7 @@ def show(
     from tandem.jobs.show import dataset_for, show_row
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in show_row(config, dataset_for(job), split, row):
+    for line in show_row(config, dataset_for(config), split, row):
         console.print(line)
 
 

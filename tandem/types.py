@@ -109,6 +109,14 @@ class Preference:
     """By how much it is better, in units of a reward model's score."""
 
 
+@dataclass(frozen=True, slots=True)
+class RatedAnswer:
+    """A data row with one answer, which is good or bad."""
+
+    answer: Demonstration
+    desirable: bool
+
+
 LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where it is asked for a lower one, and at far lower ones divided logits are infinite."""
 

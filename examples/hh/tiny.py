@@ -1,4 +1,5 @@
-"""The HH recipes, one after the other, on a model small enough for a CPU: fine-tuning, DPO, a reward model, PPO on it.
+"""The HH recipes, one after the other, on a model small enough for a CPU: fine-tuning, DPO, KTO, ORPO, a reward model
+and PPO on it.
 
     python examples/hh/tiny.py --pairs pairs_4000.jsonl.gz [--runs runs/hh]      # rows of `chosen` and `rejected`
 
@@ -33,6 +34,8 @@ SHORT = ["data.max_tokens=256", "model.dtype=float32"]
 STAGES = {
     "sft": ["sft", *SHORT, "data.rows_per_step=32", "trainer.steps=316", "training.optimizer.lr=3e-3"],
     "dpo": ["dpo", *SHORT, "data.rows_per_step=32", "trainer.eval_every=25", "training.optimizer.lr=1e-4"],
+    "kto": ["dpo", *SHORT, "data.rows_per_step=64", "trainer.eval_every=25", "training.optimizer.lr=1e-4"],
+    "orpo": ["dpo", *SHORT, "data.rows_per_step=32", "trainer.eval_every=25", "training.optimizer.lr=3e-3"],
     "reward_model": ["reward-model", *SHORT, "data.rows_per_step=32", "trainer.steps=102", "trainer.eval_every=25",
                      "training.optimizer={lr: 3e-4, warmup_steps: 10}"],
     "ppo": ["train", "model.dtype=float32", "data.prompts_per_step=64", "data.max_prompt_tokens=128",
@@ -43,7 +46,7 @@ STAGES = {
 TOLD = {
     "sft": ("val/loss",),
     "dpo": ("val/loss", "val/margin", "val/accuracy"),
-    "reward_model": ("val/loss", "val/margin", "val/accuracy"),
+    **dict.fromkeys(("kto", "orpo", "reward_model"), ("val/loss", "val/margin", "val/accuracy")),
     "ppo": ("val/hh/reward/mean@1", "reward/model", "actor/kl", "response_length/mean"),
 }
 
@@ -133,6 +136,8 @@ def main() -> None:
         prepare(pairs, runs)
     policy = run(runs, "sft", runs / "model")
     run(runs, "dpo", policy)
+    run(runs, "kto", policy)
+    run(runs, "orpo", runs / "model")
     judge = run(runs, "reward_model", policy)
     run(runs, "ppo", policy, f"model.reward_model_path={judge}")
     print("\n\n".join(table(runs, stage) for stage in STAGES))

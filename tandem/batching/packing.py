@@ -21,6 +21,7 @@ from tandem.types import (
     IntArray,
     MicroBatch,
     Preference,
+    RatedAnswer,
     Status,
     TokenColumns,
 )
@@ -141,6 +142,22 @@ def pairs_to_batch(pairs: Sequence[Preference]) -> Batch:
     """Chosen and rejected answers in turn; a pair is a group."""
     rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
     return demonstrations_to_batch(rows, np.arange(len(rows)) // 2)
+
+
+def rated_to_batch(rows: Sequence[RatedAnswer], max_tokens: int) -> Batch:
+    """Each answer, then the one of the row before (of the first row, the last one's) after the same prompt, cut where
+    the two have `max_tokens` tokens; a pair is a group."""
+    answers = [row.answer for row in rows]
+    pairs = [
+        Preference(answer, _answered_by(answer, other, max_tokens))
+        for answer, other in zip(answers, answers[-1:] + answers[:-1], strict=True)
+    ]
+    return pairs_to_batch(pairs)
+
+
+def _answered_by(row: Demonstration, other: Demonstration, max_tokens: int) -> Demonstration:
+    room = max_tokens - len(row.prompt_ids)
+    return replace(row, response_ids=other.response_ids[:room], loss_mask=other.loss_mask[:room])
 
 
 def scored_at_the_end(row: Demonstration) -> Demonstration:

@@ -30,18 +30,30 @@ class OptimizerConfig(Section):
 
 
 class PreferenceConfig(Section):
-    """What `tandem dpo` makes of pairs of answers."""
+    """What `tandem dpo` makes of pairs of answers, or of answers that are good or bad each for itself."""
 
-    loss: Literal["dpo", "ipo", "simpo"] = "dpo"
-    """dpo: arXiv:2305.18290; ipo: arXiv:2310.12036; simpo, which needs no reference policy: arXiv:2405.14734."""
+    loss: Literal["dpo", "ipo", "simpo", "orpo", "kto"] = "dpo"
+    """dpo: arXiv:2305.18290; ipo: arXiv:2310.12036; simpo and orpo, which need no reference policy: arXiv:2405.14734,
+    arXiv:2403.07691; kto, whose rows are answers with a `label`: arXiv:2402.01306."""
     beta: PositiveFloat = 0.1
-    """Coefficient of the distance to the reference policy; simpo: of the margin, where 2 to 2.5 are usual."""
+    """Coefficient of the distance to the reference policy; simpo: of the margin, where 2 to 2.5 are usual; orpo: of the
+    odds ratio's loss, lambda."""
     length_normalized: bool = False
     """dpo: log-probs are averaged over an answer's tokens, not summed; ipo and simpo always do so."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """dpo: this share of the pairs is taken to be the wrong way round (conservative DPO)."""
     target_margin: NonNegativeFloat = 0.0
     """simpo: gamma."""
+    desirable_weight: PositiveFloat = 1.0
+    """kto: of good answers' losses. Where n_good of the rows are good and n_bad are bad, desirable_weight * n_good is
+    best 1 to 4/3 times undesirable_weight * n_bad."""
+    undesirable_weight: PositiveFloat = 1.0
+    """kto: of bad answers' losses."""
+
+    @property
+    def has_reference(self) -> bool:
+        """The loss compares with the policy as it was before training."""
+        return self.loss not in ("simpo", "orpo")
 
     @model_validator(mode="after")
     def _of_its_loss(self) -> Self:
@@ -49,6 +61,8 @@ class PreferenceConfig(Section):
             raise ValueError(f"label_smoothing and length_normalized are of loss: dpo, not of {self.loss}")
         if self.loss != "simpo" and self.target_margin:
             raise ValueError(f"target_margin is of loss: simpo, not of {self.loss}")
+        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+            raise ValueError(f"desirable_weight and undesirable_weight are of loss: kto, not of {self.loss}")
         return self
 
 

@@ -347,6 +347,17 @@ class DpoConfig(SftConfig):
 
     preference: PreferenceConfig = PreferenceConfig()
 
+    @field_validator("preference")
+    @classmethod
+    def _rows_to_mismatch(cls, preference: PreferenceConfig, info: ValidationInfo) -> PreferenceConfig:
+        data = info.data.get("data")  # None where unsound
+        if preference.loss == "kto" and data is not None and data.rows_per_step < 2:
+            raise ValueError(
+                "loss: kto estimates the KL from prompts with other rows' answers of the same step; "
+                "give data.rows_per_step of 2 or more"
+            )
+        return preference
+
 
 class RolloutConfig(ModelsConfig):
     """What every command has whose model answers prompts."""

@@ -1,15 +1,29 @@
-"""Pairs of answers: `chosen` and `rejected`, with or without `prompt` -> Preference."""
+"""Pairs of answers: `chosen` and `rejected`, with or without `prompt` -> Preference; answers with a `label` ->
+RatedAnswer."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from tandem.config.tree import DpoConfig
 from tandem.data.rows import BadRow, Row, cell
 from tandem.data.sft import DemonstrationDataset
-from tandem.types import Demonstration, Preference
+from tandem.types import Demonstration, Preference, RatedAnswer
+
+Item = TypeVar("Item")
 
 
-class PreferenceDataset(DemonstrationDataset[Preference]):
+class AnswersDataset(DemonstrationDataset[Item]):
+    """Answers of one turn."""
+
+    def _answer(self, row: Row, folder: Path) -> Demonstration:
+        _, turns = self._demonstrations(row, folder)
+        if len(turns) > 1:
+            raise BadRow("the chat template shows earlier turns of an answer otherwise than the last; give one turn")
+        return turns[0]
+
+
+class PreferenceDataset(AnswersDataset[Preference]):
     """Each answer is read as a demonstration is; a number in `margin` says by how much the chosen one is better.
 
     Without `prompt` both columns hold whole conversations: what they share is the prompt, of texts up to the last space
@@ -17,30 +31,55 @@ class PreferenceDataset(DemonstrationDataset[Preference]):
     """
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Preference]]:
-        kind = str if isinstance(row.get("chosen"), str) else list
-        chosen: Any = cell(row, "chosen", kind)
-        rejected: Any = cell(row, "rejected", kind)
-        if chosen == rejected:
-            raise BadRow("columns `chosen` and `rejected` are the same")
-        prompt: Any = row.get("prompt")
-        if prompt is None:
-            shared = _shared(chosen, rejected)
-            prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        answers = _two_answers(row)
         margin = row.get("margin") or 0.0
         if not isinstance(margin, int | float):
             raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
-        pictures = {name: row[name] for name in ("images", "image", "videos") if name in row}
-        better, worse = (
-            self._answer({"prompt": prompt, "completion": answer, **pictures}, folder) for answer in (chosen, rejected)
-        )
-        row_format = "`chosen` + `rejected`" if row.get("prompt") is None else "`prompt` + `chosen` + `rejected`"
-        return row_format, [Preference(better, worse, float(margin))]
+        better, worse = (self._answer(answer, folder) for answer in answers)
+        return _pair_format(row), [Preference(better, worse, float(margin))]
 
-    def _answer(self, row: Row, folder: Path) -> Demonstration:
-        _, turns = self._demonstrations(row, folder)
-        if len(turns) > 1:
-            raise BadRow("the chat template shows earlier turns of an answer otherwise than the last; give one turn")
-        return turns[0]
+
+class RatedDataset(AnswersDataset[RatedAnswer]):
+    """`prompt` and `completion`, or `messages`, and in `label` whether the answer is good; of a row with `chosen` and
+    `rejected` two, the better one good and the other bad."""
+
+    def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[RatedAnswer]]:
+        if row.get("label") is None and row.get("chosen") is not None:
+            better, worse = _two_answers(row)
+            return _pair_format(row), [self._rated(better, folder, True), self._rated(worse, folder, False)]
+        good = cell(row, "label", bool)
+        columns = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
+        return f"{columns} + `label`", [self._rated(row, folder, good)]
+
+    def _rated(self, row: Row, folder: Path, good: bool, /) -> RatedAnswer:
+        answer = self._answer(row, folder)
+        if any(picture.place >= len(answer.prompt_ids) for picture in answer.pictures):
+            raise BadRow("a picture comes after the first answer; kto pairs the prompt with other rows' answers")
+        return RatedAnswer(answer, good)
+
+
+def dataset_of(config: DpoConfig) -> type[PreferenceDataset] | type[RatedDataset]:
+    """Of the rows that `preference.loss` is on."""
+    return RatedDataset if config.preference.loss == "kto" else PreferenceDataset
+
+
+def _two_answers(row: Row) -> tuple[Row, Row]:
+    """Rows with `prompt` and `completion`, of the better answer and of the other. Raises BadRow."""
+    kind = str if isinstance(row.get("chosen"), str) else list
+    chosen: Any = cell(row, "chosen", kind)
+    rejected: Any = cell(row, "rejected", kind)
+    if chosen == rejected:
+        raise BadRow("columns `chosen` and `rejected` are the same")
+    prompt: Any = row.get("prompt")
+    if prompt is None:
+        shared = _shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    common = {"prompt": prompt, **{name: row[name] for name in ("images", "image", "videos") if name in row}}
+    return {**common, "completion": chosen}, {**common, "completion": rejected}
+
+
+def _pair_format(row: Row) -> str:
+    return "`chosen` + `rejected`" if row.get("prompt") is None else "`prompt` + `chosen` + `rejected`"
 
 
 def _shared(chosen: Any, rejected: Any) -> int:

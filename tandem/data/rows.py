@@ -84,7 +84,7 @@ def cell(row: Row, column: str, kind: type[Value]) -> Value:
         raise BadRow(f"column `{column}` is missing; the row has {', '.join(row) or 'nothing'}")
     if not isinstance(value, kind):
         raise BadRow(f"column `{column}` has the wrong type: {type(value).__name__}, not {kind.__name__}")
-    if not (value.strip() if isinstance(value, str) else value):
+    if not isinstance(value, bool) and not (value.strip() if isinstance(value, str) else value):
         raise BadRow(f"column `{column}` is empty")
     return value
 

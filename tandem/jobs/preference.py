@@ -1,15 +1,15 @@
-"""Training on pairs of answers as a job: DPO and its kin, and reward models."""
+"""Training on pairs of answers, or on rated ones, as a job: DPO and its kin, KTO, and reward models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch, PairLoss
-from tandem.batching.packing import pairs_to_batch, scored_at_the_end
+from tandem.algorithms.preference import BradleyTerryLoss, LinearScoreLoss, PairBatch, PairLoss, preference_loss
+from tandem.batching.packing import pairs_to_batch, rated_to_batch, scored_at_the_end
 from tandem.checkpoint.branch import Branch
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
@@ -23,14 +23,15 @@ from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
 from tandem.jobs.sft import SupervisedJob
 from tandem.signals import StopReason
-from tandem.types import Batch, FloatArray, Preference, StepMetrics
+from tandem.types import Batch, FloatArray, Preference, RatedAnswer, StepMetrics
 from tandem.workers.training import TrainSpec, TrainWorker
 
+Item = TypeVar("Item")
 Model = TypeVar("Model", bound=Trained)
 PairInputs = Inputs[DemonstrationDataset[Preference]]
 
 
-class PreferenceJob(SupervisedJob[Preference, Model]):
+class ComparingJob(SupervisedJob[Item, Model]):
     """Every step scores the pairs' tokens, takes the loss's gradient by each score, and descends along these."""
 
     loss: PairLoss
@@ -40,43 +41,51 @@ class PreferenceJob(SupervisedJob[Preference, Model]):
     def scores(self, batch: Batch) -> FloatArray:
         """What the loss compares of each token in the mask, `[T]`."""
 
-    def batch_of(self, pairs: Sequence[Preference]) -> Batch:
+    @abstractmethod
+    def batch_of(self, rows: Sequence[Item]) -> Batch:
         """The rows that the model sees."""
-        return pairs_to_batch(pairs)
 
-    def learn(self, rows: Sequence[Preference]) -> tuple[Batch, StepMetrics]:
+    @abstractmethod
+    def facts_of(self, rows: Sequence[Item]) -> dict[str, torch.Tensor]:
+        """What the data says of each pair: the fields of PairBatch that end in `_P`."""
+
+    def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
         batch, gradients_T, metrics = self._compare(rows)
         batch.tokens.weights = gradients_T
         return batch, {**metrics, **self._model.learn(batch, LinearScoreLoss()).get()[0]}
 
-    def validation_metrics(self, rows: Sequence[Preference]) -> StepMetrics:
+    def validation_metrics(self, rows: Sequence[Item]) -> StepMetrics:
         return self._compare(rows)[2]
 
-    def _compare(self, pairs: Sequence[Preference]) -> tuple[Batch, FloatArray, StepMetrics]:
-        batch = self.batch_of(pairs)
+    def _compare(self, rows: Sequence[Item]) -> tuple[Batch, FloatArray, StepMetrics]:
+        batch = self.batch_of(rows)
         reference = self.reference.logprobs(batch) if self.reference else None
         scores_T = torch.from_numpy(self.scores(batch))
         compared = PairBatch(
             rows_T=torch.from_numpy(batch.row_of_token),
             mask_T=torch.from_numpy(batch.loss_mask),
-            margins_P=torch.tensor([pair.margin for pair in pairs]),
             ref_logprobs_T=torch.from_numpy(reference.get()) if reference else None,
+            **self.facts_of(rows),
         )
         gradients_T, metrics = self.loss(scores_T, compared)
         return batch, gradients_T.numpy(), metrics
 
 
-class DpoJob(PreferenceJob[Actor]):
+class PolicyJob(ComparingJob[Item, Actor]):
     """The policy is its own reward model (Rafailov et al. 2023)."""
 
     name = "dpo"
 
     def __init__(
-        self, config: DpoConfig, inputs: PairInputs, placement: Placement, branch: Branch | None = None
+        self,
+        config: DpoConfig,
+        inputs: Inputs[DemonstrationDataset[Item]],
+        placement: Placement,
+        branch: Branch | None = None,
     ) -> None:
         super().__init__(config, inputs, placement, branch)
-        self.loss = DPOLoss(config.preference)
-        if config.preference.loss != "simpo":
+        self.loss = preference_loss(config.preference)
+        if config.preference.has_reference:
             frozen = TrainSpec(config.model, config.training, pictures=pictures_of(config))
             elsewhere = branch is not None and bool(branch.weights)
             self.reference = make_reference(frozen, self._model, placement, starts_elsewhere=elsewhere)
@@ -90,7 +99,28 @@ class DpoJob(PreferenceJob[Actor]):
         return self._model.logprobs(batch).get()
 
 
-class RewardModelJob(PreferenceJob[Critic]):
+class DpoJob(PolicyJob[Preference]):
+    """Pairs of answers."""
+
+    def batch_of(self, rows: Sequence[Preference]) -> Batch:
+        return pairs_to_batch(rows)
+
+    def facts_of(self, rows: Sequence[Preference]) -> dict[str, torch.Tensor]:
+        return {"margins_P": _margins(rows)}
+
+
+class KtoJob(PolicyJob[RatedAnswer]):
+    """Answers, of which each is good or bad (Ethayarajh et al. 2024)."""
+
+    def batch_of(self, rows: Sequence[RatedAnswer]) -> Batch:
+        return rated_to_batch(rows, self._config.data.max_tokens)
+
+    def facts_of(self, rows: Sequence[RatedAnswer]) -> dict[str, torch.Tensor]:
+        desirable_P = torch.tensor([row.desirable for row in rows])
+        return {"margins_P": torch.zeros(len(rows)), "desirable_P": desirable_P}
+
+
+class RewardModelJob(ComparingJob[Preference, Critic]):
     """One score for a prompt and its answer: a value head after the last token."""
 
     name = "reward_model"
@@ -100,21 +130,29 @@ class RewardModelJob(PreferenceJob[Critic]):
         """A model with a value head."""
         return self.placement.group(Role.RewardModel, Critic, TrainWorker, replace(spec, value_head=True))
 
-    def batch_of(self, pairs: Sequence[Preference]) -> Batch:
-        ends = [replace(p, chosen=scored_at_the_end(p.chosen), rejected=scored_at_the_end(p.rejected)) for p in pairs]
+    def batch_of(self, rows: Sequence[Preference]) -> Batch:
+        ends = [replace(p, chosen=scored_at_the_end(p.chosen), rejected=scored_at_the_end(p.rejected)) for p in rows]
         return pairs_to_batch(ends)
+
+    def facts_of(self, rows: Sequence[Preference]) -> dict[str, torch.Tensor]:
+        return {"margins_P": _margins(rows)}
 
     def scores(self, batch: Batch) -> FloatArray:
         """The value after each answer's last token."""
         return self._model.values(batch).get()
 
 
-def train_dpo(config: DpoConfig, inputs: PairInputs, callbacks: Sequence[Callback] = ()) -> StopReason | None:
-    """`tandem dpo`: what stopped the run before its last step, if anything did."""
+def _margins(pairs: Sequence[Preference]) -> torch.Tensor:
+    return torch.tensor([pair.margin for pair in pairs])
+
+
+def train_dpo(config: DpoConfig, inputs: Inputs[Any], callbacks: Sequence[Callback] = ()) -> StopReason | None:
+    """`tandem dpo`: what stopped the run before its last step, if anything did. `inputs`: of `dataset_of`."""
+    kind = KtoJob if config.preference.loss == "kto" else DpoJob
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Branch | None) -> DpoJob:
-            return DpoJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+        def make_job(branch: Branch | None) -> KtoJob | DpoJob:
+            return kind(config, inputs, Placement(cluster, pools_of(config)), branch)
 
         return run_job(config, make_job, callbacks)
 

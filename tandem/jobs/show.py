@@ -8,15 +8,15 @@ from typing import Any, Literal, NamedTuple
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import SftConfig, TrainConfig, pictures_directory
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import Dataset, RLHFDataset
-from tandem.data.preference import PreferenceDataset
+from tandem.data.preference import PreferenceDataset, dataset_of
 from tandem.data.rows import BadRow, Row, read_rows
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.models.loading import load_tokenizer
 from tandem.pictures.shown import ModelPictures
-from tandem.types import BoolArray, Demonstration, IntArray, Preference, Prompt
+from tandem.types import BoolArray, Demonstration, IntArray, Preference, Prompt, RatedAnswer
 
 Kind = Literal["prompt", "learned", "not learned"]
 _STYLES: dict[Kind, tuple[str, str]] = {
@@ -52,8 +52,16 @@ def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], 
     return lines
 
 
-def dataset_for(job: str) -> type[Dataset[Any, Any]]:
-    return {"train": RLHFDataset, "sft": SftDataset}.get(job, PreferenceDataset)
+def dataset_for(config: TrainConfig | SftConfig) -> type[Dataset[Any, Any]]:
+    match config:
+        case TrainConfig():
+            return RLHFDataset
+        case DpoConfig():
+            return dataset_of(config)
+        case RewardModelConfig():
+            return PreferenceDataset
+        case _:
+            return SftDataset
 
 
 def _find(files: Sequence[Path], split: str, number: int) -> tuple[Path, Row | BadRow]:
@@ -69,7 +77,9 @@ def _find(files: Sequence[Path], split: str, number: int) -> tuple[Path, Row | B
     raise UserError(f"--row {number}: data.{split}_files have {count:,} rows")
 
 
-def _described(tokenizer: PreTrainedTokenizerBase, item: Prompt | Demonstration | Preference) -> Iterator[Text]:
+def _described(
+    tokenizer: PreTrainedTokenizerBase, item: Prompt | Demonstration | Preference | RatedAnswer
+) -> Iterator[Text]:
     match item:
         case Prompt():
             yield from _shown(tokenizer, [Run("prompt", item.token_ids)])
@@ -77,6 +87,9 @@ def _described(tokenizer: PreTrainedTokenizerBase, item: Prompt | Demonstration 
         case Demonstration():
             learned = _runs(item.response_ids, item.loss_mask)
             yield from _shown(tokenizer, [Run("prompt", item.prompt_ids), *learned])
+        case RatedAnswer():
+            yield Text("good" if item.desirable else "bad", style="bold")
+            yield from _described(tokenizer, item.answer)
         case Preference():
             for name, answer in (("chosen", item.chosen), ("rejected", item.rejected)):
                 yield Text(name, style="bold")

@@ -17,7 +17,7 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.controller.reward_model import Rewards
 from tandem.data.dataset import RLHFDataset
-from tandem.data.preference import PreferenceDataset
+from tandem.data.preference import PreferenceDataset, dataset_of
 from tandem.data.sft import DemonstrationDataset, SftDataset
 from tandem.errors import UserError
 from tandem.jobs import preference, sft
@@ -125,11 +125,13 @@ def train(config: TrainConfig | SftConfig | Path | str | Mapping[str, Any], call
 
 def _train_on_rows(config: SftConfig, callbacks: Sequence[Callback]) -> StopReason | None:
     """What has no prompts to answer."""
-    if isinstance(config, DpoConfig | RewardModelConfig):
+    if isinstance(config, DpoConfig):
+        answers: Inputs[Any] = read_inputs(config, dataset_of(config))
+        with claim_run_dir(config):
+            return preference.train_dpo(config, answers, callbacks)
+    if isinstance(config, RewardModelConfig):
         pairs: Inputs[DemonstrationDataset[Preference]] = read_inputs(config, PreferenceDataset)
         with claim_run_dir(config):
-            if isinstance(config, DpoConfig):
-                return preference.train_dpo(config, pairs, callbacks)
             return preference.train_reward_model(config, pairs, callbacks)
     demonstrations: Inputs[DemonstrationDataset[Demonstration]] = read_inputs(config, SftDataset)
     with claim_run_dir(config):

@@ -181,7 +181,7 @@ def model_paths(config: Planned) -> dict[RoleName, Path]:
     if isinstance(config, RewardModelConfig):
         return {"reward_model": config.model.path}
     if isinstance(config, SftConfig):
-        compares = isinstance(config, DpoConfig) and config.preference.loss != "simpo" and config.model.lora is None
+        compares = isinstance(config, DpoConfig) and config.preference.has_reference and config.model.lora is None
         return dict.fromkeys(("actor", "reference") if compares else ("actor",), config.model.path)
     model, algorithm = config.model, config.algorithm
     paths: dict[RoleName, Path] = {"actor": model.path}

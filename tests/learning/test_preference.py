@@ -13,18 +13,21 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tandem.algorithms.preference import DPOLoss, LinearScoreLoss, PairBatch
-from tandem.batching.packing import micro_batches, pairs_to_batch
+from tandem.algorithms.preference import LinearScoreLoss, PairBatch, preference_loss
+from tandem.batching.packing import micro_batches, pairs_to_batch, rated_to_batch
 from tandem.cli import main
 from tandem.config.algorithms import OptimizerConfig, PreferenceConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig, SftDataConfig
-from tandem.data.preference import PreferenceDataset
+from tandem.data.preference import PreferenceDataset, RatedDataset
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch
 from tests.conftest import ROOT
 
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs TRL, which scripts/setup installs"
+)
 HH = ROOT.parent / "shared/data/hh_rlhf_helpful/pairs_4000.jsonl.gz"
 
 
@@ -64,13 +67,36 @@ def records(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("preference", [{}, {"loss": "simpo", "beta": 2.0, "target_margin": 0.5}])
+@pytest.mark.parametrize(
+    "preference", [{}, {"loss": "simpo", "beta": 2.0, "target_margin": 0.5}, {"loss": "orpo", "beta": 1.0}]
+)
 def test_dpo_learns(pairs: Path, tmp_path: Path, preference: dict) -> None:
     assert main(["dpo", str(config(pairs, tmp_path / "run", preference=preference))]) == 0
     before, *_, after = records(tmp_path / "run")
     assert after["val/loss"] < before["val/loss"] and after["val/margin"] > before["val/margin"] + 0.1
     assert after["val/accuracy"] > 0.9
     assert {"dpo/loss", "dpo/margin", "dpo/accuracy", "dpo/grad_norm", "dpo/lr"} <= after.keys()
+
+
+def test_kto_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
+    """Of each pair two rows, in turn in one file and with their `label` in the other; a run of two halves ends as one
+    run does."""
+    rows = [json.loads(line) for line in (pairs / "pairs_val.jsonl").read_text().splitlines()]
+    rated = [
+        {"prompt": row["prompt"], "completion": row[column], "label": column == "chosen"}
+        for row in rows
+        for column in ("chosen", "rejected")
+    ]
+    (tmp_path / "rated.jsonl").write_text("\n".join(map(json.dumps, rated)))
+    more: dict = {"preference": {"loss": "kto", "undesirable_weight": 1.2}}
+    steps = ["trainer.steps=30", "trainer.eval_every=30", f"data.val_files=[{tmp_path}/rated.jsonl]"]
+    assert main(["dpo", str(config(pairs, tmp_path / "once", **more)), *steps]) == 0
+    before, *_, after = records(tmp_path / "once")
+    assert before["val/loss"] == pytest.approx(1.1 / 2) and after["val/loss"] < before["val/loss"] - 0.01
+    assert after["val/accuracy"] > 0.8
+    assert main(["dpo", str(config(pairs, tmp_path / "halves", **more)), *steps, "trainer.steps=15"]) == 0
+    assert main(["dpo", "--resume", str(tmp_path / "halves"), *steps]) == 0
+    assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
 
 
 def test_a_reward_model_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
@@ -108,7 +134,7 @@ def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> 
     assert state["algorithm"]["count"] == 80 * 64
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL, which scripts/setup installs")
+@needs_trl
 @pytest.mark.parametrize(
     ("preference", "theirs"),
     [
@@ -120,12 +146,7 @@ def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> 
 def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: PreferenceConfig, theirs: dict) -> None:
     """One batch of eight HH pairs, without HH of sort4; the policy has moved away from the reference."""
     lines = hh_pairs() if HH.is_file() else (pairs / "pairs.jsonl").read_text().splitlines()[:8]
-    policy = AutoModelForCausalLM.from_pretrained(pairs / "model")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
-    policy.save_pretrained(tmp_path / "moved")
+    policy = moved(pairs / "model", tmp_path / "moved")
     expected = trl_loss(policy, pairs / "model", [json.loads(line) for line in lines], tmp_path, theirs)
     expected.backward()
 
@@ -133,15 +154,95 @@ def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: Pre
     data = SftDataConfig(train_files=[tmp_path / "eight.jsonl"])
     rows = PreferenceDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
     batch = pairs_to_batch([rows[row] for row in range(8)])
-    engine = make_engine(ModelConfig(path=tmp_path / "moved"), FsdpTrainingConfig(), OptimizerConfig())
-    frozen = make_engine(ModelConfig(path=pairs / "model"), FsdpTrainingConfig(), None)
-    slopes, metrics = DPOLoss(preference)(
+    compare(preference, batch, pairs / "model", tmp_path / "moved", policy, expected, margins_P=torch.zeros(8))
+
+
+@needs_trl
+def test_orpo_is_trls(pairs: Path, tmp_path: Path) -> None:
+    """With prompts of one token, for TRL's likelihood is of the prompt's tokens, too, of all but the first."""
+    from datasets import Dataset
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    lines = [json.loads(line) for line in (pairs / "pairs.jsonl").read_text().splitlines()[:8]]
+    lines = [{**line, "prompt": "=", "chosen": line["chosen"][: 2 + row % 3]} for row, line in enumerate(lines)]
+    policy = moved(pairs / "model", tmp_path / "moved")
+    tokenizer = AutoTokenizer.from_pretrained(pairs / "model")
+    arguments = ORPOConfig(**trl_arguments(tmp_path), disable_dropout=True, max_length=64)
+    trainer = ORPOTrainer(
+        model=policy, args=arguments, train_dataset=Dataset.from_list(lines), processing_class=tokenizer
+    )
+    expected = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+    expected.backward()
+
+    (tmp_path / "eight.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = SftDataConfig(train_files=[tmp_path / "eight.jsonl"])
+    rows = PreferenceDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
+    batch = pairs_to_batch([rows[row] for row in range(8)])
+    config = PreferenceConfig(beta=0.3, loss="orpo")
+    compare(config, batch, None, tmp_path / "moved", policy, expected, margins_P=torch.zeros(8))
+
+
+@needs_trl
+def test_kto_is_trls(pairs: Path, tmp_path: Path) -> None:
+    """Eight answers of which every third is bad."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    lines = [json.loads(line) for line in (pairs / "pairs.jsonl").read_text().splitlines()[:8]]
+    lines = [
+        {"prompt": line["prompt"], "completion": line["rejected" if row % 3 == 0 else "chosen"], "label": row % 3 > 0}
+        for row, line in enumerate(lines)
+    ]
+    policy = moved(pairs / "model", tmp_path / "moved")
+    weights = {"desirable_weight": 0.75, "undesirable_weight": 1.25}
+    arguments = KTOConfig(
+        **trl_arguments(tmp_path), **weights, train_sampling_strategy="sequential", disable_dropout=True
+    )
+    trainer = KTOTrainer(
+        model=policy,
+        ref_model=AutoModelForCausalLM.from_pretrained(pairs / "model"),
+        args=arguments,
+        train_dataset=Dataset.from_list(lines),
+        processing_class=AutoTokenizer.from_pretrained(pairs / "model"),
+    )
+    expected = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+    expected.backward()
+
+    (tmp_path / "eight.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = SftDataConfig(train_files=[tmp_path / "eight.jsonl"])
+    dataset = RatedDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
+    rows = [dataset[row] for row in range(8)]
+    batch = rated_to_batch(rows, data.max_tokens)
+    config = PreferenceConfig(beta=0.3, loss="kto", **weights)
+    facts = {"margins_P": torch.zeros(8), "desirable_P": torch.tensor([row.desirable for row in rows])}
+    compare(config, batch, pairs / "model", tmp_path / "moved", policy, expected, **facts)
+
+
+def moved(model: Path, directory: Path) -> Any:
+    """The model a little changed, also in `directory`."""
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    policy.save_pretrained(directory)
+    return policy
+
+
+def compare(
+    preference: PreferenceConfig, batch: Batch, reference: Path | None, path: Path, policy: Any,
+    expected: torch.Tensor, **facts: torch.Tensor,
+) -> None:  # fmt: skip
+    """Loss and gradients of the policy at `path` on the batch are those that TRL left in `policy`."""
+    engine = make_engine(ModelConfig(path=path), FsdpTrainingConfig(), OptimizerConfig())
+    frozen = make_engine(ModelConfig(path=reference), FsdpTrainingConfig(), None) if reference else None
+    slopes, metrics = preference_loss(preference)(
         logprobs(engine, batch),
         PairBatch(
             torch.from_numpy(batch.row_of_token),
             torch.from_numpy(batch.loss_mask),
-            torch.zeros(8),
-            logprobs(frozen, batch),
+            ref_logprobs_T=logprobs(frozen, batch) if frozen else None,
+            **facts,
         ),
     )
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
@@ -162,14 +263,18 @@ def hh_pairs() -> list[str]:
     return [json.dumps({"prompt": a[0] + start, "chosen": a[2], "rejected": b[2]}) for a, b in split]
 
 
+def trl_arguments(directory: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(directory / "trl"), "per_device_train_batch_size": 8, "beta": 0.3, "report_to": [],
+        "use_cpu": True, "gradient_checkpointing": False, "bf16": False,
+    }  # fmt: skip
+
+
 def trl_loss(policy: Any, reference: Path, rows: list[dict], directory: Path, options: dict) -> torch.Tensor:
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    arguments = DPOConfig(
-        output_dir=str(directory / "trl"), per_device_train_batch_size=8, beta=0.3, report_to=[], use_cpu=True,
-        gradient_checkpointing=False, bf16=False, disable_dropout=True, **options,
-    )  # fmt: skip
+    arguments = DPOConfig(**trl_arguments(directory), disable_dropout=True, **options)
     trainer = DPOTrainer(
         model=policy,
         ref_model=AutoModelForCausalLM.from_pretrained(reference),

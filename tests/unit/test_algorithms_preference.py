@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch
+from tandem.algorithms.preference import BradleyTerryLoss, DPOLoss, LinearScoreLoss, PairBatch, preference_loss
+from tandem.batching.packing import rated_to_batch
 from tandem.config.algorithms import PreferenceConfig
-from tandem.types import Outputs, TokenColumns
+from tandem.types import Demonstration, Outputs, RatedAnswer, TokenColumns
 
 ROWS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
 """Two pairs: answers of 3 and 2 tokens, and of 1 and 3, of which the middle one is a user's."""
@@ -60,6 +62,53 @@ def test_simpo_by_hand():
     margins = [2 * (-1.75 / 3 + 1.25), 2 * (-1.5 + 0.5)]
     assert metrics["loss"] == pytest.approx(-sum(log_sigmoid(margin - 0.6) for margin in margins) / 2, rel=1e-6)
     assert metrics["margin"] == pytest.approx(sum(margins) / 2)
+
+
+def test_orpo_by_hand():
+    """Mean probabilities of pair 0: exp(-1.75 / 3) and exp(-1.25); of pair 1: exp(-1.5) and exp(-0.5)."""
+    slopes, metrics = preference_loss(PreferenceConfig(loss="orpo", beta=0.5))(SCORES, pairs(reference=None))
+    odds = [math.exp(x) / (1 - math.exp(x)) for x in (-1.75 / 3, -1.25, -1.5, -0.5)]
+    ratios = [math.log(odds[0] / odds[1]), math.log(odds[2] / odds[3])]
+    likelihood = (0.5 + 1 + 0.25 + 1.5) / 4  # of the chosen answers' tokens
+    expected = likelihood - 0.5 * sum(log_sigmoid(ratio) for ratio in ratios) / 2
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["margin"] == pytest.approx(sum(ratios) / 2, rel=1e-6)
+    assert (slopes[:3] < 0).all() and (slopes[3:5] > 0).all()
+
+
+def test_orpo_of_a_certain_answer_is_finite():
+    certain = torch.where(ROWS == 0, 0.0, SCORES)
+    slopes, metrics = preference_loss(PreferenceConfig(loss="orpo"))(certain, pairs(reference=None))
+    assert math.isfinite(metrics["loss"]) and slopes.isfinite().all()
+
+
+@pytest.mark.parametrize(("moved", "kl"), [(0.0, (-0.5 + 1.0) / 2), (-3.0, 0.0)])
+def test_kto_by_hand(moved: float, kl: float):
+    """Answers' log-probs over the reference: 1.25, which is good, and -0.5, bad; mismatched ones: -0.5 and 1.0."""
+    config = PreferenceConfig(loss="kto", beta=0.4, desirable_weight=0.75, undesirable_weight=1.25)
+    scores = SCORES + moved * (ROWS == 3)
+    rated = PairBatch(ROWS, MASK, torch.zeros(2), REFERENCE, torch.tensor([True, False]))
+    slopes, metrics = preference_loss(config)(scores, rated)
+    good, bad = (1 / (1 + math.exp(-0.4 * x)) for x in (1.25 - kl, kl + 0.5))
+    assert metrics["loss"] == pytest.approx((0.75 * (1 - good) + 1.25 * (1 - bad)) / 2, rel=1e-6)
+    assert not slopes[ROWS % 2 == 1].any()  # the KL has no gradient
+    expected = [-0.75 * 0.4 * good * (1 - good) / 2] * 3 + [1.25 * 0.4 * bad * (1 - bad) / 2]
+    torch.testing.assert_close(slopes[[0, 1, 2, 5]], torch.tensor(expected))
+
+
+def test_rated_answers_are_paired_with_the_answer_before():
+    """Cut where prompt and other answer have more than `max_tokens` tokens."""
+    rows = [
+        RatedAnswer(
+            Demonstration(row, np.array([row], np.int32), np.full(length, 10 + row, np.int32), np.ones(length, bool)),
+            desirable=True,
+        )
+        for row, length in enumerate((1, 2, 4))
+    ]
+    batch = rated_to_batch(rows, max_tokens=4)
+    assert batch.prompt_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.response_ids.tolist() == [10, 12, 12, 12, 11, 11, 10, 12, 12, 12, 12, 11, 11]
+    assert np.diff(batch.response_offsets).tolist() == [1, 3, 2, 1, 4, 2]
 
 
 def test_slopes_of_dpo_by_hand():

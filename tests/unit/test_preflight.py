@@ -73,7 +73,10 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every: 1 needs data.val_files"]),
     ("sft", "data.train_files=[{0}/questions.jsonl]", ["column `prompt` is missing; the row has question"]),
     ("dpo", "data.train_files=[{0}/prompts.jsonl]", ["column `chosen` is missing"]),
-    ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo' or 'simpo', not 'dpx'"]),
+    ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo', 'simpo', 'orpo' or 'kto', not 'dpx'"]),
+    ("dpo", "preference={{loss: dpo, undesirable_weight: 2}}", ["undesirable_weight are of loss: kto, not of dpo"]),
+    ("dpo", "preference.loss=kto|data.rows_per_step=1", ["preference: loss: kto estimates the KL", "2 or more"]),
+    ("dpo", "preference.loss=kto|data.train_files=[{0}/prompts.jsonl]", ["column `label` is missing"]),
     ("dpo", "preference={{loss: ipo, label_smoothing: 0.1}}", ["preference: label_smoothing", "not of ipo"]),
     ("dpo", "data.prompts_per_step=8", ["data.prompts_per_step: unknown key; did you mean data.rows_per_step?"]),
     # conversations

@@ -84,7 +84,10 @@ def _checked(row: Row | BadRow, config: ModelsConfig) -> Row:
     """Raises BadRow where columns are missing, empty or of another type; the datasets look into them."""
     if isinstance(row, BadRow):
         raise row
-    if isinstance(config, DpoConfig | RewardModelConfig):
+    rated = isinstance(config, DpoConfig) and getattr(config.preference, "loss", None) == "kto"  # absent where unsound
+    if rated and (row.get("label") is not None or row.get("chosen") is None):
+        cell(row, "label", bool)
+    elif isinstance(config, DpoConfig | RewardModelConfig):
         kind = str if isinstance(row.get("chosen"), str) else list
         cell(row, "chosen", kind)
         cell(row, "rejected", kind)
