@@ -20,7 +20,16 @@ ORDER = {
     "Algorithms": ["algorithms/README.md", "rollout_correction.md", "extend.md"],
     "Conversations": ["agents.md", "agents/formats.md", "search.md", "sandbox.md", "serving.md"],
     "Models": ["models.md", "pictures.md"],
-    "Scale": ["plan.md", "training.md", "engines.md", "async.md", "megatron.md", "multinode.md", "simulate.md"],
+    "Scale": [
+        "plan.md",
+        "performance.md",
+        "training.md",
+        "engines.md",
+        "async.md",
+        "megatron.md",
+        "multinode.md",
+        "simulate.md",
+    ],
     "Coming from": ["verl.md", "trl.md", "openrlhf.md"],
     "When something is wrong": ["debugging.md", "benchmarks.md"],
 }
