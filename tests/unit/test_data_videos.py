@@ -15,14 +15,19 @@ import pytest
 from data_tokenizer import verl_row, write_lines
 from picture_rows import IMAGE_ID, TOKENIZER, VIDEO_ID, encoded, model_files, picture
 
+from examples.one_tool import read_calls
+from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
+from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
 from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig, VideosConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tandem.jobs.inputs import _check_videos
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import chosen
-from tandem.rollout.pictures import with_all_tokens
+from tandem.rollout.formats.template import TemplateFormat
+from tandem.rollout.transcript import Transcript
 from tandem.types import VideoStep
 
 PNGS = [encoded(picture(28, 56, seed)) for seed in range(5)]
@@ -50,7 +55,7 @@ def test_a_row_has_keys_places_and_times_and_no_pixels(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     row = verl_row("<image>What?<video>Why?", images=frames[:1], videos=[frames])
     pq.write_table(pa.Table.from_pylist([row]), file)
-    dataset = RLHFDataset([file], TOKENIZER, DataConfig(), pictures := pictures_of(tmp_path))
+    dataset = RLHFDataset([file], TOKENIZER, DataConfig(), pictures_of(tmp_path))
     (prompt,) = dataset.prompts
     still, *steps = prompt.pictures
     assert still.step is None and still.grid == (1, 2) and prompt.token_ids[still.place] == IMAGE_ID
@@ -64,10 +69,6 @@ def test_a_row_has_keys_places_and_times_and_no_pixels(tmp_path: Path) -> None:
     keys = {"keys": [step.key for step in steps], "seconds": [0.25, 1.25, 2.0], "fps": 2.0}
     assert prompt.row["videos"] == [keys] and prompt.row["images"] == [still.key]
     assert len(pickle.dumps(prompt)) < 3_000
-    messages = prompt.row["prompt"]
-    ids: Any = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    line = with_all_tokens(ids, messages, pictures)
-    assert line.ids.tolist() == prompt.token_ids.tolist() and line.pictures == prompt.pictures
 
 
 def test_every_way_to_give_a_video_is_the_same_video(tmp_path: Path) -> None:
@@ -175,3 +176,28 @@ def test_a_model_that_is_shown_none_is_told_once(tmp_path: Path, family: str, se
     text = write_lines(tmp_path / "text.jsonl", [verl_row("<video> is a tag")])
     (prompt,) = RLHFDataset([text], TOKENIZER, DataConfig(), pictures_of(tmp_path, family)).prompts
     assert "<video> is a tag" in prompt.text
+
+
+def test_a_conversation_opens_with_a_video(tmp_path: Path) -> None:
+    """In messages of rows there are keys alone; a video that something else shows is refused."""
+    pictures = pictures_of(tmp_path)
+    file = write_lines(tmp_path / "rows.jsonl", [verl_row("<image><video>?", images=TEXTS[:1], videos=[TEXTS])])
+    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    stop: Any = TOKENIZER.convert_tokens_to_ids("<|end|>")
+    lines = TemplateFormat(TOKENIZER, [stop], read_calls)
+    transcript = Transcript(lines, prompt.row["prompt"], (), pictures)
+    assert transcript.ids.tolist() == prompt.token_ids.tolist() and transcript.shown == prompt.pictures
+    for part, why in (({"frames": TEXTS}, "a video that is no row's"), ({"keys": ["0" * 64]}, "are not in")):
+        with pytest.raises(UserError, match=why):
+            Transcript(lines, [user([{"type": "video", "seconds": [0.0], "fps": 2.0, **part}])], (), pictures)
+
+
+def test_where_videos_are_not_shown(tmp_path: Path) -> None:
+    prompts = load(tmp_path, verl_row("<video>?", videos=[TEXTS])).prompts
+    with pytest.raises(UserError, match=r"rows have videos, which generation.type vllm is not shown yet; use native"):
+        _check_videos(VllmGenerationConfig(type="vllm"), None, prompts)
+    native, agent = NativeGenerationConfig(), EndpointEnvironmentConfig(type="endpoint", command="agent")
+    with pytest.raises(UserError, match="rows have videos, which agents with a base URL are not shown yet"):
+        _check_videos(native, ConversationConfig(environment=agent), prompts)
+    _check_videos(native, None, prompts)
+    _check_videos(VllmGenerationConfig(type="vllm"), None, load(tmp_path, verl_row("?")).prompts)
