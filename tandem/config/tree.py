@@ -18,6 +18,7 @@ from tandem.config.base import (
 )
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
+from tandem.config.mixture import MixtureConfig
 from tandem.config.paths import CheckpointPath, LocalPath, ModelPath, Reference
 from tandem.config.tracking import TrackingConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
@@ -120,13 +121,32 @@ class DataFilesConfig(Section):
     images: ImagesConfig = ImagesConfig()
     videos: VideosConfig = VideosConfig()
 
+    @property
+    def train_paths(self) -> list[Path]:
+        """All files of rows to train on."""
+        return self.train_files
+
 
 class DataConfig(DataFilesConfig):
     """One row a prompt."""
 
+    mixture: MixtureConfig = {}
+    """In the place of `train_files`: sets by name, each with its share of the prompts (docs/data.md)."""
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row."""
+
+    @field_validator("mixture")
+    @classmethod
+    def _is_alone(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
+        if mixture and info.data.get("train_files"):
+            raise ValueError("give the files as train_files or as sets of mixture, not both")
+        return mixture
+
+    @property
+    def train_paths(self) -> list[Path]:
+        """`train_files`, or those of all sets one after another."""
+        return self.train_files + [path for one in self.mixture.values() for path in one.files]
 
 
 class SftDataConfig(DataFilesConfig):

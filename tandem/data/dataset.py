@@ -52,7 +52,10 @@ class Dataset(ABC, Generic[Item, Config]):
         formats: Counter[str] = Counter()
         bad: list[str] = []
         say_at = time.monotonic() + _FIRST_LINE_S
+        self.items_of_files: list[int] = []
+        """Items that each file gave, in the order of the files."""
         for path in data_files:
+            items_before = len(self)
             for number, row in read_rows(path):
                 if time.monotonic() > say_at:
                     print(f"{path.name}: {number:,} rows read", flush=True)
@@ -64,6 +67,7 @@ class Dataset(ABC, Generic[Item, Config]):
                 else:
                     formats[row_format] += 1
                     self._items.extend(items)
+            self.items_of_files.append(len(self) - items_before)
         if bad and (config.on_bad_row == "error" or not self._items):
             mend = "mend them, or leave them out with data.on_bad_row=skip" if self._items else "no usable row is left"
             first = "\n  ".join(bad[:10])

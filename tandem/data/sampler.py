@@ -1,10 +1,13 @@
-"""Which rows a step uses: each row once an epoch, in an order that a cursor resumes."""
+"""Which rows a step uses, in an order that a cursor resumes: each row of a set once before any comes again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from tandem.config.mixture import whole_weights
+from tandem.data.turns import turns
 from tandem.errors import UserError
 from tandem.types import IntArray
 
@@ -22,7 +25,7 @@ class Sampler(Iterator[list[int]]):
         self._seed = seed
         self.drawn = 0
         """Rows that are behind: those of every step so far."""
-        self._order = (0, self._order_of(0))
+        self._orders = [_Order(length, shuffle, (seed,))]
 
     def __next__(self) -> list[int]:
         rows = [self.row(self.drawn + i) for i in range(self._rows_per_step)]
@@ -31,34 +34,116 @@ class Sampler(Iterator[list[int]]):
 
     def row(self, position: int) -> int:
         """The row at a position of the epochs' orders, head to tail."""
-        epoch, index = divmod(position, self._length)
-        if self._order[0] != epoch:
-            self._order = (epoch, self._order_of(epoch))
-        return int(self._order[1][index])
+        return self._orders[0].row(position)
 
     @property
     def epoch(self) -> float:
         """Epochs gone through, the present one by its share."""
         return self.drawn / self._length
 
+    @property
+    def epochs(self) -> Mapping[str, float]:
+        """`epoch` of each named set; empty without sets."""
+        return {}
+
+    def set_of(self, row: int) -> str | None:
+        """The named set that a row is of."""
+        return None
+
     def steps_for(self, epochs: int) -> int:
         """Steps until every row has been used `epochs` times."""
         return -(-self._length * epochs // self._rows_per_step)
 
-    def state(self) -> dict[str, int | bool]:
+    def state(self) -> dict[str, Any]:
         """What `load_state` needs; plain enough for JSON."""
         return {"drawn": self.drawn, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue after the last row drawn; `rows_per_step` may differ. Raises UserError if the order would change."""
         for key, now in self.state().items():
-            if key != "drawn" and state[key] != now:
-                raise UserError(f"cannot resume: data {key} was {state[key]}, is {now} now; put it back, or start anew")
+            if key != "drawn" and state.get(key) != now:
+                before = state.get(key)
+                raise UserError(f"cannot resume: data {key} was {before}, is {now} now; put it back, or start anew")
         self.drawn = int(state["drawn"])
+
+
+class MixtureSampler(Sampler):
+    """Draws from several sets, whose rows lie one set after another, in the proportion of their weights.
+
+    Whose turn it is repeats with a period, the sum of the weights as whole numbers, so any so many draws in a row hold
+    each set exactly as often as its weight says, and fewer of them are less than one row off (`turns`). Within a set
+    rows come as in a Sampler of it alone. So the cursor is again the whole state.
+    """
+
+    def __init__(self, sets: Mapping[str, int], weights: Sequence[float], rows_per_step: int, shuffle: bool, seed: int):
+        """`sets`: how many rows each has; `weights` in their order."""
+        super().__init__(sum(sets.values()), rows_per_step, shuffle, seed)
+        self._names, self._lengths = list(sets), list(sets.values())
+        self._firsts = [0, *accumulate(self._lengths)]
+        self._weights = whole_weights(list(weights))
+        self._period = sum(self._weights)
+        self._turns = turns(self._weights)
+        counts = np.cumsum(self._turns[:, None] == np.arange(len(sets)), axis=0)
+        self._before = np.vstack([np.zeros(len(sets), int), counts])
+        """`[period + 1, sets]`: draws of each set before each turn of a period."""
+        self._orders = [_Order(length, shuffle, (seed, 1 + place)) for place, length in enumerate(self._lengths)]
+
+    def row(self, position: int) -> int:
+        """The row of draw `position`."""
+        place = int(self._turns[position % self._period])
+        return self._firsts[place] + self._orders[place].row(self._draws_of(place, position))
+
+    def _draws_of(self, place: int, drawn: int) -> int:
+        """How many of the first `drawn` draws are of a set."""
+        periods, turn = divmod(drawn, self._period)
+        return periods * self._weights[place] + int(self._before[turn, place])
+
+    @property
+    def epoch(self) -> float:
+        """That of the set which is farthest behind."""
+        return min(self.epochs.values())
+
+    @property
+    def epochs(self) -> Mapping[str, float]:
+        return {
+            name: self._draws_of(place, self.drawn) / self._lengths[place] for place, name in enumerate(self._names)
+        }
+
+    def set_of(self, row: int) -> str | None:
+        return self._names[int(np.searchsorted(self._firsts, row, side="right")) - 1]
+
+    def steps_for(self, epochs: int) -> int:
+        """Steps until every row of every set has been used `epochs` times."""
+        return -(-max(self._draws_for(place, epochs) for place in range(len(self._names))) // self._rows_per_step)
+
+    def _draws_for(self, place: int, epochs: int) -> int:
+        """The first draws that hold all rows of a set `epochs` times."""
+        periods, rest = divmod(self._lengths[place] * epochs - 1, self._weights[place])
+        return periods * self._period + int(np.searchsorted(self._before[:, place], rest + 1))
+
+    def state(self) -> dict[str, Any]:
+        mixture = [*map(list, zip(self._names, self._lengths, self._weights, strict=True))]
+        return {**super().state(), "mixture": mixture}
+
+
+class _Order:
+    """The rows of one set, epoch after epoch, each in an order of its own."""
+
+    def __init__(self, length: int, shuffle: bool, seed: tuple[int, ...]):
+        self._length = length
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = (0, self._order_of(0))
+
+    def row(self, position: int) -> int:
+        epoch, index = divmod(position, self._length)
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, self._order_of(epoch))
+        return int(self._epoch[1][index])
 
     def _order_of(self, epoch: int) -> IntArray:
         if not self._shuffle:
             return np.arange(self._length)
         # Raw bits, whose stream numpy never changes, where that of Generator.permutation may differ between versions.
-        keys = np.random.Philox(np.random.SeedSequence([self._seed, epoch])).random_raw(self._length)
+        keys = np.random.Philox(np.random.SeedSequence([*self._seed, epoch])).random_raw(self._length)
         return np.argsort(keys, kind="stable")

@@ -14,7 +14,7 @@ from tandem.controller.assembly import make_experience_roles, make_producer, pic
 from tandem.controller.dataflow import Step, describe_batch, learn_step
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
-from tandem.data.sampler import Sampler
+from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.rl import RlJob, failed_answers_saved
@@ -35,7 +35,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     train, trainer = inputs.train, config.trainer.model_copy(update={"max_staleness": 0})
     config = config.model_copy(update={"trainer": trainer})
     assert train is not None
-    sampler = Sampler(len(train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
+    sampler = make_sampler(config.data, train, trainer.seed)
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
     trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:

@@ -12,6 +12,7 @@ from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
 from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
+from tandem.data.mixture import set_sizes
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.models.loading import load_tokenizer, stop_token_ids
@@ -37,8 +38,10 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     _refuse(find_mistakes(config))
     problems: list[str] = []
     tokenizer = _catch(problems, load_tokenizer, config.model)
-    train_files = [] if isinstance(config, EvalConfig) else config.data.train_files
-    files = {"data.train_files": train_files, "data.val_files": config.data.val_files}
+    train = "data.mixture" if getattr(config.data, "mixture", None) else "data.train_files"
+    files = {train: config.data.train_paths, "data.val_files": config.data.val_files}
+    if isinstance(config, EvalConfig):
+        files[train] = []
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
     read: dict[str, Dataset | None] = {}
     for key, paths in files.items():
@@ -58,9 +61,11 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
+    if isinstance(config, TrainConfig) and isinstance(read[train], RLHFDataset):
+        _catch(problems, set_sizes, config.data, read[train])
     _refuse(problems)
     assert tokenizer is not None
-    return Inputs(tokenizer, read["data.train_files"], read["data.val_files"])
+    return Inputs(tokenizer, read[train], read["data.val_files"])
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Rollout
 from tandem.data.dataset import RLHFDataset
-from tandem.data.sampler import Sampler
+from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
 from tandem.jobs.best import BestValue
 from tandem.jobs.inputs import read_inputs
@@ -58,7 +58,7 @@ class Dataflow:
         config, inputs = self.config, self._inputs
         assert inputs.train is not None
         train, trainer = inputs.train, config.trainer
-        sampler = Sampler(len(train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
+        sampler = make_sampler(config.data, train, trainer.seed)
         self.total_steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
         self.prompts = ([train[row] for row in rows] for rows in sampler)
         with ExitStack() as opened:

@@ -1,11 +1,12 @@
 """Reinforcement learning: roles from a configuration, one dataflow step a step."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.data.dataset import RLHFDataset
+from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
@@ -53,7 +55,7 @@ class RlJob:
         self._inputs = inputs
         self._train = inputs.train
         trainer = config.trainer
-        self._sampler = Sampler(len(inputs.train), config.data.prompts_per_step, config.data.shuffle, trainer.seed)
+        self._sampler = make_sampler(config.data, inputs.train, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
         self.placement = placement
@@ -82,7 +84,8 @@ class RlJob:
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
         self._warn_of_mismatch(done.batch, step)
         described = describe_batch(done.batch, config, version=step - 1)
-        return {**done.metrics, **described, "data/epoch": self._sampler.epoch}
+        of_sets = mixture_metrics(done.groups, self._sampler)
+        return {**done.metrics, **described, "data/epoch": self._sampler.epoch, **of_sets}
 
     def _warn_of_mismatch(self, batch: Batch, step: int) -> None:
         """Once a run, where the loss is anchored at the log-probs of an engine that is far from the trainer."""
@@ -156,6 +159,17 @@ def check_versions(groups: list[Group], version: int) -> None:
                 f"validation of version {version}: row {answer.prompt.index}, sample {answer.sample} has tokens of "
                 f"versions {sorted(others)}"
             )
+
+
+def mixture_metrics(groups: Sequence[Group], sampler: Sampler) -> StepMetrics:
+    """Of each set of a mixture: the mean reward of a step's answers, where it has scored ones, and its epoch."""
+    rewards: dict[str, list[float]] = {name: [] for name in sampler.epochs}
+    for group in groups:
+        name = sampler.set_of(group.trajectories[0].prompt.index)
+        if name is not None:
+            rewards[name] += [score.value for score in group.scores if score.value is not None]
+    means = {f"mixture/{name}/reward": fmean(values) for name, values in rewards.items() if values}
+    return means | {f"mixture/{name}/epoch": epoch for name, epoch in sampler.epochs.items()}
 
 
 @contextmanager

@@ -6,7 +6,8 @@ OF_EVERY_RUN = ("data/epoch", "time/step_s", "time/checkpoint_s", "time/checkpoi
 OF_ANSWERS = (
     "conversation/turns", "conversation/out_of_turns", "conversation/environment_errors", "conversation/<number>",
     "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>", "reward/errors", "reward/timeouts",
-    "reward/not_scored", "reward/group_std/zero_share", "response_length/mean", "response_length/max",
+    "reward/not_scored", "reward/group_std/zero_share",
+    "mixture/<set>/reward", "mixture/<set>/epoch", "response_length/mean", "response_length/max",
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
     "rollout/mismatch_kl", "rollout/mismatch_max", "rollout/mismatch_share", "rollout/correction_mean",
     "rollout/correction_share", "rollout/staleness/mean", "rollout/staleness/max", "rollout/mixed_share",

@@ -135,7 +135,7 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
     critic = "critic_optimizer" in Path(config).read_text()
     learned = [name for name in expected["weights"] if "rollouts" not in name]
     assert len(learned) == (4 if critic else 2), "of each model weights and optimizer"
-    if "resample_rounds" not in Path(config).read_text():
+    if not any(word in Path(config).read_text() for word in ("resample_rounds", "mixture")):
         check_epochs([row for rows in expected["used"] for row in rows])
     rng = random.Random(seed)
     for kill in range(kills):

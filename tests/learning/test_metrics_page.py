@@ -37,6 +37,11 @@ RUNS = {
         "conversation={max_turns: 2, environment: {type: own, environment: 'world.py:World'}}",
         "reward.functions=[]",
     ],
+    "mixture": [
+        "train",
+        "data.train_files=[]",
+        "data.mixture={few: {files: [few.jsonl]}, '1-2': {files: [few.jsonl], weight: 3}}",
+    ],
     "LoRA": ["train", "model.lora={rank: 2}"],
     "supervised": ["sft", "data.val_files=[sft.jsonl]", "trainer.eval_every=1"],
     "preferences": ["dpo", "data.val_files=[pairs.jsonl]", "trainer.eval_every=1"],
@@ -86,6 +91,7 @@ def prepare(sort4: Path, folder: Path) -> None:
     pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "9"} for row in answers]
     for name, rows in (("sft", answers), ("pairs", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "few.jsonl").write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:8]))
     (folder / "rewards.py").write_text(
         "def odd_alone(completion, ground_truth):\n    return 1 / (len(completion) % 2)\n\n"
         "def length(completion, ground_truth):\n    return len(completion)\n"

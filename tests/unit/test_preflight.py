@@ -45,6 +45,16 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "trainer.lr=1e-5", ["trainer.lr: unknown key; did you mean training.optimizer.lr?"]),
     ("train", "modle.path=x", ["modle: unknown key; did you mean model?"]),
     ("train", "data.prompts_per_step=many", ["data.prompts_per_step: ", "integer", "'many'"]),
+    (
+        "train",
+        "data.mixture={{a: {{files: [{0}/prompts.jsonl]}}}}",
+        ["data.mixture: ", "as train_files or as sets of mixture"],
+    ),
+    (
+        "train",
+        "data.train_files=[]|data.mixture={{a: {{files: [{0}/no.jsonl]}}}}",
+        ["data.mixture.a.files: ", "no such file"],
+    ),
     ("train", "training.optimizer.lr=-1e-3", ["training.optimizer.lr: ", "greater than 0", "-0.001"]),
     ("train", "generation.type=vlm", ["generation.type: 'vlm' is unknown; known are 'native', 'vllm', 'sglang'"]),
     ("train", "algorithm.type=gropo", ["algorithm.type: 'gropo' is unknown; known are ", "'grpo'"]),

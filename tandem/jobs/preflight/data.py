@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from tandem.config.mixture import TrainSetConfig
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
@@ -29,10 +30,13 @@ class FirstRows:
 
 
 def read_first_rows(config: ModelsConfig) -> dict[str, FirstRows]:
-    """By key: `data.train_files`, `data.val_files`, as far as they are sound."""
+    """By key: `data.train_files`, `data.mixture.<set>.files`, `data.val_files`, as far as they are sound."""
     section = getattr(config, "data", None)
     keys = ["val_files"] if isinstance(config, EvalConfig) else ["train_files", "val_files"]
     files = {f"data.{key}": getattr(section, key, None) for key in keys}
+    if not isinstance(config, EvalConfig):
+        sets: Mapping[str, TrainSetConfig] = getattr(section, "mixture", {})
+        files |= {f"data.mixture.{name}.files": getattr(one, "files", None) for name, one in sets.items()}
     return {key: _read(paths, config) for key, paths in files.items() if paths is not None}
 
 
@@ -41,7 +45,7 @@ def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iter
     for key, rows in first_rows.items():
         yield from (f"{key}: {problem}" for problem in rows.problems)
     needed = "val_files" if isinstance(config, EvalConfig) else "train_files"
-    if not getattr(config.data, needed):
+    if not (getattr(config.data, needed) or (needed == "train_files" and getattr(config.data, "mixture", None))):
         yield f"data.{needed}: no file given"
 
 
