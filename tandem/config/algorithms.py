@@ -95,7 +95,7 @@ class ClipRangeConfig(LossConfig):
 
 
 class KLConfig(Section):
-    """Distance to the frozen reference policy (the model as it was before training)."""
+    """Distance to the reference policy: the model as it was before training, or at the last refresh."""
 
     place: Literal["none", "reward", "loss"] = "none"
     """`reward`: every token's reward is lowered by coefficient * kl; `loss`: coefficient * kl is added to the loss."""
@@ -106,11 +106,24 @@ class KLConfig(Section):
     """`adaptive`: the coefficient follows the target (Ziegler et al. 2019, section 2.2); for `place: reward`."""
     target: PositiveFloat = 0.1
     horizon_trajectories: PositiveInt = 10_000
+    refresh_steps: NonNegativeInt = 0
+    """After every so many steps the reference takes up the policy's weights; 0: never."""
+    refresh_share: float = Field(default=1.0, gt=0, le=1)
+    """reference = (1 - refresh_share) * reference + refresh_share * policy (TR-DPO, arXiv:2404.09656). 1: the policy's
+    weights; TRL's `sync_ref_model` has 0.6 every 512 steps."""
 
     @model_validator(mode="after")
     def _adaptive_needs_reward(self) -> Self:
         if self.control == "adaptive" and self.place != "reward":
             raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
+        return self
+
+    @model_validator(mode="after")
+    def _refresh_has_a_reference(self) -> Self:
+        if self.refresh_steps and self.place == "none":
+            raise ValueError("place: none has no reference to refresh; leave refresh_steps out, or give a place")
+        if not self.refresh_steps and self.refresh_share != 1:
+            raise ValueError(f"refresh_share: {self.refresh_share} without refresh_steps does nothing; give both")
         return self
 
 
@@ -293,6 +306,9 @@ class CriticConfig(PolicyGradientConfig):
 
     critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     """The critic's optimizer, where the algorithm needs values."""
+    critic_warmup_steps: NonNegativeInt = 0
+    """Steps at the beginning in which the critic alone learns: the policy, and its learning rate's schedule, begin
+    after them."""
 
 
 class OwnAlgorithmConfig(CriticConfig):

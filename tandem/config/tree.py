@@ -287,6 +287,11 @@ class PlacementConfig(Section):
     roles: dict[RoleName, str] = {}
     """The pool of each role; those left out are on the first pool."""
 
+    def apart(self, one: RoleName, other: RoleName) -> bool:
+        """The roles have different pools; one that is not named is in the first."""
+        first = next(iter(self.pools), "")
+        return self.roles.get(one, first) != self.roles.get(other, first)
+
     @model_validator(mode="after")
     def _pools_exist(self) -> Self:
         for role, pool in self.roles.items():
@@ -446,6 +451,28 @@ class TrainConfig(RolloutConfig, RunConfig):
         if data and data.prompts_per_step < algorithm.minibatches:
             prompts = f"data.prompts_per_step: {data.prompts_per_step}"
             raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
+        trainer = info.data.get("trainer")
+        if isinstance(algorithm, CriticConfig) and trainer and trainer.steps:
+            warmup, steps = algorithm.critic_warmup_steps, trainer.steps
+            if warmup >= steps:
+                raise ValueError(f"critic_warmup_steps: {warmup} leaves the policy none of trainer.steps: {steps}")
+        return algorithm
+
+    @field_validator("algorithm")
+    @classmethod
+    def _can_refresh_its_reference(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
+        if not algorithm.kl.refresh_steps:
+            return algorithm
+        model, training, placement = (info.data.get(key) for key in ("model", "training", "placement"))
+        refused = None  # sections are None where unsound
+        if model and model.lora:
+            refused = "with model.lora the reference is the policy without adapters, which nothing changes"
+        elif training and training.type != "fsdp":
+            refused = f"training.type: {training.type} cannot copy weights from the policy; use fsdp"
+        elif placement and placement.apart("actor", "reference"):
+            refused = "actor and reference are in different pools; place them in one"
+        if refused:
+            raise ValueError(f"kl.refresh_steps: {refused}, or leave it out")
         return algorithm
 
     @field_validator("algorithm")
@@ -467,6 +494,11 @@ class TrainConfig(RolloutConfig, RunConfig):
         if trainer := info.data.get("trainer"):  # None where unsound
             algorithm.check_staleness(trainer.max_staleness)
         return algorithm
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """Steps at the beginning in which the policy stays as it is."""
+        return self.algorithm.critic_warmup_steps if isinstance(self.algorithm, CriticConfig) else 0
 
     @property
     def takes_engine_logprobs(self) -> bool:

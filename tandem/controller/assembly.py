@@ -28,6 +28,7 @@ from tandem.controller.roles import (
     Actor,
     Critic,
     Model,
+    MovingReference,
     Policy,
     Reference,
     Rollout,
@@ -89,12 +90,16 @@ def make_roles(
     starts: Mapping[str, Path] = branch.weights if branch else {}
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
-    actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, optimizer_steps), model=policy))
+    own_steps = (
+        max(1, total_steps - config.critic_warmup_steps) * config.algorithm.epochs * config.algorithm.minibatches
+    )
+    actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, own_steps), model=policy))
     models: dict[Role, Model] = {Role.Actor: actor}
     reference = critic = teacher = None
     if Signal.REF_LOGPROBS in algorithm.needs:
         frozen = replace(actor_spec(config), optimizer=None)
-        reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts)
+        moves = config.algorithm.kl.refresh_steps > 0
+        reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts, moves=moves)
         if isinstance(reference, Policy):
             models[Role.RefPolicy] = reference
     if Signal.TEACHER_LOGPROBS in algorithm.needs:
@@ -115,11 +120,15 @@ def make_roles(
     return Roles(experience, actor, reference, critic, teacher)
 
 
-def make_reference(spec: TrainSpec, actor: Actor, placement: Placement, starts_elsewhere: bool) -> Reference:
+def make_reference(
+    spec: TrainSpec, actor: Actor, placement: Placement, starts_elsewhere: bool, moves: bool = False
+) -> Reference:
     """The frozen model of `spec`: the actor without its adapters where these are all that tells the two apart.
 
-    `starts_elsewhere`: the actor starts from other weights than the reference.
+    `starts_elsewhere`: the actor starts from other weights than the reference. `moves`: it follows the actor.
     """
+    if moves:
+        return placement.group(Role.RefPolicy, MovingReference, TrainWorker, spec)
     beside = placement.together(Role.Actor, Role.RefPolicy) and not placement.has_own_kind(Role.RefPolicy)
     if spec.model.lora is not None and beside and not starts_elsewhere:
         return WithoutAdapters(actor)

@@ -14,7 +14,8 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
 from tandem.controller.groups import Future
-from tandem.controller.learning import PlacedStep, needs_old_logprobs, placed_step, update
+from tandem.controller.learning import PlacedStep, needs_old_logprobs, placed_step, update, warms_up
+from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
@@ -68,17 +69,29 @@ def learn_step(
         metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
         phases.to_update()
         metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, placed, config))
+    refresh_reference(roles, config, step)
     clock("publish", lambda: phases.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds})
+
+
+def refresh_reference(roles: Roles, config: TrainConfig, step: int) -> None:
+    """Let the reference take up the weights that the step has trained, where it is time."""
+    kl = config.algorithm.kl
+    if isinstance(roles.reference, MovingReference) and step % kl.refresh_steps == 0:
+        roles.reference.approach_policy(kl.refresh_share).get()
 
 
 def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, placed: PlacedStep) -> None:
     """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
 
-    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass. Which log-probs
+    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass, which there is
+    none of while the critic warms up. Which log-probs
     are those of the old policy is `needs_old_logprobs`'s and `TrainConfig.takes_engine_logprobs`'s to say.
     """
-    tokens, old = placed.batch.tokens, "old_logprobs" if needs_old_logprobs(config, algorithm) else None
+    ahead = needs_old_logprobs(config, algorithm) or (
+        warms_up(config, placed.step) and not config.takes_engine_logprobs
+    )
+    tokens, old = placed.batch.tokens, "old_logprobs" if ahead else None
     if config.takes_engine_logprobs:
         tokens.old_logprobs = tokens.rollout_logprobs
     filling: list[Future[Any]] = []

@@ -81,20 +81,22 @@ def update(
     )
     trainable_B = _trainable_rows(batch, algorithm, config)
     correction_metrics = _set_rollout_correction(batch, config)
-    wants_logprobs = batch.tokens.old_logprobs is None or config.takes_engine_logprobs
+    policy_rests = warms_up(config, placed.step)
+    wants_logprobs = not policy_rests and (batch.tokens.old_logprobs is None or config.takes_engine_logprobs)
     trained, evaluated = _cuts(placed, algorithm, trainable_B, wants_logprobs)
-    learning = actor.learn_steps(placed.steps(trained), algorithm.loss)
+    learning = None if policy_rests else actor.learn_steps(placed.steps(trained), algorithm.loss)
     step_metrics: list[StepMetrics] = []
     if critic:
         assert algorithm.value_loss is not None
         learning_values = critic.learn_steps(placed.steps(evaluated), algorithm.value_loss)
         step_metrics += [metrics for metrics, _ in learning_values.get()]
-    learned = learning.get()
+    learned = learning.get() if learning else []
     step_metrics += [metrics for metrics, _ in learned]
     if wants_logprobs:
         assert trained[0].rows is not None
         batch.tokens.old_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
-    trained_share = {"actor/trained_share": float(trainable_B[batch.first_branches].mean())}
+    share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
+    trained_share = {"actor/trained_share": share}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
@@ -125,6 +127,11 @@ def needs_old_logprobs(config: TrainConfig, algorithm: Algorithm) -> bool:
     corrected = config.algorithm.rollout_correction.type != "none"
     early = Signal.POLICY_LOGPROBS in algorithm.needs or corrected or config.trainer.max_staleness > 0
     return (several_steps or early) and not config.takes_engine_logprobs
+
+
+def warms_up(config: TrainConfig, step: int) -> bool:
+    """The critic alone learns in this step, which counts from 1."""
+    return step <= config.critic_warmup_steps
 
 
 def _set_rollout_correction(batch: Batch, config: TrainConfig) -> StepMetrics:

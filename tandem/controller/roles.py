@@ -19,6 +19,8 @@ from tandem.weights.bridge import Address
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker
 
+_REFERENCE = "reference"
+
 
 class Model(RemoteWorkers[TrainWorker]):
     """A model that is trained or that scores, on the devices or, between `offload` and `onload`, in host memory."""
@@ -83,6 +85,29 @@ class Reference(Protocol):
     def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
         """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
         ...
+
+
+class MovingReference(Policy):
+    """A reference that takes up the policy's weights from time to time: a checkpoint holds it, too."""
+
+    def approach_policy(self, share: float) -> Future[None]:
+        """Move by this share of the way to the actor's present weights; the actor is in the same processes."""
+        return self.call(TrainWorker.approach_actor, share)
+
+    def save(self, draft: Draft) -> None:
+        """Copy the weights, and begin to write them into `reference/` of a checkpoint."""
+        target = draft.directory / _REFERENCE
+        (target / "state").mkdir(parents=True)
+        draft.seals += self.call_all(TrainWorker.save, target).get()
+        draft.checks.append(self._check_saved)
+
+    def _check_saved(self) -> None:
+        self.call_all(TrainWorker.check_saved).get()
+
+    def load(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint; where it has none, the reference was never refreshed."""
+        if (checkpoint / _REFERENCE).is_dir():
+            self.call(TrainWorker.load, checkpoint / _REFERENCE, False).get()
 
 
 class ValueModel(Model):

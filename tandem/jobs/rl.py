@@ -23,6 +23,7 @@ from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.reward_model import Rewards, scores_groups
+from tandem.controller.roles import MovingReference
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler
@@ -117,6 +118,8 @@ class RlJob:
     def save(self, draft: Draft) -> None:
         for name, group in self._roles.trained.items():
             group.save(draft, name)
+        if isinstance(self._roles.reference, MovingReference):
+            self._roles.reference.save(draft)
         directory = draft.directory
         draft.writes.append(
             partial(save_processors, self._inputs.tokenizer, self._config.model.path, directory / "model")
@@ -130,6 +133,8 @@ class RlJob:
         self._roles.experience.devices.to_training()
         for name, group in self._roles.trained.items():
             group.load(directory / name).get()
+        if isinstance(self._roles.reference, MovingReference):
+            self._roles.reference.load(directory)
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
         self._algorithm.load_state(state["algorithm"])

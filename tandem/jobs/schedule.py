@@ -16,16 +16,19 @@ def schedule_changes(config: TrainConfig | SftConfig, step: int, before: int, no
     if before == now:
         return
     each = config.algorithm.epochs * config.algorithm.minibatches if isinstance(config, TrainConfig) else 1
-    for key, optimizer in _optimizers(config):
+    for key, optimizer, rests in _optimizers(config):
         if optimizer.schedule != "constant" and step < now:
-            old, new = (learning_rate(optimizer, step * each, total * each) for total in (before, now))
+            at = max(0, step - rests)
+            old, new = (learning_rate(optimizer, at * each, (total - rests) * each) for total in (before, now))
             yield (
                 f"{key}.schedule: {optimizer.schedule} ends at step {now}, not {before}: the next learning rate is "
                 f"{new:.3g}, not {old:.3g}"
             )
 
 
-def _optimizers(config: TrainConfig | SftConfig) -> Iterator[tuple[str, OptimizerConfig]]:
-    yield "training.optimizer", config.training.optimizer
+def _optimizers(config: TrainConfig | SftConfig) -> Iterator[tuple[str, OptimizerConfig, int]]:
+    """With the number of the run's first steps that the model does not learn in."""
+    rests = config.critic_warmup_steps if isinstance(config, TrainConfig) else 0
+    yield "training.optimizer", config.training.optimizer, rests
     if isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
-        yield "algorithm.critic_optimizer", config.algorithm.critic_optimizer
+        yield "algorithm.critic_optimizer", config.algorithm.critic_optimizer, 0

@@ -122,6 +122,8 @@ def _host(config: Planned, pool: _Pool) -> Host:
     waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
     engines = [engine for engine in pool.engines.values() if isinstance(engine, Engine)]  # Megatron-Core keeps nothing
     copies = sum(map(copied_for_checkpoint, engines))
+    if isinstance(config, TrainConfig) and config.algorithm.kl.refresh_steps and "reference" in pool.engines:
+        copies += resident(pool.engines["reference"]).weights
     nodes = config.placement.pools.get(pool.name, [pool.ranks]) if isinstance(config, TrainConfig) else [pool.ranks]
     return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies)
 

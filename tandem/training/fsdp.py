@@ -24,7 +24,7 @@ from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
 from tandem.models.sight import sight_of
-from tandem.models.storage import TensorFile
+from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
 from tandem.regions import Shard
@@ -34,7 +34,7 @@ from tandem.training.context import ContextParallel, Head, LocalMicroBatch
 from tandem.training.copies import HostCopies, copy_adapters, copy_model
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
-from tandem.training.optimizer import MasterAdamW
+from tandem.training.optimizer import MasterAdamW, read_whole_state
 from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
@@ -141,15 +141,37 @@ class FsdpEngine:
         if self._optimizer is not None:
             self._optimizer.move(self._layout.home)
 
+    @torch.no_grad()
+    def approach(self, other: "FsdpEngine", share: float) -> None:
+        """Move by this share of the way to the weights of an engine of the same model on the same ranks, in float32;
+        each may be in host memory or not."""
+        theirs = dict(other.model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            target = theirs[name].detach().to(parameter.device, torch.float32)
+            parameter.copy_(target if share == 1 else torch.lerp(parameter.float(), target, share))
+
     def save(self, directory: Path) -> list[TensorFile]:
+        if self._optimizer is None:
+            return [self._save_frozen(directory / "state")]
         files = copy_model(self.model, self._layout, self._copies, directory / "model")
         files += copy_adapters(self.model, self._layout, self._copies, directory / "adapter")
         files.append(self._trained.save(directory / "state", self._copies))
         self._copies.wait()
         return files
 
+    def _save_frozen(self, directory: Path) -> TensorFile:
+        """The weights alone, of a model that does not learn but approaches another."""
+        own = own_pieces(dict(self.model.named_parameters())).items()
+        copied = {name: (self._copies.copy(name, tensor.detach()), piece) for name, (tensor, piece) in own}
+        self._copies.wait()
+        return shard_file(copied, directory)
+
     def load(self, directory: Path, new_schedule: bool = False) -> None:
-        self._trained.load(directory / "state", new_schedule)
+        if self._optimizer is None:
+            weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+            read_whole_state(weights, directory / "state")
+        else:
+            self._trained.load(directory / "state", new_schedule)
 
     @property
     def _trained(self) -> MasterAdamW:

@@ -145,13 +145,7 @@ class MasterAdamW:
 
         With `new_schedule` the learning rate's schedule begins anew.
         """
-        try:
-            read_shards(self._state(), directory)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{directory} is not a training state of this model ({error}); "
-                "resume from another checkpoint, or with the model that the run was started with"
-            ) from error
+        read_whole_state(self._state(), directory)
         if new_schedule:
             self._schedule_step.zero_()
         self._publish(list(self._parameters))
@@ -172,6 +166,17 @@ class MasterAdamW:
             parameter.grad = self.masters[name].grad = None
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
+
+
+def read_whole_state(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Fill the tensors from a directory's `shard_file`s. UserError, and nothing changed, when they do not fit."""
+    try:
+        read_shards(tensors, directory)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{directory} is not a training state of this model ({error}); "
+            "resume from another checkpoint, or with the model that the run was started with"
+        ) from error
 
 
 def _master(parameter: nn.Parameter, on_cpu: bool) -> nn.Parameter:

@@ -118,6 +118,16 @@ class TrainWorker(Worker[TrainSpec]):
         self.engine.load(directory, new_schedule)
 
     @register(Dispatch.REPLICATED)
+    def approach_actor(self, share: float) -> None:
+        """Move the weights by this share of the way to those of the actor in this process: 1 takes them as they are."""
+        from tandem.training.fsdp import FsdpEngine
+
+        actor = self.context.neighbours.get("actor")
+        assert isinstance(actor, TrainWorker) and isinstance(actor.engine, FsdpEngine)
+        assert isinstance(self.engine, FsdpEngine)
+        self.engine.approach(actor.engine, share)
+
+    @register(Dispatch.REPLICATED)
     def offload(self) -> None:
         """Leave the device until `onload`; meanwhile only `save` and publishing are legal."""
         self.engine.offload()

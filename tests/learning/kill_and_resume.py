@@ -134,7 +134,8 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
     expected = apart(outcome, directory / "whole", steps)
     critic = "critic_optimizer" in Path(config).read_text()
     learned = [name for name in expected["weights"] if "rollouts" not in name]
-    assert len(learned) == (4 if critic else 2), "of each model weights and optimizer"
+    moves = "refresh_steps" in Path(config).read_text()
+    assert len(learned) == (4 if critic else 2) + moves, "of each model weights and optimizer; a reference's weights"
     if not any(word in Path(config).read_text() for word in ("resample_rounds", "mixture")):
         check_epochs([row for rows in expected["used"] for row in rows])
     rng = random.Random(seed)

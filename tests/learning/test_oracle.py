@@ -15,12 +15,15 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import split_groups, to_batch
 from tandem.cluster.inline import InlineCluster
+from tandem.config.algorithms import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ModelConfig, TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
 from tandem.controller.learning import placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
+from tandem.training.fsdp import make_engine
 from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT, load_file
@@ -113,7 +116,7 @@ def trajectories(seed: int = 0) -> list[Group]:
     return groups
 
 
-def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainConfig:
+def configuration(models: dict[str, Path], algorithm: dict[str, Any], steps: int = 1) -> TrainConfig:
     optimizer = {"lr": LR, "eps": EPS, "max_grad_norm": 0.5}
     if algorithm["type"] == "ppo":
         algorithm = {**algorithm, "critic_optimizer": optimizer}
@@ -127,11 +130,12 @@ def configuration(models: dict[str, Path], algorithm: dict[str, Any]) -> TrainCo
             "algorithm": algorithm,
             "generation": {"temperature": TEMPERATURE, "max_response_tokens": MAX_RESPONSE},
             "training": {"optimizer": optimizer, "tokens_per_micro_batch": 40},
-            "trainer": {"run_dir": "unused", "steps": 1},
+            "trainer": {"run_dir": "unused", "steps": steps},
         }
     )
 
 
+REFRESHED: dict[str, Any] = {"type": "grpo", "kl": {"place": "loss", "refresh_steps": 2}}
 NO_EXPERIENCE: Any = None
 """The trajectories are given."""
 
@@ -203,6 +207,20 @@ def oracle_step(
     return policy, critic
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_policy_rests_while_the_critic_warms_up(models: dict[str, Path], minibatches: int) -> None:
+    """The critic is what it is without warm-up."""
+    algorithm = {"type": "ppo", "group_size": 4, "minibatches": minibatches}
+    both = framework_step(configuration(models, algorithm), models, to_batch(trajectories()))
+    config = configuration(models, {**algorithm, "critic_warmup_steps": 1}, steps=2)
+    batch = to_batch(trajectories())
+    policy, critic = framework_step(config, models, batch)
+    start = AutoModelForCausalLM.from_pretrained(models["policy"])
+    assert largest_difference(policy, start) == 0 and largest_difference(critic, both[1]) == 0
+    assert largest_difference(both[0], start) > 0
+    assert batch.tokens.old_logprobs is not None and np.isfinite(batch.tokens.old_logprobs).all()
+
+
 def largest_difference(ours: Any, theirs: Any) -> float:
     theirs_by_name = dict(theirs.named_parameters())
     return max(float((p - theirs_by_name[name]).detach().abs().max()) for name, p in ours.named_parameters())
@@ -242,3 +260,43 @@ def test_one_step_on_branches_is_that_on_whole_trajectories(models: dict[str, Pa
     assert largest_difference(found, whole) < 1e-6
     if whole_critic is not None:
         assert largest_difference(found_critic, whole_critic) < 1e-6
+
+
+def test_a_reference_approaches_the_policy_and_is_saved(models: dict[str, Path], tmp_path: Path) -> None:
+    """A quarter of the way, then all of it; what was saved between comes back."""
+    policy = make_engine(ModelConfig(path=models["policy"]), FsdpTrainingConfig(), OptimizerConfig())
+    reference = make_engine(ModelConfig(path=models["reference"]), FsdpTrainingConfig(), None)
+    first = {name: p.detach().clone() for name, p in reference.model.named_parameters()}
+    reference.approach(policy, 0.25)
+    quarter = {name: 0.75 * first[name] + 0.25 * p.detach() for name, p in policy.model.named_parameters()}
+    assert all(torch.allclose(p, quarter[name], atol=1e-6) for name, p in reference.model.named_parameters())
+    assert any(not torch.equal(p, first[name]) for name, p in reference.model.named_parameters())
+    saved = {name: p.detach().clone() for name, p in reference.model.named_parameters()}
+    (tmp_path / "state").mkdir()
+    for file in reference.save(tmp_path):
+        file.write()
+    reference.approach(policy, 1.0)
+    assert largest_difference(reference.model, policy.model) == 0
+    reference.load(tmp_path)
+    assert all(torch.equal(p, saved[name]) for name, p in reference.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "reason"),
+    [
+        ({"type": "ppo", "critic_warmup_steps": 1}, {}, "leaves the policy none of trainer.steps: 1"),
+        ({"type": "grpo", "kl": {"refresh_steps": 2}}, {}, "place: none has no reference to refresh"),
+        ({"type": "grpo", "kl": {"place": "loss", "refresh_share": 0.5}}, {}, "without refresh_steps does nothing"),
+        (REFRESHED, {"training": {"type": "megatron"}}, "training.type: megatron cannot copy weights"),
+        (REFRESHED, {"model": {"path": "m", "lora": {}}}, "with model.lora the reference is the policy without"),
+        (
+            REFRESHED,
+            {"placement": {"pools": {"a": [1], "b": [1]}, "roles": {"reference": "b"}}},
+            "actor and reference are in different pools",
+        ),
+    ],
+)
+def test_what_cannot_rest_or_be_refreshed_is_refused(algorithm: dict, more: dict, reason: str) -> None:
+    tree = {"model": {"path": "m"}, "data": {"train_files": ["x"]}, "trainer": {"run_dir": "r", "steps": 1}}
+    with pytest.raises(ValueError, match=reason):
+        TrainConfig.model_validate({**tree, **more, "algorithm": algorithm})

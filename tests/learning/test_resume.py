@@ -23,8 +23,9 @@ def test_ten_kills_change_nothing(grpo_config: Path, sort4: Path, tmp_path: Path
         "type": "ppo",
         "group_size": 4,
         "minibatches": 2,
-        "kl": {"place": "reward", "control": "adaptive", "coefficient": 0.1},
+        "kl": {"place": "reward", "control": "adaptive", "coefficient": 0.1, "refresh_steps": 3, "refresh_share": 0.6},
         "critic_optimizer": {"lr": 1e-3},
+        "critic_warmup_steps": 2,
     }
     tree["training"]["optimizer"] |= {"schedule": "cosine", "warmup_steps": 3}
     tree["trainer"] |= {"steps": STEPS, "eval_every": 3, "save_every": 2, "best_metric": "val/sort4/reward/mean@4"}
