@@ -238,6 +238,20 @@ def serve(
         raise typer.Exit(128 + stopped_by)  # as shells have it
 
 
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a model on the Hub; made where it is not there.")],
+    step: Annotated[str, typer.Option(help="Of the checkpoint: latest, best, or a number.")] = "latest",
+    private: Annotated[bool, typer.Option("--private", help="Where it is made, make it private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="A branch, made where it is not there.")] = None,
+) -> None:
+    """Upload a run's model to the Hub, with a card that says how it was made."""
+    from tandem.jobs.push import push as upload
+
+    print(f"uploaded: {upload(run, repo, step, private, revision)}")
+
+
 @data_app.command()
 def show(
     arguments: ConfigAndOverrides = None,

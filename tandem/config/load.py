@@ -14,11 +14,12 @@ from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
 from tandem.config.objects import with_objects_written
-from tandem.config.paths import CHECKPOINTS_IN_USE
+from tandem.config.paths import CHECKPOINTS_IN_USE, HUB_PINS
 from tandem.config.sections import sections_at
 from tandem.config.tree import Section, Tree
 from tandem.config.valid_part import valid_part
 from tandem.errors import UserError
+from tandem.hub import pins_in
 
 Config = TypeVar("Config", bound=Tree)
 
@@ -52,7 +53,8 @@ def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
 def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> ParsedConfig[Config]:
     problems = list(_apply_overrides(tree, overrides))
     problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]
-    context = {CHECKPOINTS_IN_USE: _checkpoints_in_use(tree)}
+    stored = _config_of_the_resumed(tree)
+    context = {CHECKPOINTS_IN_USE: _checkpoints_in_use(stored), HUB_PINS: pins_in(stored)}
     try:
         return ParsedConfig(kind.model_validate(tree, context=context), problems)
     except ValidationError as error:
@@ -185,17 +187,25 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ValueError(f"what follows = is not valid YAML: {getattr(error, 'problem', None) or error}") from None
 
 
-def _checkpoints_in_use(tree: Any) -> dict[str, Path]:
-    """What the keys that name runs stand for in the run that is to be resumed, by their last parts: it stays the same,
-    whatever has become of those runs since."""
+def _config_of_the_resumed(tree: Any) -> str:
+    """The text of config.yaml of the run that is to be resumed, or nothing."""
     try:
         trainer = tree["trainer"]
         if trainer.get("resume") is not True:
-            return {}
-        stored: Any = yaml12.read((Path(trainer["run_dir"]).expanduser() / "config.yaml").read_text(encoding="utf-8"))
+            return ""
+        return (Path(trainer["run_dir"]).expanduser() / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        return ""  # there is no run yet, or it is told elsewhere what is wrong with its configuration
+
+
+def _checkpoints_in_use(config: str) -> dict[str, Path]:
+    """What the keys that name runs stand for in the run that is to be resumed, by their last parts: it stays the same,
+    whatever has become of those runs since."""
+    try:
+        stored: Any = yaml12.read(config)
         named = {**stored["model"], "branch_from": stored["trainer"].get("branch_from")}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, yaml12.YAMLError):
-        return {}  # there is no run yet, or it is told elsewhere what is wrong with its configuration
+    except (ValueError, TypeError, KeyError, AttributeError, yaml12.YAMLError):
+        return {}
     return {key: Path(path) for key, path in named.items() if isinstance(path, str) and "/checkpoints/" in path}
 
 

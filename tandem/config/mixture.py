@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from tandem.config.base import PositiveFloat, Section
-from tandem.config.paths import LocalPath
+from tandem.config.paths import DataPaths
 
 LONGEST_PERIOD = 100_000
 SetName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
@@ -17,8 +17,8 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
 class TrainSetConfig(Section):
     """One set of a mixture."""
 
-    files: list[LocalPath] = Field(min_length=1)
-    """Parquet or JSON-lines (also .gz)."""
+    files: DataPaths = Field(min_length=1)
+    """As `data.train_files`."""
     weight: PositiveFloat = 1.0
     """Its share of the prompts is its weight over the sum of all weights, exactly."""
 

@@ -3,6 +3,8 @@
     data/train.parquet      ->  /home/ada/data/train.parquet                            LocalPath
     rewards.py:score        ->  /home/ada/rewards.py:score                              Reference
     runs/sft                ->  /home/ada/runs/sft/checkpoints/step_000010/model        ModelPath
+    Qwen/Qwen3-0.6B         ->  ~/.cache/huggingface/hub/…/snapshots/<commit>           ModelPath
+    hub:openai/gsm8k/main[train]    ->  the split's files in such a snapshot            DataPaths
 
 Relative paths start at the directory that the command runs in, `~` is the home directory.
 """
@@ -10,13 +12,18 @@ Relative paths start at the directory that the command runs in, `~` is the home 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+
+from tandem import hub
 
 CHECKPOINTS_IN_USE = "checkpoints in use"
 """In the context of a validation: what the keys of the run that is resumed have stood for since it began, path by the
 last part of the key."""
+
+HUB_PINS = "hub pins"
+"""In the context of a validation: the commits of the Hub's repositories that the run that is resumed has used."""
 
 
 def absolute(path: Path) -> Path:
@@ -53,13 +60,33 @@ def model_directory(path: Path, info: ValidationInfo) -> Path:
     """The Hugging Face directory that `path` stands for, or `path` where it stands for none.
 
     A run directory is its newest checkpoint; so is `checkpoints/latest` in it, and `checkpoints/best` is the best one;
-    of a checkpoint it is `model/`. For a run that is resumed it is the directory that it was at its start.
+    of a checkpoint it is `model/`. For a run that is resumed it is the directory that it was at its start. An id of the
+    Hub is its snapshot in the cache, which has no weights before `hub.fetch_weights`.
     """
-    path = checkpoint_directory(path, info)
+    if (model := hub.model_id(path)) is not None:
+        return hub.model_snapshot(model, _pins(info))
+    path = hub.restored(checkpoint_directory(path, info))
     inside = path / "model"
     with _unreadable_told():
         holds_model = (inside / "config.json").is_file() and not (path / "config.json").exists()
     return inside if holds_model else path
+
+
+def data_files(given: Any, info: ValidationInfo) -> Any:
+    """A list of files, with those of a split in the place of each id of the Hub."""
+    if not isinstance(given, list):
+        return given
+    found: list[Any] = []
+    for one in cast(list[Any], given):
+        if isinstance(one, str) and one.startswith("hub:"):
+            found += hub.data_files(one, _pins(info))
+        else:
+            found.append(hub.restored(Path(one)) if isinstance(one, str | Path) else one)
+    return found
+
+
+def _pins(info: ValidationInfo) -> Mapping[hub.Pin, str]:
+    return cast(Mapping[str, Any], info.context or {}).get(HUB_PINS, {})
 
 
 @contextmanager
@@ -73,6 +100,8 @@ def _unreadable_told() -> Generator[None]:
 
 LocalPath = Annotated[Path, AfterValidator(absolute)]
 """A file or a directory."""
+DataPaths = Annotated[list[LocalPath], BeforeValidator(data_files)]
+"""Files, and ids of data sets of the Hub."""
 ModelPath = Annotated[Path, AfterValidator(model_directory)]
 """A Hugging Face directory, or what `model_directory` finds one in."""
 CheckpointPath = Annotated[Path, AfterValidator(checkpoint_directory)]

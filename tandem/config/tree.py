@@ -19,7 +19,7 @@ from tandem.config.base import (
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.mixture import MixtureConfig
-from tandem.config.paths import CheckpointPath, LocalPath, ModelPath, Reference
+from tandem.config.paths import CheckpointPath, DataPaths, LocalPath, ModelPath, Reference
 from tandem.config.tracking import TrackingConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 
@@ -48,8 +48,9 @@ class ChatTemplateConfig(Section):
 
 class ModelConfig(Section):
     path: ModelPath
-    """Hugging Face model directory (config, safetensors, tokenizer). A run directory stands for the model of its newest
-    checkpoint, as `RUN/checkpoints/latest` does, and `RUN/checkpoints/best` for that of the best one."""
+    """Hugging Face model directory (config, safetensors, tokenizer), or an id of the Hub. A run directory stands for
+    the model of its newest checkpoint, as `RUN/checkpoints/latest` does, and `RUN/checkpoints/best` for that of the
+    best one."""
     critic_path: ModelPath | None = None
     """Model directory that the critic starts from; default: `path`."""
     teacher_path: ModelPath | None = None
@@ -111,10 +112,10 @@ class VideosConfig(Section):
 
 
 class DataFilesConfig(Section):
-    """Parquet or JSON-lines (also .gz)."""
+    """Parquet or JSON-lines (also .gz), and ids of the Hub: `hub:OWNER/NAME/CONFIGURATION[SPLIT]`."""
 
-    train_files: list[LocalPath] = []
-    val_files: list[LocalPath] = []
+    train_files: DataPaths = []
+    val_files: DataPaths = []
     shuffle: bool = True
     """A new order every epoch, from `trainer.seed`."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -152,7 +153,7 @@ class DataConfig(DataFilesConfig):
 class SftDataConfig(DataFilesConfig):
     """One row a demonstration (`messages`, or `prompt` + `completion`), or a pair of answers (`chosen`, `rejected`)."""
 
-    train_files: list[LocalPath] = Field(min_length=1)
+    train_files: DataPaths = Field(min_length=1)
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
+from tandem.hub import fetch_weights
 from tandem.models.families import refusal, sees_pictures
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
@@ -32,6 +33,11 @@ def find_directory_mistakes(config: Any) -> Iterator[str]:
     for key in ("path", "critic_path", "teacher_path", "reward_model_path"):
         path = getattr(config.model, key, None)
         if path is not None:
+            try:
+                fetch_weights(path)
+            except ValueError as error:
+                yield f"model.{key}: {error}"
+                continue
             problems = _find_in_directory(path, has_tokenizer=key != "critic_path")
             yield from (f"model.{key}: {path} {problem}" for problem in problems)
 

@@ -1,0 +1,129 @@
+"""`tandem push`: a run's model to the Hub, with a card that says how it was made."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tandem import __version__
+from tandem.config import yaml12
+from tandem.errors import UserError
+from tandem.hub import repository_of, told
+
+_POINTS = 12
+"""Rows of the table of metrics."""
+_CURVES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss", "val/loss")
+
+
+def checkpoint_of(run: Path, step: str) -> Path:
+    """The checkpoint of a run that `step` names: latest, best, or a number. Raises UserError."""
+    folder = run / "checkpoints"
+    try:
+        name = f"step_{int(step):06d}" if step.isdigit() else (folder / step).read_text(encoding="utf-8").strip()
+    except OSError:
+        raise UserError(
+            f"{run}: it has no checkpoint {step!r}; give a run's directory, and a step it has saved"
+        ) from None
+    model = folder / name / "model"
+    if not (model / "config.json").is_file():
+        there = ", ".join(sorted(path.name for path in folder.glob("step_*"))) or "none"
+        raise UserError(f"{run}: it has no {name}; there are: {there}")
+    return folder / name
+
+
+def push(run: Path, repo: str, step: str, private: bool, revision: str | None) -> str:
+    """Upload the model of a checkpoint, and its card. Returns its address. Raises UserError."""
+    checkpoint = checkpoint_of(run, step)
+    card = model_card(run, checkpoint, repo)
+    try:
+        with told("model", repo, revision), tempfile.TemporaryDirectory() as aside:
+            files = Path(aside)
+            for file in sorted((checkpoint / "model").iterdir()):
+                if file.is_file():
+                    (files / file.name).symlink_to(file.absolute())
+            (files / "README.md").write_text(card, encoding="utf-8")
+            return _upload(files, repo, private, revision, f"{checkpoint.name} of {run.name}")
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _upload(files: Path, repo: str, private: bool, revision: str | None, message: str) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    address = api.create_repo(repo, private=private, exist_ok=True)
+    if revision is not None:
+        api.create_branch(repo, branch=revision, exist_ok=True)
+    api.upload_folder(repo_id=repo, folder_path=files, commit_message=message, revision=revision)
+    return str(address)
+
+
+def model_card(run: Path, checkpoint: Path, repo: str) -> str:
+    """README.md, made of config.yaml and metrics.jsonl of the run. No path of this machine is in it."""
+    config: Any = yaml12.read((run / "config.yaml").read_text(encoding="utf-8"))
+    base = _named(config["model"]["path"])
+    head: dict[str, Any] = {"library_name": "transformers", "tags": ["tandem", "reinforcement-learning"]}
+    if (name := repository_of(Path(str(config["model"]["path"])))) is not None:
+        head["base_model"] = name
+    data = [_named(path) for path in config.get("data", {}).get("train_files", [])]
+    settings = {
+        "algorithm": config.get("algorithm"), "preference": config.get("preference"),
+        "optimizer": config.get("training", {}).get("optimizer"),
+        "generation": {key: config.get("generation", {}).get(key) for key in ("temperature", "max_response_tokens")},
+        "data": {key: config.get("data", {}).get(key) for key in ("prompts_per_step", "rows_per_step")},
+    }  # fmt: skip
+    shown = {name: _without_paths(value) for name, value in settings.items() if value}
+    step = int(checkpoint.name.rpartition("_")[2])
+    return "\n".join([
+        "---", yaml12.write(head).strip(), "---", "", f"# {repo.rpartition('/')[2]}", "",
+        f"{base}, trained by Tandem {__version__}; step {step}.", "",
+        f"Data: {', '.join(dict.fromkeys(data)) or 'not named'}.", "",
+        "```yaml", yaml12.write(shown).strip(), "```", "",
+        *_metrics(_steps(run), step), "",
+    ])  # fmt: skip
+
+
+def _named(path: Any) -> str:
+    """What a path is called outside this machine: its repository, or the last part of its name."""
+    return repository_of(Path(str(path))) or Path(str(path)).name
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_paths(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def _steps(run: Path) -> list[dict[str, Any]]:
+    """The last line of each step."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (run / "metrics.jsonl").exists() else []
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        record = json.loads(line)
+        found[int(record.get("step", 0))] = {**found.get(int(record.get("step", 0)), {}), **record}
+    return [found[step] for step in sorted(found)]
+
+
+def _metrics(steps: Sequence[Mapping[str, Any]], last: int) -> Iterator[str]:
+    """A table of the curves that the run has, validations whole and of the rest some steps."""
+    steps = [record for record in steps if record.get("step", 0) <= last]
+    names = [name for name in _CURVES if any(name in record for record in steps)]
+    validated = sorted({name for record in steps for name in record if name.startswith("val") and "/acc" in name})
+    if not (columns := [*names, *validated[:4]]):
+        return
+    every = max(1, len(steps) // _POINTS)
+    rows = [
+        record
+        for at, record in enumerate(steps)
+        if at % every == 0 or at == len(steps) - 1 or any(name in record for name in validated)
+    ]
+    yield f"| step | {' | '.join(columns)} |"
+    yield f"| --- |{' --- |' * len(columns)}"
+    for record in rows:
+        cells = [f"{record[name]:.4g}" if isinstance(record.get(name), int | float) else "" for name in columns]
+        yield f"| {record.get('step', 0)} | {' | '.join(cells)} |"
