@@ -81,3 +81,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     make(arguments.directory, arguments.family, arguments.seed)
+    counts = f"{TRAIN:,} questions to train on, {VALIDATION:,} others"
+    print(f"{arguments.directory}: a model of {arguments.family}, {counts}")

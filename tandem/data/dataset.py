@@ -129,8 +129,26 @@ class Dataset(ABC, Generic[Item, Config]):
         try:
             expanded, origins, placed = self._pictures.expand(ids, pictures)
         except BadPicture as error:
-            raise BadRow(str(error)) from error
+            raise BadRow(f"{error}{self._spelled(ids, pictures)}") from error
         return expanded, origins, tuple(placed)
+
+    def _spelled(self, ids: Sequence[int], pictures: Sequence[Picture | Video]) -> str:
+        """What to do where text holds tokens that stand for pictures or videos; nothing where there are not more of
+        them than of these."""
+        assert self._pictures is not None and self._pictures.format is not None
+        seen, videos = self._pictures.format, sum(isinstance(one, Video) for one in pictures)
+        kinds = (seen.placeholder_id, len(pictures) - videos, "<image>"), (seen.video_id, videos, "<video>")
+        for token, count, placeholder in kinds:
+            if token is not None and list(ids).count(token) > count:
+                name = self._tokenizer.convert_ids_to_tokens(token)
+                return f"; {name} in a text counts as one: take it out, or write {placeholder} and give what it shows"
+        return ""
+
+
+def length_of(token_ids: Sequence[int] | IntArray, pictures: Sequence[Picture]) -> str:
+    """As messages say it: with how much of it is the pictures'."""
+    own = sum(picture.grid[0] * picture.grid[1] for picture in pictures)
+    return f"{len(token_ids):,} tokens long" + (f", {own:,} of them for its pictures" if own else "")
 
 
 class RLHFDataset(Dataset[Prompt, DataConfig]):
@@ -154,7 +172,7 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         if not len(token_ids):
             raise BadRow("the tokenizer makes no token of column `prompt`")
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
-            raise BadRow(f"column `prompt` is {len(token_ids):,} tokens long; data.max_prompt_tokens is {limit:,}")
+            raise BadRow(f"column `prompt` is {length_of(token_ids, placed)}; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if has_source else "default"
         prompt = Prompt(len(self), token_ids, text, data_source, ground_truth_of(row), row, placed)

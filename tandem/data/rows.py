@@ -15,6 +15,10 @@ from tandem.errors import UserError
 
 Row = dict[str, Any]
 ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_PICTURED = ("images", "image", "videos")
+"""Columns of pictures."""
+_SHORT = 4096
+"""Texts below this length stay where pictures go: paths, and keys of stored ones."""
 Value = TypeVar("Value")
 
 
@@ -44,9 +48,14 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     with pq.ParquetFile(path) as file:
-        pictured = {"images", "image", "videos"} & set(file.schema_arrow.names)
+        pictured = any(_may_hold_pictures(field) for field in file.schema_arrow)
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=16 if pictured else 1024))
         yield from enumerate(chain.from_iterable(batches), start=1)
+
+
+def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
+    """A column of pictures, or of messages with parts that hold some."""
+    return field.name in _PICTURED or any(word in str(field.type) for word in ("binary", "image", "video"))
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
@@ -71,10 +80,31 @@ def _parse_line(line: bytes) -> Row | BadRow:
 
 
 def without_pictures(row: Row) -> Row:
-    """The row for those who keep many and look at no picture: columns of pictures are null but for a short text."""
-    columns = [name for name in ("images", "image", "videos") if name in row]
-    short = {name: isinstance(row[name], str) and len(row[name]) < 4096 for name in columns}
-    return {**row, **{name: None for name, is_short in short.items() if not is_short}}
+    """The row for those who keep many and look at no picture: what pictures are made of is null, in their columns and
+    in parts of messages, but for short texts."""
+    return {name: _short(value) if name in _PICTURED else _without_parts(value) for name, value in row.items()}
+
+
+def _short(value: Any) -> Any:
+    return value if isinstance(value, str) and len(value) < _SHORT else None
+
+
+def _without_parts(messages: Any) -> Any:
+    """A column's value; where it is messages, without what their parts show."""
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {**message, "content": [_light(part) for part in message["content"]]}
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _light(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {key: value if key in ("type", "text") else _short(value) for key, value in part.items()}
 
 
 def cell(row: Row, column: str, kind: type[Value]) -> Value:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tandem.config.tree import SftDataConfig
 from tandem.data.chat import Messages, encode, messages_of, render
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, length_of
 from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
 from tandem.pictures.sources import VIDEO_PART
@@ -52,7 +52,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         tokens, origins, placed = self._expand(ids, pictures)
         learned = learned[origins]
         if len(tokens) > (limit := self._config.max_tokens):
-            raise BadRow(f"the row is {len(tokens):,} tokens long; data.max_tokens is {limit:,}")
+            raise BadRow(f"the row is {length_of(tokens, placed)}; data.max_tokens is {limit:,}")
         cut = int(np.argmax(learned))
         if cut == 0:
             raise BadRow("the tokenizer makes no token of the prompt, or none of the answer")

@@ -50,6 +50,9 @@ _LEAST_PREFIX = 4
 prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
+_PICTURES = 2**16
+"""So many are told apart before those that nobody shows any more are forgotten, and with them what is kept of rows.
+Every publish does the same."""
 _NO_TOKEN = -1
 _ALIKE = 3
 """Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
@@ -165,6 +168,9 @@ class NativeEngine:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         self._limits.check(request)
         if request.pictures:
+            if self._pictures.known >= _PICTURES:
+                self._prefixes.clear()  # theirs stand in it
+                self._forget_pictures()
             request = replace(request, token_ids=self._pictures.mark(request.token_ids, request.pictures))
         results: Results = asyncio.Queue()
         pending = len(request.seeds)
@@ -190,12 +196,15 @@ class NativeEngine:
         self._prefixes.clear()
         if self._tower is not None:
             self._tower.forget()
+            self._forget_pictures()
         self._state["keep"] = False  # of rows under way a part is computed by other weights
 
     def sleep(self) -> None:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
         self._renew_cache()
+        if self._tower is not None:
+            self._tower.offload()
         if self._weight.is_cuda:
             torch.cuda.empty_cache()  # other processes have to see the memory that is free now
         self._asleep = True
@@ -423,6 +432,11 @@ class NativeEngine:
         """Drop what is left of a request that nobody waits for any more."""
         self._waiting = deque(group for group in self._waiting if group[0].results is not results)
         self._release([slot for slot, entry in enumerate(self._rows) if entry.results is results])
+
+    def _forget_pictures(self) -> None:
+        """All that no sample shows; no prefix is kept."""
+        samples = (entry for group in (self._rows, *self._waiting) for entry in group)
+        self._pictures.forget(entry.request.token_ids for entry in samples)
 
     def _clear(self) -> list[NativeSample]:
         """Forget every sample; returns them."""

@@ -32,7 +32,7 @@ from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
 from tandem.generation.replica import PINGS_PER_TIMEOUT, Replica, ReplicaSpec, ReplicaState, RoutedSample
 from tandem.generation.routing import PrefixRouter
-from tandem.pictures.marks import PictureNumbers
+from tandem.pictures.marks import content_marked
 from tandem.types import Completion, Delta, Request
 from tandem.weights.base import Deliver, WeightSync
 
@@ -68,7 +68,6 @@ class ReplicatedEngine:
         self._failures = 0
         """Replicas lost since a sample last got an answer."""
         self._router = PrefixRouter()
-        self._pictures = PictureNumbers()
         self._watching: asyncio.Task[None] | None = None
         self._replicas = [Replica.start(spec) for _ in range(config.replicas)]
         self._speeds = Speeds(config.replicas)
@@ -168,7 +167,7 @@ class ReplicatedEngine:
             return
         while serving and self._waiting:
             samples, request = self._next_siblings()
-            marked = self._pictures.mark(request.token_ids, request.pictures)
+            marked = content_marked(request.token_ids, request.pictures)
             replica = self._router.route(marked, {replica: self._end_of(replica) for replica in serving})
             samples = dict(itertools.islice(samples.items(), self._room(replica)))
             if not samples:
@@ -224,7 +223,7 @@ class ReplicatedEngine:
                 made = output.token_ids if isinstance(output, Completion) else sample.sent
                 self._speeds.answered(self._replicas.index(replica), 1, len(made))
                 if sample.request.keep:
-                    row = self._pictures.mark(sample.row(output), sample.request.pictures)
+                    row = content_marked(sample.row(output), sample.request.pictures)
                     self._router.note_end(row, replica)
 
     def _fail(self, error: Exception) -> None:

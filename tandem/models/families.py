@@ -33,6 +33,8 @@ VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 
 PICTURES = frozenset(MODEL_TYPES)
 """Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
+ENCODED_ALONE = frozenset({"mistral3"})
+"""Those of them whose tower takes one picture a call, for it attends over all pictures of a call at once."""
 SPATIAL = frozenset(SPATIAL_TYPES)
 """Those of them in which a picture's tokens have positions in three dimensions."""
 

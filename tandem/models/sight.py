@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import EngineError
+from tandem.models.families import ENCODED_ALONE
 from tandem.pictures.store import Pixels
 
 
@@ -20,8 +21,6 @@ class Sight(NamedTuple):
     arguments: Callable[[Sequence[Tensor]], dict[str, Tensor]]
     """What `pixels` has made of some pictures -> the arguments of `get_image_features`, and of the model's own
     forward pass."""
-    alone: bool = False
-    """One picture a call: the tower attends over all pictures of a call at once, with a mask."""
     frames: Callable[[Any, Pixels], Tensor] | None = None
     """As `pixels`, of two frames of a video, one stored below the other; None: the model is shown no videos."""
     stacked: bool = False
@@ -29,7 +28,7 @@ class Sight(NamedTuple):
 
     def features(self, body: Any, pixels: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Embeddings of all pictures, `[tokens, hidden]`, head to tail; then those of deeper layers, the same way."""
-        if self.alone and len(pixels) > 1:
+        if body.config.model_type in ENCODED_ALONE and len(pixels) > 1:
             parts = [self.features(body, [own], device) for own in pixels]
             return [torch.cat(layer) for layer in zip(*parts, strict=True)]
         arguments = {name: value.to(device) for name, value in self.arguments(pixels).items()}
@@ -139,6 +138,6 @@ _SIGHTS = {
     "llava": Sight(_TOWER, _square, _square_arguments),
     "internvl": Sight(_TOWER, _internvl, _square_arguments, stacked=True),
     **dict.fromkeys(("smolvlm", "idefics3"), Sight(("vision_model", "connector"), _smolvlm, _in_one_row, stacked=True)),
-    "mistral3": Sight(_TOWER, _square, _sized_arguments, alone=True),
+    "mistral3": Sight(_TOWER, _square, _sized_arguments),
 }
 _TOWER_MODULES = {name for sight in _SIGHTS.values() for name in sight.modules}

@@ -45,6 +45,9 @@ class Features(NamedTuple):
     def parts(self) -> tuple[Tensor, ...]:
         return (self.embeddings, *self.deeper)
 
+    def on(self, device: torch.device) -> "Features":
+        return Features(self.embeddings.to(device), tuple(layer.to(device) for layer in self.deeper))
+
 
 class PictureInputs(NamedTuple):
     """What a model gets for marked token ids."""
@@ -134,9 +137,14 @@ class PictureTower:
         if not self._frozen:
             self._kept.clear()
 
+    def offload(self) -> None:
+        """What is kept goes into host memory; pictures that are shown again come back."""
+        self._kept.change(lambda features: features.on(torch.device("cpu")), self._kept.keys())
+
     def _features(self, pictures: Sequence[Picture], keep: bool) -> list[Features]:
         # Frames that are shown at several times of videos are encoded once.
         wanted = {picture.content: picture for picture in pictures}
+        self._kept.change(lambda features: features.on(self._device), wanted)
         found = self._kept.find(wanted)
         if lacking := [picture for content, picture in wanted.items() if content not in found]:
             # What is kept for a whole run is the same in a resumed one: it may not hang on who was computed with it.
@@ -203,6 +211,13 @@ class _Kept(Generic[Item]):
         for key in found:
             self._items.move_to_end(key)
         return found
+
+    def keys(self) -> list[Content]:
+        return list(self._items)
+
+    def change(self, make: Callable[[Item], Item], keys: Iterable[Content]) -> None:
+        """Put what `make` makes of those that are there, of as many bytes, in their places."""
+        self._items.update({key: make(self._items[key]) for key in keys if key in self._items})
 
     def keep(self, items: Mapping[Content, Item]) -> None:
         for key, item in items.items():

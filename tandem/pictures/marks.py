@@ -6,7 +6,8 @@ their tokens, to compute once what they share, marks them first: the tokens of t
 whichever prompt shows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 import numpy as np
 
@@ -21,6 +22,13 @@ class PictureNumbers:
         self.pictures: list[Picture] = []
         """By number."""
         self._numbers: dict[tuple[str, VideoStep | None], int] = {}
+        self._free: list[int] = []
+        """Numbers of pictures that were forgotten."""
+
+    @property
+    def known(self) -> int:
+        """Pictures that have a number."""
+        return len(self._numbers)
 
     def mark(self, token_ids: IntArray, pictures: Sequence[Picture]) -> IntArray:
         """`token_ids` itself where there are no pictures, else a copy with theirs marked. ValueError where a picture is
@@ -32,11 +40,32 @@ class PictureNumbers:
             marked[_tokens_of(picture, marked)] = -1 - self._number(picture)
         return marked
 
+    def forget(self, living: Iterable[IntArray]) -> None:
+        """Give the numbers that stand in none of these marked token ids to other pictures."""
+        used = {int(mark) for token_ids in living for mark in np.unique(token_ids[token_ids < 0])}
+        for one, number in list(self._numbers.items()):
+            if -1 - number not in used:
+                del self._numbers[one]
+                self._free.append(number)
+
     def _number(self, picture: Picture) -> int:
-        number = self._numbers.setdefault((picture.key, picture.step), len(self.pictures))
-        if number == len(self.pictures):
-            self.pictures.append(picture)
+        number = self._numbers.get((picture.key, picture.step))
+        if number is None:
+            number = self._free.pop() if self._free else len(self.pictures)
+            self._numbers[picture.key, picture.step] = number
+            self.pictures[number : number + 1] = [picture]
         return number
+
+
+def content_marked(token_ids: IntArray, pictures: Sequence[Picture]) -> IntArray:
+    """As PictureNumbers.mark, but a picture's mark follows from its content, without a memory. Two pictures of 2^31 may
+    have the same: for those to whom prompts may look alike that are not."""
+    if not pictures:
+        return token_ids
+    marked = token_ids.copy()
+    for picture in pictures:
+        marked[_tokens_of(picture, marked)] = -1 - (crc32(f"{picture.key} {picture.step}".encode()) >> 1)
+    return marked
 
 
 def _tokens_of(picture: Picture, token_ids: IntArray) -> IntArray:

@@ -20,10 +20,10 @@ from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
 from tandem.models.classes import is_picture_model
+from tandem.models.families import ENCODED_ALONE
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
-from tandem.models.sight import sight_of
 from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
@@ -133,6 +133,8 @@ class FsdpEngine:
     def offload(self) -> None:
         host = torch.device("cpu")
         nn.Module.to(self.model, host)
+        if self._tower is not None:
+            self._tower.offload()
         if self._optimizer is not None:
             self._optimizer.move(host)
 
@@ -253,7 +255,7 @@ def make_engine(
 
 def _refuse_single_pictures(model: PreTrainedModel) -> None:
     """Ranks that share a tower's weights encode together: each has the same number of calls."""
-    if is_picture_model(model.config) and sight_of(model.config).alone and not is_frozen(tower_of(model)):
+    if model.config.model_type in ENCODED_ALONE and is_picture_model(model.config) and not is_frozen(tower_of(model)):
         raise UserError(
             f"model.vision_tower: train: that of a {model.config.model_type} takes one picture at a time, and does not "
             "learn on several ranks yet; use frozen, or one rank"

@@ -212,6 +212,14 @@ def test_published_puzzles(recipe: Path, tmp_path: Path) -> None:
             "generation.type: sglang: a model that sees pictures (qwen2_5_vl) does not run so yet; use native or vllm",
         ),
         ("generation.type=vllm cluster.ranks=2", "qwen2_5_vl) does not run so yet on several ranks; use native"),
+        (
+            "generation.type=vllm conversation.environment.type=tools",
+            "conversation: a model that sees pictures (qwen2_5_vl) does not run so yet with generation.type vllm; use",
+        ),
+        (
+            "conversation.environment.type=tools cluster.ranks=2",
+            "conversation: a model that sees pictures (qwen2_5_vl) does not run so yet on several ranks; give the role",
+        ),
         ("training.compile=true", "training.compile: a model that sees pictures"),
         ("training.context_parallel=2", "training.context_parallel: a model that sees pictures (qwen2_5_vl)"),
         ("training.type=megatron", "training.type: megatron: a model that sees pictures (qwen2_5_vl)"),
@@ -231,6 +239,19 @@ def test_families_that_nobody_has_compared_on_vllm_are_refused_there(
     assert main(["train", str(recipe), f"model.path={tmp_path}", "generation.type=vllm"]) == 2
     told = "generation.type: vllm: a model that sees pictures (llava) does not run so yet; use native"
     assert told in capsys.readouterr().err
+
+
+def test_a_tower_that_learns_alone_on_several_ranks_is_told_with_the_other_mistakes(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mistral3"}')
+    given = ["train", str(recipe), f"model.path={tmp_path}", "training.type=fsdp"]
+    told = "model.vision_tower: train on 2 ranks (actor): a model that sees pictures (mistral3) does not run so yet"
+    assert main([*given, "cluster.ranks=2"]) == 2
+    assert told in capsys.readouterr().err
+    for override in ("cluster.ranks=1", "cluster.ranks=2 model.vision_tower=frozen"):
+        assert main([*given, *override.split()]) == 2  # the directory holds no weights
+        assert "model.vision_tower" not in capsys.readouterr().err
 
 
 def test_a_run_on_videos(recipe: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches, select_rows, to_batch
 from tandem.batching.prompt_trees import BLOCK
-from tandem.pictures.marks import PictureNumbers
+from tandem.pictures.marks import PictureNumbers, content_marked
 from tandem.pictures.positions import places_of
 from tandem.types import Demonstration, Group, MicroBatch, Picture, Prompt, Score, Status, Trajectory
 
@@ -65,6 +65,27 @@ def test_marks_tell_pictures_apart() -> None:
     assert marked == [[1, -1, -1, 2], [1, -2, -2, 2], [1, -1, -1, 2]]
     with pytest.raises(ValueError, match="takes 2 tokens from 3 on, and 1 of 4 are there"):
         numbers.mark(rows[0].prompt_ids, [picture("red", 3)])
+
+
+def test_numbers_of_pictures_that_nobody_shows_go_to_others() -> None:
+    numbers, ids = PictureNumbers(), np.array([8, 7, 7, 8], np.int32)
+    shown = [Picture(name, (1, 2), 1) for name in "abcdefgh"]
+    first = numbers.mark(ids, shown[:1])
+    for one in shown[1:]:
+        assert first.tolist() == [8, -1, -1, 8] and numbers.mark(ids, [one]).tolist() == [8, -2, -2, 8]
+        assert numbers.pictures == [shown[0], one]
+        numbers.forget([first])
+    assert numbers.mark(ids, shown[:1]).tolist() == first.tolist(), "one that is still shown keeps its number"
+    numbers.forget([])
+    assert {tuple(numbers.mark(ids, [one])[1:3]) for one in shown[2:4]} == {(-1, -1), (-2, -2)}
+    assert len(numbers.pictures) == 2
+
+
+def test_marks_by_content_are_the_same_without_a_memory() -> None:
+    ids = np.array([8, 7, 7, 8], np.int32)
+    one, again, other = (content_marked(ids, [Picture(name, (1, 2), 1)]) for name in "aab")
+    assert (one == again).all() and (one[1:3] != other[1:3]).all() and (one[1:3] < 0).all()
+    assert one.dtype == np.int32 and content_marked(ids, []) is ids
 
 
 def test_siblings_share_a_prompt_only_where_its_pictures_are_the_same() -> None:

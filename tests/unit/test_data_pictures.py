@@ -18,6 +18,7 @@ from picture_rows import IMAGE_ID, TOKENIZER, animated, bomb, encoded, model_fil
 from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.preference import PreferenceDataset
+from tandem.data.rows import _may_hold_pictures, read_rows, without_pictures
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.pictures.shown import ModelPictures
@@ -132,7 +133,9 @@ def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
         (verl_row("<image>", images=["a.png", "a.png"]), "1 placeholders, but 2 pictures"),
         (verl_row("<image><|image_pad|>", images=["a.png"]), "1 pictures and 2 placeholders for them, after the chat"),
         (verl_row("a <|image_pad|>"), "0 pictures and 1 placeholders"),
+        (verl_row("a <|image_pad|>"), "<|image_pad|> in a text counts as one: take it out, or write <image> and give"),
         (verl_row("a <|video_pad|>"), "0 videos and 1 placeholders"),
+        (verl_row("a <|video_pad|>"), "<|video_pad|> in a text counts as one: take it out, or write <video> and give"),
         ({"prompt": [user([{"type": "image"}])]}, "1 placeholders, but 0 pictures"),
         ({"prompt": [user([{"type": "audio", "audio": "a.mp3"}])]}, "a part of type 'audio'"),
         ({"prompt": "<image>?", "images": ["a.png"]}, "need a prompt of messages"),
@@ -160,8 +163,24 @@ def test_limits(tmp_path: Path) -> None:
     assert [p.grid for p in load(tmp_path, file, max_pixels=2 * 28 * 28).prompts[0].pictures] == [(1, 2)] * 2
     assert "more than data.images.max_source_pixels, 3,000" in refused(tmp_path, row, max_source_pixels=3_000)
     assert "data.images.max_pixels: 700 is less" in refused(tmp_path, row, max_pixels=700)
-    with pytest.raises(UserError, match=r"tokens long; data.max_prompt_tokens is 30"):
+    with pytest.raises(UserError, match=r"tokens long, 8 of them for its pictures; data.max_prompt_tokens is 30"):
         RLHFDataset([file], TOKENIZER, DataConfig(max_prompt_tokens=30), pictures_of(tmp_path))
+
+
+def test_rows_that_are_kept_hold_no_pictures(tmp_path: Path) -> None:
+    """Wherever they stand; a parquet file of such messages is read few rows at a time."""
+    large = "data:image/png;base64," + "A" * 10_000
+    for part in ({"image": large}, {"image": PNG * 99}, {"image_url": {"url": large}}, {"image": {"bytes": PNG}}):
+        shown = [{"type": "image", **part}, {"type": "image", "image": "a.png"}, {"type": "text", "text": "?" * 5000}]
+        kept = without_pictures({"prompt": [user(shown)], "messages": [user("?")], "images": [PNG], "n": [1]})
+        light, path, text = kept["prompt"][0]["content"]
+        assert light == {"type": "image", next(iter(part)): None} and (path, text) == (shown[1], shown[2])
+        assert {**kept, "prompt": 0} == {"prompt": 0, "messages": [user("?")], "images": None, "n": [1]}
+        assert shown[0] == {"type": "image", **part}, "the row itself stays as it is"
+    table = pa.table({"prompt": [[user([{"type": "image", "image": b"x"}])]] * 17})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert _may_hold_pictures(table.schema.field("prompt")) and not _may_hold_pictures(pa.field("prompt", pa.string()))
+    assert [number for number, _ in read_rows(tmp_path / "rows.parquet")] == [*range(1, 18)]
 
 
 def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:

@@ -262,6 +262,38 @@ def test_generated_log_probs_are_the_trainers(case: Case) -> None:
                 parameter.mul_(1.1)
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl"], indirect=True)
+def test_pictures_do_not_pile_up_and_features_leave_the_device(case: Case) -> None:
+    """An engine forgets pictures at a publish, and its numbers at many; log-probs stay those of the pictures shown."""
+    moved: list[str] = []
+
+    class Noted(PictureTower):
+        def offload(self) -> None:
+            moved.append("out")
+            super().offload()
+
+    engine = engine_of(case, vision_tower="frozen")
+    tower = Noted(engine.model, case.path, case.store.read)
+    native = NativeEngine(engine.model, max_running=6, tower=tower)
+    first: list[list[Completion]] | None = None
+    for version in range(3):
+        native.load_weights(version, None)
+        # The same pictures have other numbers in another order.
+        asked = requests_of(case, 0.0, 1, keep=True)[:: 1 if version % 2 else -1]
+        answers = generate(native, asked)[:: 1 if version % 2 else -1]
+        first = first or answers
+        for (one,), (other,) in zip(first, answers, strict=True):
+            assert np.abs(one.logprobs - other.logprobs).max() < 1e-5
+        distinct = {picture.key for request in asked for picture in request.pictures}
+        assert len(native._pictures.pictures) == len(distinct)
+        native.sleep()
+        native.wake()
+    assert len(moved) == 3
+    trained = FsdpEngine(engine.model, FsdpTrainingConfig(), None, tower=tower)
+    trained.offload()
+    assert len(moved) == 4
+
+
 def test_greedy_answers_are_those_of_generate(case: Case) -> None:
     engine = engine_of(case)
     tower = PictureTower(engine.model, case.path, case.store.read)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.hub import fetch_weights
-from tandem.models.families import refusal, sees_pictures
+from tandem.models.families import ENCODED_ALONE, refusal, sees_pictures
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
@@ -58,19 +58,33 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
     trains = not isinstance(config, EvalConfig)
     if isinstance(config, RolloutConfig):
         ranks = sum(config.nodes_of("rollout"))
-        yield from _find_picture_engine_mistakes(config.generation, family, ranks, not_yet)
-        yield from _find_picture_conversation_mistakes(config, ranks, not_yet)
+        of_engine = [*_find_picture_engine_mistakes(config.generation, family, ranks, not_yet)]
+        yield from of_engine or _find_picture_conversation_mistakes(config, ranks, not_yet)
     if trains and training.type != "fsdp":
         yield f"training.type: {training.type}: {not_yet}; use fsdp"
     elif trains and training.compile:
         yield f"training.compile: {not_yet}; leave it out"
     elif trains and training.context_parallel > 1:
         yield f"training.context_parallel: {not_yet}; leave it out"
+    elif trains and family in ENCODED_ALONE and config.model.vision_tower != "frozen":
+        yield from _find_picture_rank_mistakes(config, not_yet)
+
+
+def _find_picture_rank_mistakes(config: Any, not_yet: str) -> Iterator[str]:
+    """Ranks that share a tower's weights encode together, and this one takes a picture a call. Adapters leave it be."""
+    learning = [role for role, learns in (("actor", not config.model.lora), ("critic", has_critic(config))) if learns]
+    for role in learning:
+        if (ranks := sum(config.nodes_of(role))) > 1:
+            yield (
+                f"model.vision_tower: train on {ranks} ranks ({role}): {not_yet}, for its tower takes one picture at a "
+                "time; use frozen, or one rank"
+            )
+            return
 
 
 def _find_picture_conversation_mistakes(config: RolloutConfig, ranks: int, not_yet: str) -> Iterator[str]:
-    if config.conversation is not None and config.generation.type != "native":
-        yield f"conversation: {not_yet} with generation.type {config.generation.type}; use native"
+    if config.conversation is not None and config.generation.type == "vllm":
+        yield f"conversation: {not_yet} with generation.type vllm; use native"
     elif config.conversation is not None and ranks > 1:
         yield f"conversation: {not_yet} on several ranks; give the role rollout one rank"
 
