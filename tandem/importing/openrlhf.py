@@ -102,13 +102,22 @@ def _model(keys: Keys, prefix: str) -> dict[str, Any]:
 
 def _files(keys: Keys, made: Imported) -> dict[str, Any]:
     names = [keys.take(key, "data.train_files") for key in ("data.prompt_dataset", "data.dataset")]
-    held_out = keys.take("eval.dataset", "data.val_files")
-    for what, name in (("train_files", next(filter(None, names), "its rows")), ("val_files", held_out)):
-        if name:
-            made.notes.append(f"data.{what}: put {name} there, as parquet or JSON lines")
+    splits = [keys.take(key, "data.train_files") for key in ("data.prompt_split", "data.dataset_split")]
+    held_out, split = keys.take("eval.dataset", "data.val_files"), keys.take("eval.split", "data.val_files", "train")
+    data = {"train_files": [_rows_of(next(filter(None, names), None), next(filter(None, splits), "train"), made)]}
+    if held_out:
+        data["val_files"] = [_rows_of(held_out, split, made)]
     if most := keys.take("data.max_samples", "data.train_files"):
         made.notes.append(f"data.max_samples={most}: rows are not cut off here; write as many as there should be")
-    return {"train_files": ["TRAIN.parquet"]}
+    return data
+
+
+def _rows_of(name: Any, split: str, made: Imported) -> str:
+    """The data set's id on the Hub, or a stand-in for local files."""
+    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return f"hub:{name}[{split}]"
+    made.notes.append(f"data: put {name or 'the rows'} in the place of ROWS.parquet, as parquet or JSON lines")
+    return "ROWS.parquet"
 
 
 def _offline(keys: Keys, method: str, made: Imported) -> None:

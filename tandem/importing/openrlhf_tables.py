@@ -167,11 +167,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "*optim": ("adam",),
     "algo.dynamic_filtering_range": ([0, 1], [0.0, 1.0]),
-    "data.prompt_split": ("train",),
-    "data.dataset_split": ("train",),
     "ds.load_in_4bit": (False,),
     "ds.tensor_parallel_size": (1,),
-    "eval.split": ("train", "test"),
     "model.loss_type": ("sigmoid",),
     "reward.stop_properly_penalty_coef": (None,),
     "*aux_loss_coef": (0, 0.0),

@@ -4,6 +4,7 @@ Only what TRL was told is read, and those of its defaults that differ from ours;
 configuration classes, and those of `transformers.TrainingArguments`.
 """
 
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
@@ -13,10 +14,13 @@ from tandem.importing.outcome import Imported, Keys, Source, known, listed, put,
 from tandem.importing.trl_tables import COUNTERPARTS, HARMLESS, WITHOUT_EFFECT
 
 COMMANDS: Mapping[str, str] = {
-    "sft": "sft", "dpo": "dpo", "reward": "reward-model", "grpo": "train", "rloo": "train", "ppo": "train",
+    "sft": "sft", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "reward": "reward-model", "grpo": "train", "rloo": "train",
+    "ppo": "train",
 }  # fmt: skip
 """TRL's trainer -> the command of ours that takes the configuration."""
-_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "reward": 1e-4, "grpo": 1e-6, "rloo": 1e-6, "ppo": 3e-6}
+_LEARNING_RATES = {
+    "sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "orpo": 1e-6, "reward": 1e-4, "grpo": 1e-6, "rloo": 1e-6, "ppo": 3e-6,
+}  # fmt: skip
 _PEFT_DEFAULT = ["q_proj", "v_proj"]
 _PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo"}
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
@@ -40,12 +44,7 @@ def convert(source: Source) -> Imported:
     keys, made = Keys(source.values), Imported({})
     tree = made.tree
     tree["model"] = _model(keys, made)
-    tree["data"] = {"train_files": ["TRAIN.parquet"]}
-    name = keys.take("dataset_name", "data.train_files")
-    made.notes.append(
-        f"data.train_files: put {name or 'what the script loads'} there, as parquet or JSON lines; columns of TRL are "
-        "read as they are"
-    )
+    tree["data"] = {"train_files": [_rows_of(keys, made)]}
     {"grpo": _online, "rloo": _online, "ppo": _ppo}.get(source.method, _offline)(keys, source.method, made)
     checkpointing = keys.take("gradient_checkpointing", "training.activation_checkpointing", True)
     training: dict[str, Any] = {"activation_checkpointing": True} if checkpointing else {}
@@ -84,6 +83,20 @@ def _model(keys: Keys, made: Imported) -> dict[str, Any]:
     return model
 
 
+def _rows_of(keys: Keys, made: Imported) -> str:
+    """The data set's id on the Hub, or a stand-in for what a script loads by itself."""
+    name = keys.take("dataset_name", "data.train_files")
+    configuration = keys.take("dataset_config", "data.train_files")
+    split = keys.take("dataset_train_split", "data.train_files", "train")
+    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return f"hub:{name}{f'/{configuration}' if configuration else ''}[{split}]"
+    made.notes.append(
+        f"data.train_files: put {name or 'what the script loads'} there, as parquet or JSON lines; columns of TRL are "
+        "read as they are"
+    )
+    return "TRAIN.parquet"
+
+
 def _offline(keys: Keys, method: str, made: Imported) -> None:
     """SFT, DPO and reward models: rows, and what is made of them."""
     data, rows = made.tree["data"], _rows(keys, made)
@@ -100,6 +113,8 @@ def _offline(keys: Keys, method: str, made: Imported) -> None:
             made.notes.append("TRL learned all tokens of `messages` without assistant_only_loss; here the assistant's")
     if method == "dpo":
         made.tree["preference"] = _preference(keys, made)
+    elif method in ("kto", "orpo"):
+        made.tree["preference"] = _rated(keys, method, made)
 
 
 def _preference(keys: Keys, made: Imported) -> dict[str, Any]:
@@ -113,6 +128,19 @@ def _preference(keys: Keys, made: Imported) -> dict[str, Any]:
         preference = {"loss": known(_PREFERENCES, kinds[0], "loss_type", made)}
     put(preference, "beta", keys.take("beta", "preference.beta", 0.1), default=0.1)
     put(preference, "label_smoothing", keys.take("label_smoothing", "preference.label_smoothing", 0), default=0)
+    return preference
+
+
+def _rated(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
+    """KTO and ORPO."""
+    preference: dict[str, Any] = {"loss": method, "beta": keys.take("beta", "preference.beta", 0.1)}
+    if method == "orpo":
+        made.notes.append("TRL's ORPO learns the likelihood of prompt and answer; here the answer's")
+        return preference
+    if (kind := keys.take("loss_type", "preference.loss", "kto")) != "kto":
+        made.notes.append(f"loss_type={kind}: there is none of that name here; kto stands in its place")
+    for name in ("desirable_weight", "undesirable_weight"):
+        put(preference, name, keys.take(name, f"preference.{name}", 1.0), default=1.0)
     return preference
 
 

@@ -70,7 +70,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "dataset_train_split": ("train",),
     "dataset_test_split": ("test",),
     "load_in_*": (False,),
     "min_p": (None, 0, 0.0),

@@ -15,6 +15,7 @@ from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainCon
 from tandem.importing.openrlhf import COMMANDS, convert, read
 from tandem.importing.outcome import Source, written
 from tests.conftest import ROOT
+from tests.imported import with_local_paths
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/openrlhf_flags.json").read_text())
 """What OpenRLHF's example scripts set, by their names."""
@@ -47,6 +48,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
     made = convert(source)
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(source.values)
+    with_local_paths(made.tree)
     (tmp_path / "config.yaml").write_text(written(made, "openrlhf", name))
     assert read_config(KINDS[COMMANDS[source.method]], tmp_path / "config.yaml", []).problems == []
 
@@ -56,7 +58,7 @@ def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp
     """On one process, with engines that are there and the letters of a tiny tokenizer."""
     tree, ours = convert(Source(**PUBLISHED[name])).tree, yaml12.read(grpo_config.read_text())
     tree["model"], tree["reward"] = {"path": ours["model"]["path"]}, ours["reward"]
-    tree["data"] |= {"train_files": ours["data"]["train_files"], "max_prompt_tokens": 32}
+    tree["data"] |= {"train_files": ours["data"]["train_files"], "val_files": [], "max_prompt_tokens": 32}
     for section in ("cluster", "placement", "tracking"):
         tree.pop(section, None)
     tree["training"].pop("context_parallel", None)

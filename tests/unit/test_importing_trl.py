@@ -17,6 +17,7 @@ from tandem.importing.outcome import Imported, Source, written
 from tandem.importing.trl import COMMANDS, convert
 from tandem.importing.trl_source import read
 from tests.conftest import ROOT
+from tests.imported import with_local_paths
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/trl_flags.json").read_text())
 """What TRL's example scripts, and the command lines of its documents, set, by their names."""
@@ -87,6 +88,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
     made = convert(source)
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(source.values)
+    with_local_paths(made.tree)
     (tmp_path / "config.yaml").write_text(written(made, "trl", name))
     assert read_config(KINDS[COMMANDS[source.method]], tmp_path / "config.yaml", []).problems == []
 

@@ -16,6 +16,7 @@ from tandem.importing.outcome import written
 from tandem.importing.shell import read_flags
 from tandem.importing.verl import convert, read
 from tests.conftest import ROOT
+from tests.imported import with_local_paths
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/verl_flags.json").read_text())
 """What 25 of verl's example scripts set, by their names."""
@@ -62,6 +63,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
     made = convert(PUBLISHED[name])
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(PUBLISHED[name])
+    with_local_paths(made.tree)
     (tmp_path / "config.yaml").write_text(written(made, "verl", name))
     assert read_config(TrainConfig, tmp_path / "config.yaml", []).problems == []
 
