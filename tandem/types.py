@@ -346,6 +346,8 @@ class Score:
     seconds: float = 0.0
     environment_weight: float = 0.0
     """By what factor the environment's reward is in `value`; 0: it is not."""
+    judgement: str | None = None
+    """What a judge has replied, at last."""
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from tandem.config.base import (
 )
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
+from tandem.config.judging import JudgeConfig
 from tandem.config.mixture import MixtureConfig
 from tandem.config.paths import CheckpointPath, DataPaths, LocalPath, ModelPath, Reference
 from tandem.config.tracking import TrackingConfig
@@ -59,6 +60,8 @@ class ModelConfig(Section):
     reward_model_path: ModelPath | None = None
     """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
     Its tokenizer must be that of `path`."""
+    judge_path: ModelPath | None = None
+    """Model directory of a language model that judges answers, as `reward.judge` says."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in forward, backward and generation; the optimizer always keeps float32 masters."""
     trust_remote_code: MayChange[bool] = False
@@ -187,6 +190,8 @@ class RewardConfig(Section):
     """Factor of the environment's reward where it is added to that of `functions`."""
     model_weight: float = 1.0
     """Factor of the score of `model.reward_model_path`."""
+    judge: JudgeConfig | None = None
+    """A generative reward model; default: none, or with `model.judge_path` one with all defaults."""
     timeout_s: MayChange[PositiveFloat] = 30.0
     """For one call."""
     workers: MayChange[PositiveInt] = 2
@@ -277,7 +282,7 @@ class RayClusterConfig(Section):
 ClusterConfig = Annotated[
     Annotated[LocalClusterConfig, Tag("local")] | Annotated[RayClusterConfig, Tag("ray")], by_type("local")
 ]
-RoleName = Literal["actor", "rollout", "critic", "reference", "teacher", "reward_model"]
+RoleName = Literal["actor", "rollout", "critic", "reference", "teacher", "reward_model", "judge"]
 
 
 class PlacementConfig(Section):
@@ -319,6 +324,7 @@ class ServeConfig(Tree):
         "model.critic_path",
         "model.teacher_path",
         "model.reward_model_path",
+        "model.judge_path",
         "model.lora",
         "generation.eval",
         "generation.partial_rollouts",
@@ -407,6 +413,41 @@ class RolloutConfig(ModelsConfig):
             if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
                 raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
         return placement
+
+    @field_validator("reward")
+    @classmethod
+    def _has_one_judge(cls, reward: RewardConfig, info: ValidationInfo) -> RewardConfig:
+        model = info.data.get("model")  # None where unsound
+        if model is None or reward.judge is None:
+            return reward
+        if model.judge_path and reward.judge.url:
+            raise ValueError(f"judge.url: {reward.judge.url}, but model.judge_path is a judge, too; give one of them")
+        if not model.judge_path and not reward.judge.url:
+            raise ValueError("judge: there is none; give its directory as model.judge_path, or a url")
+        return reward
+
+    @field_validator("placement")
+    @classmethod
+    def _judge_has_room(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
+        """Engines in processes of their own take a share of each device that nobody else has counted."""
+        model, reward = info.data.get("model"), info.data.get("reward")  # None where unsound
+        engine = reward.judge.generation.type if reward and reward.judge else "native"
+        first = next(iter(placement.pools), "")
+        roles: tuple[RoleName, ...] = ("actor", "rollout")
+        shares = placement.roles.get("judge", first) in {placement.roles.get(role, first) for role in roles}
+        if model and model.judge_path and engine != "native" and shares:
+            raise ValueError(
+                f"roles: reward.judge.generation.type: {engine} takes devices of its own; give judge a pool in "
+                "placement.roles, or use native"
+            )
+        return placement
+
+    @property
+    def judged_elsewhere(self) -> bool:
+        """Something else than reward functions gives rewards."""
+        model = self.model
+        judged = self.reward.judge is not None or model.judge_path is not None
+        return judged or model.reward_model_path is not None or self.conversation is not None
 
     @field_validator("placement")
     @classmethod

@@ -12,6 +12,7 @@ from tandem.algorithms.base import Signal
 from tandem.checkpoint.branch import CRITIC, POLICY, Branch
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
+from tandem.config.judging import JudgeConfig
 from tandem.config.tree import (
     EvalConfig,
     ModelConfig,
@@ -21,6 +22,7 @@ from tandem.config.tree import (
     TrainConfig,
     pictures_directory,
 )
+from tandem.controller.judge import Judge, JudgeRewards, LocalJudge, ServedJudge
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
@@ -40,6 +42,7 @@ from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
 from tandem.models.families import sees_pictures
+from tandem.models.loading import load_tokenizer
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -159,16 +162,20 @@ def _make_experience_roles(
 
     `whole_actor`: the actor is one model in one process, with which a native engine generates that is there, too.
     """
-    reward_model = make_reward_model(config, placement)
+    reward_model, judge = make_reward_model(config, placement), make_judge(config, placement)
     everyone = {**models, Role.RewardModel: reward_model} if reward_model is not None else models
     turns = turns_of(config.generation, placement, everyone, whole_actor)
     turns.make_room()
     rollout, fill = make_engines(default_memory_share(_beside_engines(placement, everyone), bool(turns.engine)))
     devices = TimeSharing(rollout, fill, turns)
-    rewards = functions
+    rewards, alone = functions, not config.reward.functions
+    if judge is not None:
+        assert isinstance(config, TrainConfig | EvalConfig), "other commands have no rewards"
+        seed = config.seed if isinstance(config, EvalConfig) else config.trainer.seed
+        rewards = JudgeRewards(judge, config.reward.judge or JudgeConfig(), rewards, alone=alone, seed=seed)
+        alone = False
     if reward_model is not None:
-        weight, alone = config.reward.model_weight, not config.reward.functions
-        rewards = ModelRewards(reward_model, weight, functions, devices, alone=alone)
+        rewards = ModelRewards(reward_model, config.reward.model_weight, rewards, devices, alone=alone)
     devices.publish(0)
     return ExperienceRoles(rollout, rewards, devices)
 
@@ -299,6 +306,18 @@ def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel
         processor=config.model.path,
     )
     return placement.group(Role.RewardModel, ValueModel, TrainWorker, spec)
+
+
+def make_judge(config: RolloutConfig, placement: Placement) -> Judge | None:
+    """The judge of `model.judge_path` on engines of its own, or the one that is served, if there is one."""
+    path, settings = config.model.judge_path, config.reward.judge or JudgeConfig()
+    if settings.url is not None:
+        return ServedJudge(settings, config.reward.timeout_s)
+    if path is None:
+        return None
+    model = config.model.model_copy(update={"path": path, "lora": None, "chat_template": None})
+    spec = RolloutSpec(model, settings.generation, load_tokenizer(model), frozen=True)
+    return LocalJudge(placement.group(Role.Judge, Rollout, RolloutWorker, spec), spec)
 
 
 def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = False) -> Callable[[int], None]:

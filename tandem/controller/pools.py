@@ -14,6 +14,7 @@ class Role(StrEnum):
     RefPolicy = "reference"
     Teacher = "teacher"
     RewardModel = "reward_model"
+    Judge = "judge"
     ActorRollout = "actor+rollout"
     ActorRolloutRef = "actor+rollout+reference"
 

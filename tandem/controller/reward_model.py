@@ -75,7 +75,7 @@ class ModelRewards:
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """The model scores while the functions do."""
         scoring = self.score_by_model(siblings)
-        groups = _without_functions(siblings) if self._alone else self._functions.score(siblings, step)
+        groups = without_functions(siblings) if self._alone else self._functions.score(siblings, step)
         model_scores = iter(scoring.get().tolist())
         return [
             replace(group, scores=[self._add(score, next(model_scores)) for score in group.scores]) for group in groups
@@ -109,7 +109,7 @@ def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
     return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups)
 
 
-def _without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:
+def without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:
     """Groups with what the environment gave, or 0, where an answer is whole."""
     return [Group(group, [_without_function(t) for t in group]) for group in siblings]
 

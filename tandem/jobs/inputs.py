@@ -57,8 +57,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
             _catch(problems, _check_videos, config.generation, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
-        judged = config.model.reward_model_path is not None or config.conversation is not None
-        _catch(problems, check_functions, config.reward, [] if judged else sorted(sources), data)
+        _catch(problems, check_functions, config.reward, [] if config.judged_elsewhere else sorted(sources), data)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if isinstance(config, TrainConfig) and isinstance(read[train], RLHFDataset):

@@ -106,6 +106,9 @@ def _refuse_what_loops_do(config: TrainConfig) -> None:
     if trainer.max_staleness:
         mend = "leave it out, and ask for the answers of later steps before the actor learns (docs/python.md)"
         raise UserError(f"trainer.max_staleness: in a dataflow of your own the loop says what is asked when; {mend}")
+    if config.model.judge_path or config.reward.judge:
+        mend = "leave it out, and ask a model with placement.group(Role.Judge, Rollout, …)"
+        raise UserError(f"reward.judge: a dataflow of your own is scored by functions alone; {mend}")
     if config.model.teacher_path:
         mend = "leave it out, and make one with placement.group(Role.Teacher, Policy, …)"
         raise UserError(f"model.teacher_path: a dataflow of your own says itself which models there are; {mend}")

@@ -44,6 +44,7 @@ _ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
     "critic": ("generation", "scoring", "publish"),
     "reference": ("generation", "scoring", "update", "publish"),
     "teacher": ("generation", "scoring", "update", "publish"),
+    "judge": (),
     "reward_model": ("generation", "preparation", "update", "publish"),
 }
 """Stages in which a role that takes turns is in host memory."""
@@ -148,6 +149,8 @@ def phases(engine: AnyEngine) -> dict[Phase, Memory]:
 
 def _refuse_what_no_run_takes(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> None:
     mistakes = list(find_engine_mistakes(config)) if isinstance(config, TrainConfig) else []
+    if isinstance(config, TrainConfig) and config.model.judge_path is not None:
+        mistakes.append("model.judge_path: what a judge takes is not planned; leave it out, and its pool")
     training = config.training
     for role, shape in shapes.items():
         ranks = sum(config.nodes_of(role))

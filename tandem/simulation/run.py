@@ -111,6 +111,8 @@ def refuse_unsimulated(config: TrainConfig) -> None:
         raise UserError(
             "model.reward_model_path: a reward model is not simulated; leave it out, and give its time with --reward-s"
         )
+    if config.model.judge_path is not None:
+        raise UserError("model.judge_path: a judge is not simulated; leave it out, and give its time with --reward-s")
     if not isinstance(config.generation, NativeGenerationConfig) and config.generation.replicas > 1:
         raise UserError("generation.replicas: several engines on a rank are not simulated; give each a rank")
     if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:

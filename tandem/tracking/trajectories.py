@@ -154,7 +154,8 @@ def _score(row: dict[str, Any]) -> Score:
     failure = None if row["reward"] is not None else Status(row["status"])
     parts = dict(row["reward_parts"])
     weight = row["environment_weight"]
-    return Score(row["reward"], parts, row["prediction"], failure, row["error"], row["reward_s"], weight)
+    said, judgement = row["error"], row.get("judgement")  # files of older runs have no judgements
+    return Score(row["reward"], parts, row["prediction"], failure, said, row["reward_s"], weight, judgement)
 
 
 def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
@@ -227,6 +228,7 @@ def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]
             "prediction": _text(s.prediction for s in scores),
             "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),
             "error": _text(s.error for s in scores),
+            "judgement": _text(s.judgement for s in scores),
             "generation_s": pa.array([t.generation_s for t in trajectories], pa.float64()),
             "reward_s": pa.array([s.seconds for s in scores], pa.float64()),
         }

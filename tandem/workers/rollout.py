@@ -94,6 +94,8 @@ class RolloutSpec:
     """Where pictures are stored, for a model that sees them."""
     images: ImagesConfig = field(default_factory=ImagesConfig)
     """How those that conversations show are resized."""
+    frozen: bool = False
+    """The weights of `model.path` stay, whoever trains in this process: a judge's."""
 
 
 class RolloutWorker(Worker[RolloutSpec]):
@@ -111,7 +113,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         model, config, tokenizer = spec.model, spec.generation, spec.tokenizer
         if config.type != "native" and config.memory_share is None and torch.cuda.is_available():
             config = config.model_copy(update={"memory_share": spec.memory_share})
-        neighbour = context.neighbours.get("actor")
+        neighbour = None if spec.frozen else context.neighbours.get("actor")
         actor = neighbour if isinstance(neighbour, TrainWorker) else None
         self._weights: Callable[[], Weights | None] = actor.engine.named_weights if actor else lambda: None
         """Where published weights come from; None: they are there already."""

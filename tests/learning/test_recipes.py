@@ -49,6 +49,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
+    "sort4_judge_sft": [{"prompt": "21=12?", "completion": "yes"}],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
     "tiles_sft": [{"completion": GOOD, **SHOWN}],
@@ -125,7 +126,7 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
         except UserError as error:
             pytest.skip(f"no sandbox on this machine: {error}")
     monkeypatch.chdir(ROOT)
-    kind = recipe.partition("_")[2]
+    kind = recipe.partition("_")[2].removeprefix("judge_")
     command = {"sft": "sft", "reward_model": "reward-model", **dict.fromkeys(("dpo", "kto", "orpo"), "dpo")}.get(
         kind, "train"
     )
@@ -141,6 +142,8 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
     if recipe in ("facts_grpo", "search_grpo"):
         build_index([Passage("1", "Sums", "2+3 is 5.")], tmp_path / "index")
         arguments += [f"conversation.environment.tools=[{{type: search, index: {tmp_path}/index}}]"]
+    arguments += [f"model.judge_path={models}/policy"] if recipe == "sort4_judged" else []
+    arguments += ["reward.judge.unparsed=0"] if recipe == "sort4_judged" else []
     arguments += [f"model.teacher_path={models}/policy"] if recipe == "sort4_distillation" else []
     arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []
     assert main([command, f"recipes/{recipe}.yaml", *arguments]) == 0

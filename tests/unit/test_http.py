@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tandem.config.judging import JudgeConfig
+from tandem.controller.judge import ServedJudge
 from tandem.errors import TandemError
 from tandem.http import post_json
 from tandem.reward.rules.code import unit_tests
@@ -114,6 +116,23 @@ def test_a_judge_without_a_score_is_an_error(server: Server) -> None:
         server.answer = lambda path, body, reply=reply: says(reply)
         with pytest.raises(ValueError, match="the judge gave no score from 0 to 10"):
             ask(server, "four")
+
+
+def test_a_served_judge_of_the_configuration(server: Server) -> None:
+    """`reward.judge.url`: what answers badly is a failure with its reason, and the others are answered."""
+
+    def answer(path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        kinds = {"good": says("Score: 7"), "odd": (200, {"odd": 1}, {}), "lost": (404, {}, {})}
+        return kinds[body["messages"][0]["content"]]
+
+    server.answer = answer
+    served = ServedJudge(JudgeConfig(url=f"{server.url}/v1/", model="grader"), timeout_s=20)
+    good, odd, lost = served.replies(["good", "odd", "lost"], [1, 2, 2**40], greedy=True)
+    assert good == "Score: 7" and "no chat completion" in str(odd) and "status 404" in str(lost)
+    assert {path for path, _, _ in server.asked} == {"/v1/chat/completions"}
+    assert {(body["model"], body["temperature"]) for _, body, _ in server.asked} == {("grader", 0)}
+    served.replies(["good"], [5], greedy=False)
+    assert server.asked[-1][1]["temperature"] == 1.0 and server.asked[-1][1]["seed"] == 5
 
 
 def test_requests_at_once_are_bounded(server: Server) -> None:

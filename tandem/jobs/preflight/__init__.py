@@ -33,6 +33,7 @@ _CHECKS = (
     models.find_lora_mistakes,
     models.find_reward_model_mistakes,
     rewards.find_algorithm_mistakes,
+    rewards.find_judge_mistakes,
     layout.find_training_mistakes,
     layout.find_generation_mistakes,
     packages.find_adapter_package,

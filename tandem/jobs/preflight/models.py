@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
+from tandem.config.judging import JudgeConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.hub import fetch_weights
 from tandem.models.families import ENCODED_ALONE, refusal, sees_pictures
@@ -30,7 +31,7 @@ _PICTURE_CUT = (
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
     """What is wrong with each directory of the section `model`."""
-    for key in ("path", "critic_path", "teacher_path", "reward_model_path"):
+    for key in ("path", "critic_path", "teacher_path", "reward_model_path", "judge_path"):
         path = getattr(config.model, key, None)
         if path is not None:
             try:
@@ -124,6 +125,9 @@ def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
     on_native = isinstance(config, RolloutConfig) and config.generation.type == "native"
     if on_native or (on_fsdp and not isinstance(config, EvalConfig)):
         yield "path", model.path, isinstance(config, RewardModelConfig)
+    judged = isinstance(config, RolloutConfig) and (config.reward.judge or JudgeConfig()).generation.type == "native"
+    if judged and model.judge_path is not None:
+        yield "judge_path", model.judge_path, False
     if on_fsdp and has_critic(config):
         yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
     if on_fsdp and model.teacher_path is not None:

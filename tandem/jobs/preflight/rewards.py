@@ -14,6 +14,7 @@ from tandem.data.rows import Row, ground_truth_of
 from tandem.errors import UserError
 from tandem.jobs.preflight.data import FirstRows
 from tandem.reward.functions import check_functions
+from tandem.reward.judging import Rubric, make_parser
 from tandem.types import Prompt
 
 
@@ -23,11 +24,21 @@ def find_function_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> 
         return
     prompts = {key: [_prompt(row) for row in rows.usable] for key, rows in first_rows.items()}
     sources = sorted({prompt.data_source for some in prompts.values() for prompt in some})
-    judged = config.model.reward_model_path is not None or config.conversation is not None
     try:
-        check_functions(config.reward, [] if judged else sources, prompts)
+        check_functions(config.reward, [] if config.judged_elsewhere else sources, prompts)
     except UserError as error:
         yield str(error)
+
+
+def find_judge_mistakes(config: Any) -> Iterator[str]:
+    """What a judge is told and how it is read. It imports the parser's module."""
+    if not isinstance(config, RolloutConfig) or config.reward.judge is None:
+        return
+    for make in (Rubric, make_parser):
+        try:
+            make(config.reward.judge)
+        except UserError as error:
+            yield str(error)
 
 
 def find_algorithm_mistakes(config: Any) -> Iterator[str]:
