@@ -64,8 +64,8 @@ class LocalJudge:
         return [found.get(one.index, self._too_long(one)) for one in prompts]
 
     def _prompt(self, number: int, text: str) -> Prompt:
-        template: Any = self._tokenizer.chat_template  # pyright: ignore[reportUnknownMemberType]
-        if template is None:
+        tokenizer: Any = self._tokenizer  # its template is not typed
+        if tokenizer.chat_template is None:
             ids = encode(self._tokenizer, text, special_tokens=True)
         else:
             shown = render(self._tokenizer, [{"role": "user", "content": text}], generation_prompt=True)
@@ -188,7 +188,8 @@ class JudgeRewards:
             verdict.problem = f"{error}: {reply[-300:]!r}"
 
     def _add(self, score: Score, verdict: _Verdict, seconds: float) -> Score:
-        assert score.value is not None
+        before = score.value
+        assert before is not None
         value = self._config.unparsed if verdict.value is None else verdict.value
         score = replace(score, seconds=score.seconds + seconds, judgement=verdict.reply or None)
         counts = {"judge_attempts": float(verdict.attempts), "judge_unparsed": float(verdict.value is None)}
@@ -196,4 +197,4 @@ class JudgeRewards:
             error = f"reward.judge: no reward in {verdict.attempts} attempts; the last: {verdict.problem}"
             return replace(score, value=None, parts=counts, failure=Status.REWARD_ERROR, error=error)
         parts = {**score.parts, "judge": value, **counts}
-        return replace(score, value=score.value + self._config.weight * value, parts=parts)
+        return replace(score, value=before + self._config.weight * value, parts=parts)
