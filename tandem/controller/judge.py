@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from transformers import AutoConfig, PreTrainedTokenizerBase
@@ -49,7 +49,8 @@ class LocalJudge:
         """`spec`: what the engines are made from."""
         self._engines = engines
         self._tokenizer: PreTrainedTokenizerBase = spec.tokenizer
-        described: Any = AutoConfig.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+        auto = cast(Any, AutoConfig)
+        described = auto.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
         known: int = getattr(described.get_text_config(), "max_position_embeddings", 2**31)
         self._longest = known - spec.generation.max_response_tokens
         """The most tokens that the judge can read."""
