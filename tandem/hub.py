@@ -30,6 +30,7 @@ _ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?P<inside>(?:/[^@\[\]]+)?)(?:@(?P<revision>[^@\[\]]+))?(?:\[(?P<split>[\w.-]+)\])?"
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(
     r"/(?P<kind>models|datasets)--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})"
 )
@@ -53,9 +54,11 @@ class Source(NamedTuple):
 
 
 def pins_in(text: str) -> dict[Pin, str]:
-    """The commits of the snapshots that a resolved configuration names."""
-    found = _SNAPSHOT.finditer(text)
-    return {Pin(_kind(one["kind"]), f"{one['owner']}/{one['name']}"): one["commit"] for one in found}
+    """The commits of the snapshots that a resolved configuration names, of repositories of which it has one."""
+    used: dict[Pin, set[str]] = {}
+    for one in _SNAPSHOT.finditer(text):
+        used.setdefault(Pin(_kind(one["kind"]), f"{one['owner']}/{one['name']}"), set()).add(one["commit"])
+    return {pin: commits.pop() for pin, commits in used.items() if len(commits) == 1}
 
 
 def _kind(folder: str) -> Kind:
@@ -125,7 +128,10 @@ def data_files(text: str, pins: Mapping[Pin, str]) -> list[Path]:
     snapshot = _snapshot("dataset", source, ("README.md",), pins)
     commit = snapshot.name
     names = [name for name in _names(source.repo, commit) if name.lower().endswith(_ENDINGS)]
-    chosen = _of_split(names, _declared(snapshot / "README.md"), inside, source.split or "train")
+    try:
+        chosen = _of_split(names, _declared(snapshot / "README.md"), inside, source.split or "train")
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
     if not chosen:
         shown = ", ".join(names[:8]) or "none"
         where = f" of {inside!r}" if inside else ""
@@ -136,17 +142,34 @@ def data_files(text: str, pins: Mapping[Pin, str]) -> list[Path]:
     return [_downloaded("dataset", source.repo, commit, tuple(chosen)) / name for name in chosen]
 
 
-def _of_split(names: Sequence[str], declared: Any, inside: str, split: str) -> list[str]:
-    """Files that the data set's card declares for it; where it declares none, those that bear its name."""
+def _of_split(names: Sequence[str], declared: Sequence[Mapping[str, Any]], inside: str, split: str) -> list[str]:
+    """Files that the data set's card declares for it; where it declares none, those that bear its name. Raises
+    ValueError where they may be of several configurations."""
+    having: dict[str, list[str]] = {}
     for one in declared:
-        if inside and one.get("config_name", "default") != inside:
-            continue
         patterns = _patterns(one.get("data_files"), split)
         if found := sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns)):
-            return found
+            having[str(one.get("config_name", "default"))] = found
+    if inside in having or (not inside and "default" in having):
+        return having[inside or "default"]
+    if not inside and having:
+        return _the_only(having)
     below = [name for name in names if not inside or name.startswith(f"{inside}/")]
-    word = re.compile(rf"(^|[/_.-]){re.escape(split)}([/_.-]|$)")
-    return sorted(name for name in below if word.search(name))
+    word = re.escape(split)
+    shards = re.compile(rf"(^|/){word}([-_.]\d+)?([-_.]of[-_.]\d+)?[./]")
+    chosen = [name for name in below if shards.search(name)]
+    chosen = chosen or [name for name in below if re.search(rf"(^|[/_.-]){word}([/_.-]|$)", name)]
+    folders: dict[str, list[str]] = {}
+    for name in sorted(chosen):
+        folders.setdefault(re.sub(rf"(^|/){word}$", "", str(Path(name).parent)), []).append(name)
+    return _the_only(folders) if folders else []
+
+
+def _the_only(configurations: Mapping[str, list[str]]) -> list[str]:
+    if len(configurations) > 1:
+        raise ValueError(f"it has several configurations; name one: {', '.join(sorted(configurations))}")
+    (files,) = configurations.values()
+    return files
 
 
 def _declared(card: Path) -> list[dict[str, Any]]:
@@ -184,7 +207,9 @@ def _source(text: str) -> Source:
 
 
 def _snapshot(kind: Kind, source: Source, patterns: tuple[str, ...], pins: Mapping[Pin, str]) -> Path:
-    revision = source.revision or pins.get(Pin(kind, source.repo))
+    revision, pin = source.revision, pins.get(Pin(kind, source.repo))
+    if pin is not None and not _COMMIT.fullmatch(revision or ""):  # a branch or tag may have moved since
+        revision = pin
     return _downloaded(kind, source.repo, revision, patterns)
 
 
@@ -200,20 +225,16 @@ def _downloaded(kind: Kind, repo: str, revision: str | None, patterns: tuple[str
     return Path(folder)
 
 
-@cache
-def _names(repo: str, commit: str) -> tuple[str, ...]:
-    """Files of a data set; without the Hub those that the cache has."""
-    from huggingface_hub import HfApi, constants
+def _names(repo: str, commit: str) -> list[str]:
+    """Files of a data set whose snapshot is in the cache: those of the repository, whether they are fetched or not."""
+    from huggingface_hub import get_cached_repo_tree
 
-    if constants.HF_HUB_OFFLINE:
-        folder = _downloaded("dataset", repo, commit, ("README.md",))
-        return tuple(str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
     with told("dataset", repo, commit):
-        return tuple(HfApi().list_repo_files(repo, repo_type="dataset", revision=commit))
+        return sorted(file.path for file in get_cached_repo_tree(repo, repo_type="dataset", revision=commit))
 
 
 @contextmanager
-def told(kind: Kind, repo: str, revision: str | None = None) -> Iterator[None]:
+def told(kind: Kind, repo: str, revision: str | None = None, *, uploads: bool = False) -> Iterator[None]:
     """What goes wrong with a repository inside is raised as ValueError that says what to do."""
     from huggingface_hub import constants, errors
 
@@ -224,22 +245,13 @@ def told(kind: Kind, repo: str, revision: str | None = None) -> Iterator[None]:
         return
     except errors.GatedRepoError:
         reason = f"{what} is gated: accept its terms on its page, and {login}"
-    except errors.RepositoryNotFoundError:
-        reason = f"there is no {repo} here, and none on the Hub ({constants.ENDPOINT}), or it is private: then {login}"
+    except (errors.OfflineModeIsEnabled, errors.EntryNotFoundError, errors.RepositoryNotFoundError) as error:
+        if uploads:
+            reason = f"nothing was uploaded to {repo} ({constants.ENDPOINT}): {str(error).splitlines()[0]}; {login}"
+        else:
+            reason = _absence(error, kind, repo, revision, what, login)
     except errors.RevisionNotFoundError:
         reason = f"{what} has no revision {revision!r}; give a branch, a tag or a commit"
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        offline = (
-            "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the Hub ({constants.ENDPOINT}) does not answer"
-        )
-        at = f" at {revision}" if revision else ""
-        fetch = f"hf download {repo}{' --repo-type dataset' if kind == 'dataset' else ''}"
-        reason = (
-            f"there is no {repo} here, its files{at} are not all in the cache ({constants.HF_HUB_CACHE}), and "
-            f"{offline}; fetch it where there is a network (`{fetch}`), or give a local path"
-        )
-    except errors.EntryNotFoundError as error:
-        reason = f"{what} has not all files that were asked for: {str(error).splitlines()[0]}"
     except errors.LocalTokenNotFoundError:
         reason = f"{what}: the Hub wants to know who you are; {login}"
     except errors.HfHubHTTPError as error:
@@ -248,3 +260,21 @@ def told(kind: Kind, repo: str, revision: str | None = None) -> Iterator[None]:
     except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         reason = f"{what}: no answer from {constants.ENDPOINT}: {error}"
     raise ValueError(reason)
+
+
+def _absence(error: Exception, kind: Kind, repo: str, revision: str | None, what: str, login: str) -> str:
+    """Why there is no such repository, or not all of it."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no {repo} here, and none on the Hub ({constants.ENDPOINT}), or it is private: then {login}"
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{what} has not all files that were asked for: {str(error).splitlines()[0]}"
+    silent = f"the Hub ({constants.ENDPOINT}) does not answer"
+    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else silent
+    at = f" at {revision}" if revision else ""
+    fetch = f"hf download {repo}{' --repo-type dataset' if kind == 'dataset' else ''}"
+    return (
+        f"there is no {repo} here, its files{at} are not all in the cache ({constants.HF_HUB_CACHE}), and {offline}; "
+        f"fetch it where there is a network (`{fetch}`), or give a local path"
+    )

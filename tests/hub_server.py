@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_secret"
 _RESOLVE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit)/([^/]+))?")
+_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit|branch)/([^/]+))?")
 _LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 
 
@@ -109,7 +109,7 @@ class Hub(BaseHTTPRequestHandler):
             asked = json.loads(body)
             repo = f"{asked.get('organization') or 'ada'}/{asked['name']}"
             (self.folder / "models" / repo / "main").mkdir(parents=True, exist_ok=True)
-            if asked.get("private"):
+            if asked.get("private") or asked.get("visibility") == "private":
                 (self.folder / "models" / repo / "private").touch()
             return self._json({"url": f"http://{self.headers['host']}/{repo}", "name": repo})
         if path == "/api/validate-yaml":
@@ -122,6 +122,9 @@ class Hub(BaseHTTPRequestHandler):
             ]
             return self._json({"transfer": "basic", "objects": objects})
         match = _API.fullmatch(path)
+        if match and match[3] == "branch":
+            (self.folder / match[1] / match[2] / match[4]).mkdir(exist_ok=True)
+            return self._json({})
         if match and match[3] == "preupload":
             modes = [
                 {"path": one["path"], "shouldIgnore": False,

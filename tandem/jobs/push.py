@@ -37,9 +37,12 @@ def checkpoint_of(run: Path, step: str) -> Path:
 def push(run: Path, repo: str, step: str, private: bool, revision: str | None) -> str:
     """Upload the model of a checkpoint, and its card. Returns its address. Raises UserError."""
     checkpoint = checkpoint_of(run, step)
-    card = model_card(run, checkpoint, repo)
     try:
-        with told("model", repo, revision), tempfile.TemporaryDirectory() as aside:
+        card = model_card(run, checkpoint, repo)
+    except (OSError, KeyError, TypeError, yaml12.YAMLError) as error:
+        raise UserError(f"{run}: config.yaml cannot be read ({error}); give the directory of a run") from None
+    try:
+        with told("model", repo, revision, uploads=True), tempfile.TemporaryDirectory() as aside:
             files = Path(aside)
             for file in sorted((checkpoint / "model").iterdir()):
                 if file.is_file():
@@ -68,7 +71,9 @@ def model_card(run: Path, checkpoint: Path, repo: str) -> str:
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["tandem", "reinforcement-learning"]}
     if (name := repository_of(Path(str(config["model"]["path"])))) is not None:
         head["base_model"] = name
-    data = [_named(path) for path in config.get("data", {}).get("train_files", [])]
+    section = config.get("data", {})
+    mixed = [path for one in (section.get("mixture") or {}).values() for path in one["files"]]
+    data = [_named(path) for path in [*section.get("train_files", []), *mixed]]
     settings = {
         "algorithm": config.get("algorithm"), "preference": config.get("preference"),
         "optimizer": config.get("training", {}).get("optimizer"),
@@ -88,7 +93,9 @@ def model_card(run: Path, checkpoint: Path, repo: str) -> str:
 
 def _named(path: Any) -> str:
     """What a path is called outside this machine: its repository, or the last part of its name."""
-    return repository_of(Path(str(path))) or Path(str(path)).name
+    parts = Path(str(path)).parts
+    in_run = parts[parts.index("checkpoints") - 1] if "checkpoints" in parts[1:] else parts[-1]
+    return repository_of(Path(str(path))) or in_run
 
 
 def _without_paths(value: Any) -> Any:
@@ -99,12 +106,19 @@ def _without_paths(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
+def _has(name: str, parts: Sequence[str]) -> bool:
+    return any(part in name for part in parts)
+
+
 def _steps(run: Path) -> list[dict[str, Any]]:
     """The last line of each step."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (run / "metrics.jsonl").exists() else []
     found: dict[int, dict[str, Any]] = {}
     for line in lines:
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # the end of a run that was killed
+            continue
         found[int(record.get("step", 0))] = {**found.get(int(record.get("step", 0)), {}), **record}
     return [found[step] for step in sorted(found)]
 
@@ -113,7 +127,8 @@ def _metrics(steps: Sequence[Mapping[str, Any]], last: int) -> Iterator[str]:
     """A table of the curves that the run has, validations whole and of the rest some steps."""
     steps = [record for record in steps if record.get("step", 0) <= last]
     names = [name for name in _CURVES if any(name in record for record in steps)]
-    validated = sorted({name for record in steps for name in record if name.startswith("val") and "/acc" in name})
+    kinds = ("/acc/mean", "/reward/mean", "val/accuracy")
+    validated = sorted({name for record in steps for name in record if name.startswith("val") and _has(name, kinds)})
     if not (columns := [*names, *validated[:4]]):
         return
     every = max(1, len(steps) // _POINTS)

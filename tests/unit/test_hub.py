@@ -62,7 +62,7 @@ def tandem(hub: tuple[Path, str], tmp_path: Path) -> Command:
 @pytest.fixture
 def config(grpo_config: Path) -> Path:
     tree = yaml.safe_load(grpo_config.read_text())
-    tree["model"]["path"] = "ada/sort"
+    tree["model"]["path"] = "ada/sort@main"
     tree["data"] |= {"train_files": ["hub:ada/rows/main[train]"], "val_files": ["hub:ada/rows/other"]}
     tree["trainer"]["steps"] = 1
     grpo_config.write_text(yaml.safe_dump(tree))
@@ -84,10 +84,20 @@ def test_a_run_is_made_of_ids_goes_on_when_they_moved_and_is_pushed(
     shutil.copytree(branches / "main", branches / "before")
     with (branches / "main/main/train-00000.jsonl").open("a") as file:
         file.write('{"prompt": "1=", "data_source": "sort4", "reward_model": {"ground_truth": "1"}}\n')
-    went_on = tandem(
-        f"train {config} --resume {tmp_path}/run trainer.steps=2", f"push {tmp_path}/run ada/made", HF_TOKEN=TOKEN
+    went_on = tandem(f"train {config} --resume {tmp_path}/run trainer.steps=2")
+    assert "done: " in went_on, went_on
+    with (tmp_path / "run/metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 3, "rew')  # as a killed run leaves it
+    to = f"push {tmp_path}/run ada"
+    pushed = tandem(f"{to}/made", f"{to}/closed_one --private", f"{to}/made --step 1 --revision first", HF_TOKEN=TOKEN)
+    assert pushed.count("uploaded: ") == 3, pushed
+    assert (hub[0] / "models/ada/closed_one/private").exists() and (
+        hub[0] / "models/ada/made/first/config.json"
+    ).exists()
+    assert not any(
+        TOKEN in file.read_text("utf-8", "ignore") for file in (tmp_path / "run").rglob("*") if file.is_file()
     )
-    assert "done: " in went_on and "uploaded: " in went_on, went_on
+    assert "nothing was uploaded to ada/made" in tandem(f"{to}/made", HF_TOKEN=TOKEN, HF_HUB_OFFLINE="1")
     assert pins_in((tmp_path / "run/config.yaml").read_text())[Pin("dataset", "ada/rows")] == first
     made = hub[0] / "models/ada/made/main"
     card = (made / "README.md").read_text()
@@ -123,8 +133,25 @@ def test_what_cannot_be_had_is_told(hub: tuple[Path, str], tandem: Command, conf
     assert "and HF_HUB_OFFLINE is set; fetch it where there is a network (`hf download ada/sort`)" in offline
     gone = tandem(dry, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "empty"))
     assert "the Hub (http://127.0.0.1:9) does not answer" in gone
-    assert "nothing is wrong" in tandem(dry, f"{dry}", HF_TOKEN=TOKEN)
-    assert "nothing is wrong" in tandem(dry, HF_HUB_OFFLINE="1"), "what the cache has needs no network"
+    assert "nothing is wrong" in tandem(dry)
+    for cut_off in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        assert "nothing is wrong" in tandem(dry, **cut_off), "what the cache has needs no network"
+
+
+def test_a_split_is_whole_or_refused(hub: tuple[Path, str], tandem: Command, config: Path, sort4: Path) -> None:
+    rows = hub[0] / "datasets/ada"
+    for name in ("shards/main/train-00000-of-00002", "shards/main/train-00001-of-00002", "two/main/easy/train",
+                 "two/main/hard/train", "two/main/hard/train_raw"):  # fmt: skip
+        (rows / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sort4 / "val.jsonl", rows / f"{name}.jsonl")
+    dry = f"train {config} --dry-run trainer.run_dir=another"
+    one = "shards/train-00000-of-00002.jsonl"
+    assert "nothing is wrong" in tandem(f'{dry} data.train_files=["hub:ada/{one}"]')
+    split = f'{dry} data.train_files=["hub:ada/shards"]'
+    assert "its files at" in tandem(split, HF_HUB_OFFLINE="1"), "one of two shards is in the cache"
+    told = tandem(split, f'{dry} data.train_files=["hub:ada/two"]', f'{dry} data.train_files=["hub:ada/two/hard"]')
+    assert "train-00001-of-00002.jsonl" in told and told.count("nothing is wrong") == 2
+    assert "hub:ada/two: it has several configurations; name one: easy, hard" in told and "train_raw" not in told
 
 
 def test_local_paths_are_not_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
