@@ -16,7 +16,16 @@ DOCS, OUT = ROOT / "docs", ROOT / "build/site"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 ORDER = {
     "Start": ["index.md", "structure.md", "walkthrough.md", "faq.md"],
-    "Train": ["data.md", "rewards.md", "runs.md", "python.md", "configuration.md", "metrics.md", "tracking.md"],
+    "Train": [
+        "data.md",
+        "rewards.md",
+        "runs.md",
+        "python.md",
+        "configuration.md",
+        "metrics.md",
+        "tracking.md",
+        "evaluation.md",
+    ],
     "Algorithms": ["algorithms/README.md", "rollout_correction.md", "extend.md"],
     "Conversations": ["agents.md", "agents/formats.md", "search.md", "sandbox.md", "serving.md"],
     "Models": ["models.md", "pictures.md"],

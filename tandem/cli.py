@@ -138,20 +138,27 @@ def evaluate(
     arguments: ConfigAndOverrides = None,
     out: Annotated[Path | None, typer.Option(help="Write the metrics to this JSON file.")] = None,
     answers: Annotated[Path | None, typer.Option(help="Write the answers to this parquet file.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Compare with the answers that --answers of another evaluation wrote.")
+    ] = None,
 ) -> None:
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
     make_room_for({"--out": out, "--answers": answers})
     config = _configure(EvalConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
+    from tandem.evaluation.summary import lines, pair_lines
     from tandem.files import write_text
-    from tandem.jobs.rl import evaluate_model
+    from tandem.jobs.evaluation import evaluate_model
 
     print(f"model: {config.model.path}", file=sys.stderr, flush=True)
-    metrics = evaluate_model(config, _read(config, RLHFDataset), answers)
-    for name, value in metrics.items():
+    found = evaluate_model(config, _read(config, RLHFDataset), answers, against)
+    for name, value in found.metrics.items():
         print(f"{name} {value:.4f}")
+    for line in (*lines(found.data), *pair_lines(found.against, str(against))):
+        print(line)
     if out is not None:
-        write_text(out, json.dumps(metrics, indent=1) + "\n")
+        compared = {"against": {"answers": str(against), "data": found.against}} if against else {}
+        write_text(out, json.dumps({**found.metrics, "data": found.data, **compared}, indent=1) + "\n")
 
 
 @app.command()

@@ -17,8 +17,8 @@ from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.cluster import make_cluster
-from tandem.config.tree import EvalConfig, TrainConfig
-from tandem.controller.assembly import make_experience_roles, make_producer, make_roles
+from tandem.config.tree import TrainConfig
+from tandem.controller.assembly import make_producer, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
 from tandem.controller.learning import mismatch_warning
 from tandem.controller.placement import Placement, pools_of
@@ -197,15 +197,3 @@ def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StopReason | None
             return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, branch=branch)
 
         return run_job(config, make_job)
-
-
-def evaluate_model(config: EvalConfig, inputs: Inputs[RLHFDataset], answers: Path | None = None) -> StepMetrics:
-    """`tandem eval`: answer and score `data.val_files` with `model.path`; `answers`: a parquet file for them."""
-    assert inputs.val is not None
-    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
-        roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
-        groups = validate(roles, inputs.val, config, config.seed, step=0)
-        if answers is not None:
-            write_trajectories(answers, 0, groups, to_batch(groups))
-        roles.reward.check_share(groups)
-    return summarize(groups)

@@ -20,7 +20,7 @@ LAYERS = {
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
     ),
-    **dict.fromkeys(("checkpoint", "tracking"), STAGE),
+    **dict.fromkeys(("checkpoint", "tracking", "evaluation"), STAGE),
     **dict.fromkeys(("serving", "planning", "importing"), SERVING),
     "workers": WORKERS,
     "controller": CONTROLLER,

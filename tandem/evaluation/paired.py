@@ -1,0 +1,66 @@
+"""Two models over the same prompts: by how much they differ, and whether that may be chance."""
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+from tandem.evaluation.intervals import CONFIDENCE, RESAMPLES, Values, mean_interval
+
+POWER = 0.8
+_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of the mean over prompts."""
+
+    difference: float
+    """The first model's mean less the second one's."""
+    low: float
+    high: float
+    p_value: float
+    detectable: float
+    """The smallest true difference that a test of as many prompts finds in 80% of evaluations (`POWER`)."""
+    prompts: int
+
+
+def compare(differences_P: Values, seed: int) -> Comparison:
+    """Of two or more prompts: the first model's value less the second one's."""
+    low, high = mean_interval(differences_P, seed)
+    mean, count = float(differences_P.mean()), len(differences_P)
+    return Comparison(mean, low, high, p_value(differences_P, seed), detectable(differences_P), count)
+
+
+def p_value(differences_P: Values, seed: int, flips: int = RESAMPLES) -> float:
+    """Two-sided, of the permutation test that exchanges the models prompt by prompt, all answers to a prompt together.
+
+    Were the models equally good, each prompt's difference would be as likely with the other sign. Of random exchanges,
+    the one that was seen among them, it is the share whose mean is at least as far from 0.
+    """
+    rng, count = np.random.default_rng(seed), len(differences_P)
+    seen, rows = abs(float(differences_P.sum())), max(1, _AT_ONCE // count)
+    seen -= 1e-9 * float(np.abs(differences_P).sum())  # sums in another order differ in their last bits
+    as_far = 0
+    for start in range(0, flips, rows):
+        signs = rng.integers(0, 2, size=(min(rows, flips - start), count), dtype=np.int8) * 2 - 1
+        as_far += int((np.abs(signs @ differences_P) >= seen).sum())
+    return (1 + as_far) / (1 + flips)
+
+
+def detectable(differences_P: Values) -> float:
+    """The true difference d that the test finds with a probability of `POWER`, prompts differing as they do here.
+
+    d = (t(1 - alpha / 2) + t(power)) s / sqrt(P), with Student's quantiles for P - 1 degrees of freedom.
+    """
+    count = len(differences_P)
+    spread = float(differences_P.std(ddof=1)) / sqrt(count)
+    return (_student((1 + CONFIDENCE) / 2, count - 1) + _student(POWER, count - 1)) * spread
+
+
+def _student(share: float, freedom: int) -> float:
+    """A quantile of Student's t, by its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

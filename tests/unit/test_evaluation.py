@@ -1,0 +1,157 @@
+"""`tandem eval`: estimates against brute force, intervals and tests against simulated truth, and the command."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tandem.cli import main
+from tandem.evaluation.answered import Answered
+from tandem.evaluation.estimates import best_of, estimates, majority_of
+from tandem.evaluation.intervals import Interval, mean_interval
+from tandem.evaluation.paired import compare, detectable, p_value
+from tandem.evaluation.summary import summarize
+
+UNIT = Interval(0.0, 1.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_best_of_k_is_the_mean_over_all_subsets(k: int) -> None:
+    for values in ([0.0, 1.0, 0.0, 0.0, 1.0], [0.3, 0.1, 0.1, 0.9, 0.5], [0.0] * 5, [1.0] * 5):
+        brute = np.mean([max(chosen) for chosen in combinations(values, k)])
+        assert best_of(values, k) == pytest.approx(brute)
+
+
+def test_the_majority_of_k_is_the_mean_over_all_subsets() -> None:
+    predictions, values = ["4", "4", None, "5", "6"], [1.0, 1.0, 0.0, 0.0, 0.0]
+
+    def vote(chosen: tuple[int, ...]) -> float:
+        said = [predictions[i] for i in chosen]
+        most = max(map(said.count, said))
+        return float(np.mean([one == "4" for one in set(said) if said.count(one) == most]))
+
+    assert majority_of(predictions, values, 5, np.random.default_rng(0)) == vote((0, 1, 2, 3, 4)) == 1
+    brute = np.mean([vote(chosen) for chosen in combinations(range(5), 3)])
+    drawn = [majority_of(predictions, values, 3, np.random.default_rng(seed)) for seed in range(20)]
+    assert np.mean(drawn) == pytest.approx(brute, abs=0.02)
+
+
+def test_answers_without_a_score_are_counted_and_never_zero() -> None:
+    prompts = [Answered("a", [1.0, 0.0], [1.0, 0.0], ["x", "y"]), Answered("a", [1.0], [1.0], ["x"], unscored=1)]
+    found = estimates(prompts, seed=0)
+    assert found["acc/mean"].tolist() == [0.5, 1.0]
+    assert found["acc/pass@2"][0] == 1 and np.isnan(found["acc/pass@2"][1])
+    summary = summarize([*prompts, Answered("b", unscored=2)], seed=0)
+    assert summary["a"]["answers"] == 4 and summary["a"]["unscored"] == 1
+    assert summary["a"]["metrics"]["acc/pass@2"] == {"value": 1.0, "low": None, "high": None, "prompts": 1}
+    assert summary["b"] == {"prompts": 1, "answers": 2, "unscored": 2, "metrics": {}}
+
+
+def coverage(prompts: int, answers: int, a: float, b: float, k: int) -> float:
+    """Of 1,000 evaluations of prompts whose accuracy is Beta(a, b), the share of intervals with the true pass@k."""
+    rng = np.random.default_rng(5)
+    truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])
+    of_count = np.array([best_of([1.0] * right + [0.0] * (answers - right), k) for right in range(answers + 1)])
+    values_NP = of_count[rng.binomial(answers, rng.beta(a, b, size=(1000, prompts)))]
+    intervals = [mean_interval(values_P, n, resamples=400, bounds=UNIT) for n, values_P in enumerate(values_NP)]
+    return float(np.mean([low <= truth <= high for low, high in intervals]))
+
+
+@pytest.mark.parametrize("design", [(200, 4, 2, 2, 1), (200, 8, 0.5, 1, 4), (100, 4, 1, 3, 2)])
+def test_intervals_hold_the_truth_as_often_as_they_say(design: tuple[int, int, float, float, int]) -> None:
+    assert coverage(*design) == pytest.approx(0.95, abs=0.02)
+
+
+def test_where_every_answer_is_right_there_may_still_be_wrong_ones() -> None:
+    low, high = mean_interval(np.ones(100), 0, bounds=UNIT)
+    assert high == 1 and low**100 == pytest.approx(0.025)
+
+
+def simulated_p_values(difference: float, evaluations: int = 2000, prompts: int = 60) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    accuracy_NP1 = rng.beta(1, 1, size=(evaluations, prompts, 1))
+    means_NP2 = rng.binomial(4, np.repeat(accuracy_NP1, 2, axis=2)) / 4
+    differences_NP = means_NP2[..., 0] - means_NP2[..., 1] + difference
+    return np.array([p_value(differences_P, n, flips=500) for n, differences_P in enumerate(differences_NP)])
+
+
+def test_equal_models_are_told_apart_in_one_evaluation_of_twenty() -> None:
+    assert np.mean(simulated_p_values(0.0) <= 0.05) == pytest.approx(0.05, abs=0.02)
+
+
+def test_the_detectable_difference_is_found_with_the_power_it_names() -> None:
+    rng = np.random.default_rng(7)
+    accuracy_P1 = rng.beta(1, 1, size=(100_000, 1))
+    means_P2 = rng.binomial(4, np.repeat(accuracy_P1, 2, axis=1)) / 4
+    spread = float((means_P2[:, 0] - means_P2[:, 1]).std())
+    sample_P = np.resize([spread, -spread], 60) * np.sqrt(59 / 60)  # its standard deviation is `spread`
+    assert np.mean(simulated_p_values(detectable(sample_P)) <= 0.05) == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    found = compare(np.zeros(10), seed=0)
+    assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (0, 0, 0, 1, 0)
+
+
+REWARD = """
+def digits(completion, ground_truth):
+    right = len(completion) % 2
+    return {"score": float(right), "acc": float(right), "pred": completion[:1]}
+"""
+
+
+@pytest.fixture
+def config(grpo_config: Path, sort4: Path, tmp_path: Path) -> str:
+    """Six rows, four short answers each, of the untrained model."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "val.jsonl").write_text("".join((sort4 / "val.jsonl").read_text().splitlines(keepends=True)[:6]))
+    tree = yaml.safe_load(grpo_config.read_text())
+    tree["data"]["val_files"] = [str(tmp_path / "val.jsonl")]
+    tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"], "workers": 1}
+    grpo_config.write_text(yaml.safe_dump(tree))
+    return str(grpo_config)
+
+
+SAMPLED = ("generation.eval.samples=4", "generation.eval.temperature=1", "generation.max_response_tokens=4")
+
+
+def test_two_evaluations_are_compared_prompt_by_prompt(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers, out = tmp_path / "answers.parquet", tmp_path / "metrics.json"
+    assert main(["eval", config, *SAMPLED, "--answers", str(answers)]) == 0
+    assert "sort4: 6 prompts, 24 answers; 95% intervals\n" in capsys.readouterr().out
+    assert main(["eval", config, *SAMPLED, "--against", str(answers), "--out", str(out)]) == 0
+    assert f"sort4: more than in {answers}\n  reward/mean     +0.0000  [" in capsys.readouterr().out
+    found: dict[str, Any] = json.loads(out.read_text())
+    metrics = found["data"]["sort4"]["metrics"]
+    assert {*metrics} == {"reward/mean", "acc/mean", "acc/pass@2", "acc/pass@4", "acc/maj@4"}
+    assert metrics["acc/mean"]["value"] == pytest.approx(found["val/sort4/acc/mean@4"])
+    assert found["against"]["data"]["sort4"]["acc/mean"]["p_value"] == 1
+
+    assert main(["eval", config, *SAMPLED, "seed=1", "--against", str(answers), "--out", str(out)]) == 0
+    other: dict[str, Any] = json.loads(out.read_text())
+    difference = other["against"]["data"]["sort4"]["acc/mean"]["difference"]
+    mean = other["data"]["sort4"]["metrics"]["acc/mean"]["value"]
+    assert difference == pytest.approx(mean - metrics["acc/mean"]["value"])
+
+
+def test_answers_to_other_prompts_are_refused(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers, val = tmp_path / "answers.parquet", tmp_path / "val.jsonl"
+    assert main(["eval", config, *SAMPLED, "--answers", str(answers)]) == 0
+    rows = val.read_text().splitlines(keepends=True)
+    val.write_text("".join(rows[:5]))
+    assert main(["eval", config, *SAMPLED, "--against", str(answers)]) == 2
+    told = f"--against {answers}: it has 6 prompts, and data.val_files 5; compare over the same rows"
+    assert told in capsys.readouterr().err
+    val.write_text("".join(reversed(rows)))
+    assert main(["eval", config, *SAMPLED, "--against", str(answers)]) == 2
+    assert f"--against {answers}: row 0 has data source and ground truth ('sort4', " in capsys.readouterr().err
+    assert main(["eval", config, *SAMPLED, "--against", str(val)]) == 2
+    assert f"{val}: not a file of trajectories" in capsys.readouterr().err
