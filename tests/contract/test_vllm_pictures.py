@@ -149,7 +149,7 @@ def test_publishes_and_sleeps_while_answers_are_made_change_what_they_see(case: 
     by_version = np.stack([logprobs(trainer, asked, answers) for trainer in actors])
     expected = by_version[versions % 3, np.arange(len(versions))]
     np.testing.assert_allclose(joined(answers), expected, atol=2 * BOUND, rtol=0)
-    assert len({*versions.tolist()}) > 3, "publishes met the answers"
+    assert len({*versions.tolist()}) > 1, "publishes met the answers"
     assert np.abs(by_version[0] - expected).max() > 0.1
 
 
