@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.config.tree import RewardConfig
-from tandem.controller.reward_model import _ends_of_answers, _without_functions
+from tandem.controller.reward_model import _ends_of_answers, without_functions
 from tandem.errors import RewardShareExceeded
 from tandem.reward.functions import load
 from tandem.reward.manager import RewardManager
@@ -172,7 +172,7 @@ def test_a_step_without_any_reward_is_a_mistake_and_one_with_some_is_none(start:
 
 
 def test_a_reward_model_alone_adds_to_the_environment() -> None:
-    (group,) = _without_functions([[failed(), conversation(*SAID, reward=0.5), conversation(*SAID)]])
+    (group,) = without_functions([[failed(), conversation(*SAID, reward=0.5), conversation(*SAID)]])
     assert [score.value for score in group.scores] == [None, 0.5, 0.0]
     assert group.scores[0].failure is Status.ENVIRONMENT_ERROR
 
