@@ -82,7 +82,7 @@ def tandem_step(config, rows, policy, critic, reference) -> None:
         old = logprobs_and_entropy(policy, rows).logprobs_S
         ref = logprobs_and_entropy(reference, rows).logprobs_S if algorithm.needs else None
         old_values = values(critic, rows).values_S
-    rollouts = Rollouts(rewards, scored, torch.tensor(GROUPS), rows_T, mask, old, ref, old_values)
+    rollouts = Rollouts(rewards, scored, torch.tensor(GROUPS), rows_T, mask, old, ref, values_T=old_values)
     found = algorithm.advantages(rollouts)
     policy_optimizer = torch.optim.SGD(policy.parameters(), lr=LR)
     critic_optimizer = torch.optim.SGD(critic.parameters(), lr=LR)

@@ -110,7 +110,7 @@ def test_reward_is_an_exact_match(response: str, right: float) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_is_valid_and_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
-    kinds = {"sft": SftConfig, "model": SftConfig, "dpo": DpoConfig}
+    kinds = {"sft": SftConfig, "model": SftConfig, "dpo": DpoConfig, "kto": DpoConfig, "orpo": DpoConfig}
     load_config(kinds.get(path.stem.rpartition("_")[2], TrainConfig), path)
 
 

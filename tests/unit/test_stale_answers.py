@@ -25,9 +25,10 @@ from tests.every_loss import KL_COEFFICIENT, every_loss
 
 
 def settings(max_staleness: int, **algorithm: Any) -> TrainConfig:
+    learns_from_teacher = algorithm.get("type") == "on_policy_distillation"
     return TrainConfig.model_validate(
         {
-            "model": {"path": Path("m")},
+            "model": {"path": Path("m")} | ({"teacher_path": Path("t")} if learns_from_teacher else {}),
             "data": {"prompts_per_step": 4},
             "algorithm": {"type": "grpo", "group_size": 2, **algorithm},
             "trainer": {"run_dir": "r", "steps": 1, "max_staleness": max_staleness},
@@ -214,7 +215,7 @@ def test_without_staleness_they_are_not(algorithm: dict[str, Any], message: str)
 
 def test_every_algorithm_and_loss_goes_with_stale_answers_once_they_are_corrected() -> None:
     """By its own defaults or by a correction; each of them, so that a new one is looked at."""
-    corrected = {"gpg", "maxrl", "opo", "otb", "remax", "rloo"}
+    corrected = {"gpg", "maxrl", "on_policy_distillation", "opo", "otb", "remax", "rloo"}
     for name in BUILTIN.sections(PolicyGradientConfig):
         needed = {"rewards": {"acc": 1}} if name == "gdpo" else {}
         correction = {"rollout_correction": {"type": "truncate"}} if name in corrected else {}

@@ -95,6 +95,7 @@ def test_every_column_comes_back(tmp_path, step):
         "reward": [1.0, 0.0, 0.5, None],
         "reward_parts": [[("acc", 1.0), ("format", 0.5)], [], [], []],
         "prediction": ["42", None, None, None],
+        "judgement": [None, None, None, None],
         "turns": [
             [
                 {"author": "policy", "tokens": 2, "reward": None, "text": None},
