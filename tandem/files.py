@@ -17,6 +17,9 @@ from urllib.parse import quote, unquote
 
 from tandem.errors import UserError
 
+ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+"""Of data files."""
+
 
 def load_named(reference: str, what: str) -> Any:
     """The object that `path/to/file.py:name` or `package.module:name` names, None where the module has none of it; or

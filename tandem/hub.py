@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tandem.config import yaml12
+from tandem.files import ROW_ENDINGS
 
 Kind = Literal["model", "dataset"]
 SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 """Files of a model that say what it is: its configuration and its tokenizer."""
 WEIGHTS = ("*.safetensors",)
-_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?P<inside>(?:/[^@\[\]]+)?)(?:@(?P<revision>[^@\[\]]+))?(?:\[(?P<split>[\w.-]+)\])?"
 )
@@ -124,11 +124,11 @@ def data_files(text: str, pins: Mapping[Pin, str]) -> list[Path]:
     """The local files of a data set's split, in the order of their names. Raises ValueError."""
     source = _source(text.removeprefix("hub:"))
     inside = source.inside.strip("/")
-    if inside.lower().endswith(_ENDINGS):
+    if inside.lower().endswith(ROW_ENDINGS):
         return [_snapshot("dataset", source, (inside,), pins) / inside]
     snapshot = _snapshot("dataset", source, ("README.md",), pins)
     commit = snapshot.name
-    names = [name for name in _names(source.repo, commit) if name.lower().endswith(_ENDINGS)]
+    names = [name for name in _names(source.repo, commit) if name.lower().endswith(ROW_ENDINGS)]
     try:
         chosen = _of_split(names, _declared(snapshot / "README.md"), inside, source.split or "train")
     except ValueError as error:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandem.errors import UserError
+from tandem.files import ROW_ENDINGS
 
 Row = dict[str, Any]
-ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _PICTURED = ("images", "image", "videos")
 """Columns of pictures."""
 _SHORT = 4096
@@ -32,7 +32,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     A line that is no JSON object comes as a BadRow. Raises UserError when the file cannot be read, or holds no rows.
     """
     name = path.name.lower()
-    if not name.endswith(ENDINGS):
+    if not name.endswith(ROW_ENDINGS):
         raise UserError(f"{path}: data files end in .parquet, .jsonl or .json (one object a line), .jsonl.gz, .json.gz")
     number = 0
     try:

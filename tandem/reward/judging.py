@@ -44,13 +44,12 @@ class Rubric:
     def told(self, trajectory: Trajectory) -> str:
         """What the judge reads about the answer. The answer itself cannot close the tag that it stands in."""
         prompt, answer = trajectory.prompt, trajectory.text
-        tag = f"answer-{hashlib.sha256(answer.encode(errors='replace')).hexdigest()[:8]}"
         return self._template.format(
-            question=_question(prompt.row.get("prompt", prompt.text)),
+            question=text_of(prompt.row.get("prompt", prompt.text)),
             reference="" if prompt.ground_truth is None else prompt.ground_truth,
             answer=answer,
             rubric=self._config.rubric,
-            tag=tag,
+            tag=tag_around(answer),
             format=self._format,
             most=f"{self._config.most:g}",
         )
@@ -74,8 +73,13 @@ def _read(config: "JudgeConfig") -> str:
     return text.removesuffix("\n")
 
 
-def _question(prompt: Any) -> str:
-    """A prompt as text: a lone message without its role, several with theirs."""
+def tag_around(answer: str) -> str:
+    """A tag that the answer cannot close: its name follows from all of the answer."""
+    return f"answer-{hashlib.sha256(answer.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def text_of(prompt: Any) -> str:
+    """A prompt or completion as text: a lone message without its role, several with theirs."""
     if isinstance(prompt, str):
         return prompt
     messages: list[Any] = list(prompt)
@@ -94,7 +98,7 @@ def make_parser(config: "JudgeConfig") -> Callable[[str], float]:
     UserError where there is no such function.
     """
     if config.parser == "number":
-        return lambda reply: _number(reply, config.most)
+        return lambda reply: number_in(reply, config.most)
     if config.parser == "verdict":
         worth = {word.strip().casefold(): value for word, value in config.verdicts.items()}
         return lambda reply: _verdict(reply, worth)
@@ -104,7 +108,8 @@ def make_parser(config: "JudgeConfig") -> Callable[[str], float]:
     return lambda reply: _own(function, reply)
 
 
-def _number(reply: str, most: float) -> float:
+def number_in(reply: str, most: float) -> float:
+    """The last `Score: N` of a reply, over `most`. Raises Unreadable where there is none from 0 to `most`."""
     found = _NUMBER.findall(reply)
     if not found or not 0 <= float(found[-1]) <= most:
         raise Unreadable(f"no score from 0 to {most:g}")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tandem.data.rows import ENDINGS, BadRow, Row, read_rows
+from tandem.data.rows import BadRow, Row, read_rows
 from tandem.errors import UserError
-from tandem.files import replacing
+from tandem.files import ROW_ENDINGS, replacing
 
 CHUNK_ROWS = 1000
 SPLITS = {"train": "train", "test": "test", "val": "val", "dev": "val"}
@@ -104,11 +104,11 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
 
 def _splits(source: Path, out: Path) -> Iterator[tuple[Path, str]]:
     """The data files in a folder and below, but for our own, or the one file; each with its split."""
-    found = {path for path in source.rglob("*") if path.name.lower().endswith(ENDINGS)}
+    found = {path for path in source.rglob("*") if path.name.lower().endswith(ROW_ENDINGS)}
     copies = {path for path in found if path.suffix == ".gz" and path.with_suffix("") in found}
     paths = [path for path in sorted(found - copies) if not path.resolve().is_relative_to(out.resolve())]
     if not paths and not source.is_file():
-        raise UserError(f"{source}: holds no data files ({', '.join(ENDINGS)}); give their folder, or one file")
+        raise UserError(f"{source}: holds no data files ({', '.join(ROW_ENDINGS)}); give their folder, or one file")
     for path in paths or [source]:
         parts = (path.name, *reversed(path.relative_to(source).parts[:-1]))
         words = [word for part in parts for word in re.split(r"[-_.]", part.lower())]
