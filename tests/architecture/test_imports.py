@@ -32,7 +32,6 @@ MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
 OWNERS: dict[str, str | tuple[str, ...]] = {
     "peft": "models/lora.py",
-    "torchao": "training/adamw_8bit.py",
     "tensorboard": "tracking/trackers/tensorboard.py",
     "wandb": "tracking/trackers/wandb.py",
     "mlflow": "tracking/trackers/mlflow.py",
