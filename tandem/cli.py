@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -31,6 +31,9 @@ from tandem.importing.command import import_app
 from tandem.planning.command import KINDS, Job, job_of, plan
 from tandem.signals import StopReason
 from tandem.simulation.command import simulate
+
+if TYPE_CHECKING:
+    from tandem.tracking.console import Startup
 
 Config = TypeVar("Config", bound=ModelsConfig)
 
@@ -92,8 +95,9 @@ def train(
     if debug_rollout and debug_train:
         raise UserError("--debug-rollout and --debug-train are two halves of a run; give one of them")
     config = _configure(TrainConfig, arguments, resume)
-    from tandem.data.dataset import RLHFDataset
-    from tandem.jobs import debug, rl
+    with _loading():
+        from tandem.data.dataset import RLHFDataset
+        from tandem.jobs import debug, rl
 
     run = rl.train
     if debug_rollout:
@@ -107,8 +111,9 @@ def train(
 def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on demonstrations."""
     config = _configure(SftConfig, arguments, resume)
-    from tandem.data.sft import SftDataset
-    from tandem.jobs.sft import train as run
+    with _loading():
+        from tandem.data.sft import SftDataset
+        from tandem.jobs.sft import train as run
 
     _run(config, SftDataset, run, dry_run)
 
@@ -117,8 +122,9 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Direct preference optimization and its kin, on pairs of answers or, KTO, on answers that are good or bad."""
     config = _configure(DpoConfig, arguments, resume)
-    from tandem.data.preference import dataset_of
-    from tandem.jobs.preference import train_dpo
+    with _loading():
+        from tandem.data.preference import dataset_of
+        from tandem.jobs.preference import train_dpo
 
     _run(config, dataset_of(config), train_dpo, dry_run)
 
@@ -127,8 +133,9 @@ def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 def reward_model(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """A model of which of two answers is better, trained on pairs of answers."""
     config = _configure(RewardModelConfig, arguments, resume)
-    from tandem.data.preference import PreferenceDataset
-    from tandem.jobs.preference import train_reward_model
+    with _loading():
+        from tandem.data.preference import PreferenceDataset
+        from tandem.jobs.preference import train_reward_model
 
     _run(config, PreferenceDataset, train_reward_model, dry_run)
 
@@ -145,10 +152,11 @@ def evaluate(
     """Score a model (model.path) on data.val_files, answering as generation.eval says."""
     make_room_for({"--out": out, "--answers": answers})
     config = _configure(EvalConfig, arguments, writes_run=False)
-    from tandem.data.dataset import RLHFDataset
-    from tandem.evaluation.summary import lines, pair_lines
-    from tandem.files import write_text
-    from tandem.jobs.evaluation import evaluate_model
+    with _loading():
+        from tandem.data.dataset import RLHFDataset
+        from tandem.evaluation.summary import lines, pair_lines
+        from tandem.files import write_text
+        from tandem.jobs.evaluation import evaluate_model
 
     print(f"model: {config.model.path}", file=sys.stderr, flush=True)
     found = evaluate_model(config, _read(config, RLHFDataset), answers, against)
@@ -459,8 +467,17 @@ def _naming(key: str, path: Path) -> str:
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:
     from tandem.jobs.inputs import read_inputs
+    from tandem.tracking.console import Startup
 
-    return read_inputs(config, dataset)
+    with Startup("reading data"):
+        return read_inputs(config, dataset)
+
+
+def _loading() -> "Startup":
+    """Around imports that take seconds."""
+    from tandem.tracking.console import Startup
+
+    return Startup("loading torch and transformers")
 
 
 def _token() -> str:

@@ -171,6 +171,7 @@ def main() -> int:
     name = "quickstart" if arguments.algorithm == "grpo" else f"quickstart-{arguments.algorithm}"
     run_dir = arguments.run_dir.resolve() if arguments.run_dir else Path("runs", name)
     os.chdir(ROOT)  # recipes name their files from here
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         Quickstart(arguments.algorithm, arguments.seed, run_dir, arguments.engine).run()
     except UserError as error:

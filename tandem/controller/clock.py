@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tandem.activity import begin
 from tandem.types import Group, StepMetrics
 
 R = TypeVar("R")
@@ -20,6 +21,7 @@ class Clock:
     seconds: StepMetrics = field(default_factory=dict[str, float])
 
     def __call__(self, stage: str, run: Callable[[], R]) -> R:
+        begin(stage)
         start = self.now()
         result = run()
         name = f"time/{stage}_s"

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from tandem.activity import begin, count
 from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines, Rollout
 from tandem.controller.reward_model import Rewards, scores_groups
@@ -132,11 +133,13 @@ class RolloutProducer:
     def take(self, step: int) -> list[Group]:
         """The groups of a step; waits for them. Raises RewardShareExceeded where too many of their rewards failed."""
         size = self._rules.groups_per_step
+        begin("generation", size, "prompts")
         with self._times.taking():
             self._devices.to_generation()
             self._go_on()
             while (missing := size - len(self._kept)) > 0:
                 self._missing = missing
+                count(min(size, len(self._kept) + len(self._answers) + len(self._scoring) + len(self._scored)))
                 if self._reward.by_step and all(self._decided + place in self._answers for place in range(missing)):
                     self._score_together(missing, step)
                 elif self._under_way:

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
+from tandem.activity import Shown, show
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Branch
@@ -79,6 +80,8 @@ class RlJob:
     def step(self, step: int) -> StepMetrics:
         with failed_answers_saved(self._config, step):
             done = self._advance(step)
+        first = done.groups[0]
+        show(Shown(first.trajectories[0].prompt.text, first.trajectories[0].text, first.scores[0].value))
         config, trainer = self._config, self._config.trainer
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from tandem.activity import begin
 from tandem.checkpoint.branch import Branch, branch_of
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
@@ -25,7 +26,7 @@ from tandem.jobs.schedule import schedule_changes
 from tandem.signals import StopReason, StopRequest
 from tandem.tracking.base import Ended, Recorder
 from tandem.tracking.behind import Behind
-from tandem.tracking.console import ConsoleTracker
+from tandem.tracking.console import ConsoleTracker, Startup
 from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.report import write_report
@@ -111,7 +112,8 @@ def run_job(
     for left in range(restarts, -1, -1):
         try:
             start = find_start(config, resume=config.trainer.resume or left < restarts)
-            job = make_job(start if isinstance(start, Branch) else None)
+            with Startup("starting processes and loading models"):
+                job = make_job(start if isinstance(start, Branch) else None)
             finished = _Attempt(config, job, stop, callbacks).run(start if isinstance(start, Path) else None)
             return None if finished else stop.by
         except WorkerLost as error:
@@ -159,7 +161,7 @@ class _Attempt:
             self._recorders += _recorders(self._config, job.total_steps, self._position.step)
             with self._stop.listening():
                 if self._position.step == 0 and self._trainer.eval_every:
-                    validated = job.evaluate(0)
+                    validated = self._evaluate(0)
                     self._best.expect_in(validated, validation=True)
                     self._record(0, validated)
                     self._callbacks.evaluated(0, validated)
@@ -188,12 +190,13 @@ class _Attempt:
     def _step(self, step: int) -> None:
         job, trainer, position = self._job, self._trainer, self._position
         start = time.perf_counter()
+        begin("training")
         metrics = job.step(step)
         metrics |= job.placement.costs(metrics["perf/tokens"], time.perf_counter() - start) | self._saving
         self._saving = {}
         self._store.check()
         self._tell_saved()
-        validated = job.evaluate(step) if self._is_due(step, trainer.eval_every) else {}
+        validated = self._evaluate(step) if self._is_due(step, trainer.eval_every) else {}
         metrics |= validated
         position.step = step
         if step == 1:
@@ -207,6 +210,10 @@ class _Attempt:
         if validated:
             self._callbacks.evaluated(step, validated)
 
+    def _evaluate(self, step: int) -> StepMetrics:
+        begin("validation")
+        return self._job.evaluate(step)
+
     def _tell_saved(self) -> None:
         """Of a checkpoint that has become complete since the last call."""
         done, self._store.completed = self._store.completed, None
@@ -218,6 +225,7 @@ class _Attempt:
 
     def _save(self, best: bool) -> None:
         position = self._position
+        begin("checkpoint")
         start = time.monotonic()
         self._store.finish()
         self._tell_saved()

@@ -3,7 +3,8 @@
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,20 +175,33 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
     try:
-        model, report = class_of(model_config, value_head).from_pretrained(
-            config.path,
-            config=model_config,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention_of(model_config),
-            output_loading_info=True,
-            **_options(config),
-        )
+        with _without_progress_bars():
+            model, report = class_of(model_config, value_head).from_pretrained(
+                config.path,
+                config=model_config,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=attention_of(model_config),
+                output_loading_info=True,
+                **_options(config),
+            )
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(config.path, error) from None
     _zero_value_head(model, config.path, report["missing_keys"])
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     make_lean(model)
     return model
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Those of transformers would be drawn across ours, once for each process."""
+    shown = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.logging.enable_progress_bar()
 
 
 def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) -> Any:

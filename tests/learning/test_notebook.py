@@ -27,6 +27,7 @@ def test_the_notebook_trains_in_its_kernel_and_on_two_ranks(tmp_path: Path, monk
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     _, ten_lines, results, callbacks = (cell for cell in notebook.cells if cell.cell_type == "code")
     assert len([line for line in ten_lines.source.splitlines() if line]) <= 10
+    assert re.search(r"step 20/20 ━+ 0:00:00 left\n.*reward/mean=.*finished, 0 s", printed(ten_lines), re.DOTALL)
     assert re.search(r"<Run .*/runs/notebook: finished at step 20, best reward/mean", printed(results))
     rewards = [record["reward/mean"] for record in read_metrics(tmp_path / "runs/notebook/metrics.jsonl")]
     assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5]), rewards

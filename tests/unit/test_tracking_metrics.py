@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tandem import activity
 from tandem.tracking.base import Sample, TrackedRun
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.environment import write_environment
@@ -64,6 +66,23 @@ def test_a_terminal_gets_a_bar_and_keeps_the_validations():
     tracker.close("finished")
     printed = screen.file.getvalue()
     assert "2/4" in printed and "reward/mean=0.5" in printed and "step 2/4  val/a/acc/mean@1 1" in printed
+
+
+def test_a_terminal_shows_what_is_done_and_the_last_answer_on_eighty_columns():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    tracker = ConsoleTracker(total_steps=100, console=screen)
+    tracker.log(7, {"reward/mean": 0.25, "perf/tokens_per_s": 1234.5})
+    activity.show(activity.Shown("Sort: " + "9 " * 40 + "3 1=", "[1, 3]\n\x1b[2J" + "and so on " * 20, 0.5))
+    activity.begin("generation", 64, "prompts")
+    activity.count(37)
+    tracker.log(8, {"reward/mean": 0.5})
+    tracker.close("finished")
+    activity.show(None)
+    printed = screen.file.getvalue()
+    assert "generation 37/64 prompts, 0 s" in printed and "tokens/s=1,234" in printed
+    assert "reward 0.5: …" in printed and "9 3 1= -> [1, 3]" in printed, "the end of a prompt, an answer's beginning"
+    frames = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", printed)
+    assert max(map(len, frames)) <= 80 and "and so" in printed and "\x1b[2J" not in printed
 
 
 @pytest.mark.parametrize("width", [80, 120])

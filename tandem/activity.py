@@ -1,0 +1,56 @@
+"""What a run is doing at this moment: its stages say it here, and a display, if there is one, shows it.
+
+One process has one run under way, and one thread that says what it does; another may read it at any time.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A stage, and how much of it is done where somebody counts."""
+
+    stage: str
+    since: float
+    """When it began, as `time.monotonic` has it."""
+    done: int = 0
+    total: int = 0
+    """0: nobody counts."""
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer, for a person to look at."""
+
+    prompt: str
+    answer: str
+    reward: float | None
+
+
+_activity = Activity("", 0.0)
+_answer: Shown | None = None
+
+
+def begin(stage: str, total: int = 0, unit: str = "") -> None:
+    """A stage begins, and whatever was done before is over."""
+    global _activity
+    _activity = Activity(stage, time.monotonic(), total=total, unit=unit)
+
+
+def count(done: int) -> None:
+    """So much of the stage is done."""
+    global _activity
+    _activity = replace(_activity, done=done)
+
+
+def show(answer: Shown | None) -> None:
+    """The answer to look at from now on."""
+    global _answer
+    _answer = answer
+
+
+def current() -> tuple[Activity, Shown | None]:
+    """What is done now, and the answer that was shown last."""
+    return _activity, _answer
