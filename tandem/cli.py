@@ -149,7 +149,7 @@ def evaluate(
         Path | None, typer.Option(help="Compare with the answers that --answers of another evaluation wrote.")
     ] = None,
 ) -> None:
-    """Score a model (model.path) on data.val_files, answering as generation.eval says."""
+    """Score a model (model.path) on data.val_files and data.val_sets, as generation.eval and the sets say."""
     make_room_for({"--out": out, "--answers": answers})
     config = _configure(EvalConfig, arguments, writes_run=False)
     with _loading():

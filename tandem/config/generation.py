@@ -16,6 +16,8 @@ class EvalSamplingConfig(Section):
     top_p: PositiveFloat = Field(default=1.0, le=1)
     samples: PositiveInt = 1
     """Answers a prompt: the N of mean@N, best@N, maj@N. Greedy ones are all the same."""
+    max_response_tokens: PositiveInt | None = None
+    """At most `generation.max_response_tokens`, which is the default."""
 
 
 class SamplingConfig(Section):
@@ -36,6 +38,16 @@ class SamplingConfig(Section):
     so that the same samples are made side by side every time, and the last bits of their log-probs are the same.
     null: false for native engines, true for others, whose batches depend on time anyway."""
     eval: EvalSamplingConfig = EvalSamplingConfig()
+
+    @model_validator(mode="after")
+    def _has_room_for_validation(self) -> Self:
+        own = self.eval.max_response_tokens
+        if own is not None and own > self.max_response_tokens:
+            raise ValueError(
+                f"eval.max_response_tokens: {own:,} is more than max_response_tokens: {self.max_response_tokens:,}, "
+                "for which engines have room; raise that"
+            )
+        return self
 
     @property
     def balanced(self) -> bool:

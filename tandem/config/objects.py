@@ -11,6 +11,7 @@ where they stand in the program itself, by name where they are in a module, whic
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -24,7 +25,7 @@ from tandem.files import replacing
 
 DIRECTORY = "objects"
 """In the run directory."""
-_ROWS = ("data.train_files", "data.val_files")
+_ROWS = re.compile(r"data\.(train_files|val_files|(mixture|val_sets)\.[^.]+\.files)")
 _PLAIN = (str, int, float, bool, type(None), Path)
 
 
@@ -43,7 +44,7 @@ def with_objects_written(tree: Mapping[str, Any]) -> dict[str, Any]:
         return path
 
     def replaced(value: Any, key: str) -> Any:
-        if key in _ROWS and value is not None and not _names_files(value):
+        if _ROWS.fullmatch(key) and value is not None and not _names_files(value):
             return [str(place(key, f"{key}.{'parquet' if _is_table(value) else 'jsonl'}", value))]
         if isinstance(value, Mapping):
             sections = cast(Mapping[str, Any], value)

@@ -19,10 +19,11 @@ from tandem.config.base import (
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.judging import JudgeConfig
-from tandem.config.mixture import MixtureConfig
+from tandem.config.mixture import MixtureConfig, SetName
 from tandem.config.paths import CheckpointPath, DataPaths, LocalPath, ModelPath, Reference
 from tandem.config.tracking import TrackingConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
+from tandem.config.validation import ValSetConfig
 
 
 class LoraConfig(Section):
@@ -130,12 +131,19 @@ class DataFilesConfig(Section):
         """All files of rows to train on."""
         return self.train_files
 
+    @property
+    def val_paths(self) -> list[Path]:
+        """All files of rows to validate on."""
+        return self.val_files
+
 
 class DataConfig(DataFilesConfig):
     """One row a prompt."""
 
     mixture: MixtureConfig = {}
     """In the place of `train_files`: sets by name, each with its share of the prompts (docs/data.md)."""
+    val_sets: dict[SetName, ValSetConfig] = {}
+    """Besides `val_files`: sets by name, each with a sampling and metrics of its own (docs/data.md)."""
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row."""
@@ -151,6 +159,11 @@ class DataConfig(DataFilesConfig):
     def train_paths(self) -> list[Path]:
         """`train_files`, or those of all sets one after another."""
         return self.train_files + [path for one in self.mixture.values() for path in one.files]
+
+    @property
+    def val_paths(self) -> list[Path]:
+        """`val_files`, then those of all sets one after another."""
+        return self.val_files + [path for one in self.val_sets.values() for path in one.files]
 
 
 class SftDataConfig(DataFilesConfig):
@@ -400,6 +413,19 @@ class RolloutConfig(ModelsConfig):
     """Without it a prompt gets one answer."""
     reward: RewardConfig = RewardConfig()
     placement: MayChange[PlacementConfig] = Field(default=PlacementConfig(), validate_default=True)
+
+    @field_validator("generation")
+    @classmethod
+    def _has_room_for_validation(cls, generation: GenerationConfig, info: ValidationInfo) -> GenerationConfig:
+        data: DataConfig | None = info.data.get("data")  # None where unsound
+        most = generation.max_response_tokens
+        for name, one in (data.val_sets if data else {}).items():
+            if one.max_response_tokens is not None and one.max_response_tokens > most:
+                raise ValueError(
+                    f"max_response_tokens: {most:,}, for which engines have room, is less than "
+                    f"data.val_sets.{name}.max_response_tokens: {one.max_response_tokens:,}; raise it"
+                )
+        return generation
 
     @field_validator("placement")
     @classmethod

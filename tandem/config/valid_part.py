@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -29,7 +29,10 @@ def valid_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
             values[name] = _validated(name, field, tree)
         except ValidationError:
             inner = _section_of(field, tree.get(name))
-            if inner is not None:
+            if inner is not None and get_origin(field.annotation) is dict:  # sections by name
+                named = cast(Mapping[str, Mapping[str, Any]], tree[name]).items()
+                values[name] = {key: valid_part(inner, one) for key, one in named if _is_mapping(one)}
+            elif inner is not None:
                 values[name] = valid_part(inner, tree[name])
     section = kind.model_construct(**values)
     for name in kind.model_fields.keys() - values.keys():
@@ -53,6 +56,10 @@ def _section_of(field: FieldInfo, given: Any) -> type[Section] | None:
         if types is None or wanted in get_args(types.annotation):
             return section
     return None
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _default_type(field: FieldInfo) -> Any:

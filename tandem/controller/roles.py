@@ -175,7 +175,7 @@ class Rollout(RemoteWorkers[RolloutWorker]):
         return self._whole(requests, self.call(RolloutWorker.generate, self._sent(requests), greedy))
 
     def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> Future[list[list[Trajectory]]]:
-        """Validation answers, drawn as `generation.eval` says."""
+        """Validation answers, drawn as each request says, else as `generation.eval`."""
         return self._whole(requests, self.call(RolloutWorker.generate_for_eval, self._sent(requests)))
 
     def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from tandem.errors import UserError
@@ -22,11 +23,11 @@ class Answered:
     unscored: int = 0
 
 
-def answered_of(groups: Sequence[Group]) -> list[Answered]:
-    """An entry a prompt, in the order of the rows that they are."""
+def answered_of(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgetter("data_source")) -> list[Answered]:
+    """An entry a prompt, in the order of the rows that they are. `label` names the source that it is of."""
     made: list[Answered] = []
     for group in sorted(groups, key=lambda group: group.trajectories[0].prompt.index):
-        one = Answered(group.trajectories[0].prompt.data_source)
+        one = Answered(label(group.trajectories[0].prompt))
         made.append(one)
         for score in group.scores:
             if score.value is None:

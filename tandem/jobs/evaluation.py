@@ -13,8 +13,8 @@ from tandem.data.dataset import RLHFDataset
 from tandem.evaluation.answered import answered_of, check_same_prompts
 from tandem.evaluation.summary import Json, summarize, summarize_pair
 from tandem.jobs.inputs import Inputs
+from tandem.jobs.validation import ValidationSets, validate
 from tandem.jobs.validation import summarize as metrics_of
-from tandem.jobs.validation import validate
 from tandem.reward.manager import RewardManager
 from tandem.tracking.trajectories import read_groups, write_trajectories
 from tandem.types import Group, StepMetrics
@@ -23,7 +23,7 @@ from tandem.types import Group, StepMetrics
 class Evaluation(NamedTuple):
     metrics: StepMetrics
     data: Json
-    """Of each data source, as `evaluation.summary.summarize` says."""
+    """Of each data source of each set, as `evaluation.summary.summarize` says."""
     against: Json
     """As `summarize_pair` says; empty where nothing was compared with."""
 
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 def evaluate_model(
     config: EvalConfig, inputs: Inputs[RLHFDataset], answers: Path | None = None, against: Path | None = None
 ) -> Evaluation:
-    """Answer and score `data.val_files` with `model.path`.
+    """Answer and score `data.val_files` and `data.val_sets` with `model.path`.
 
     `answers`: a parquet file to write them to; `against`: one of another evaluation, to compare with. UserError where
     that one is of other prompts.
@@ -44,9 +44,10 @@ def evaluate_model(
         if answers is not None:
             write_trajectories(answers, 0, groups, to_batch(groups))
         roles.reward.check_share(groups)
-    answered = answered_of(groups)
-    compared = {} if saved is None else summarize_pair(answered, answered_of(saved), config.seed)
-    return Evaluation(metrics_of(groups), summarize(answered, config.seed), compared)
+    label = ValidationSets(inputs.val, config).label
+    answered = answered_of(groups, label)
+    compared = {} if saved is None else summarize_pair(answered, answered_of(saved, label), config.seed)
+    return Evaluation(metrics_of(groups, label), summarize(answered, config.seed), compared)
 
 
 def _read_answers(path: Path, prompts: RLHFDataset) -> list[Group]:

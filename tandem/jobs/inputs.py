@@ -10,11 +10,12 @@ from tandem.algorithms import make_algorithm
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
-from tandem.config.tree import EvalConfig, ModelConfig, SftConfig, TrainConfig, pictures_directory
+from tandem.config.tree import EvalConfig, ModelConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import set_sizes
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
+from tandem.jobs.validation import ValidationSets
 from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.pictures.shown import ModelPictures
 from tandem.reward.functions import check_functions
@@ -39,7 +40,8 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     problems: list[str] = []
     tokenizer = _catch(problems, load_tokenizer, config.model)
     train = "data.mixture" if getattr(config.data, "mixture", None) else "data.train_files"
-    files = {train: config.data.train_paths, "data.val_files": config.data.val_files}
+    val = "data.val_files" if config.data.val_files or not config.data.val_paths else "data.val_sets"
+    files = {train: config.data.train_paths, val: config.data.val_paths}
     if isinstance(config, EvalConfig):
         files[train] = []
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
@@ -60,11 +62,13 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         _catch(problems, check_functions, config.reward, [] if config.judged_elsewhere else sorted(sources), data)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
+    if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):
+        _catch(problems, ValidationSets, read[val], config)
     if isinstance(config, TrainConfig) and isinstance(read[train], RLHFDataset):
         _catch(problems, set_sizes, config.data, read[train])
     _refuse(problems)
     assert tokenizer is not None
-    return Inputs(tokenizer, read[train], read["data.val_files"])
+    return Inputs(tokenizer, read[train], read[val])
 
 
 def _refuse(problems: Sequence[str]) -> None:

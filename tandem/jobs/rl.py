@@ -32,7 +32,7 @@ from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.run import run_job
-from tandem.jobs.validation import summarize, validate
+from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.signals import StopReason
@@ -116,7 +116,7 @@ class RlJob:
         path = validation_path(trainer.run_dir, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
         roles.reward.check_share(groups)
-        return summarize(groups)
+        return summarize(groups, ValidationSets(val, self._config).label)
 
     def save(self, draft: Draft) -> None:
         for name, group in self._roles.trained.items():

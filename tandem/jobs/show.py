@@ -40,7 +40,7 @@ def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], 
     """Row `number`, from 1 on, of the `train` or `val` files: what is made of it, line by line."""
     tokenizer = load_tokenizer(config.model)
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
-    files = config.data.train_paths if split == "train" else config.data.val_files
+    files = config.data.train_paths if split == "train" else config.data.val_paths
     path, row = _find(files, split, number)
     try:
         row_format, items = dataset([], tokenizer, config.data, pictures).read(row, path.parent)

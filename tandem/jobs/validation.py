@@ -1,41 +1,91 @@
 """How good is the policy now: mean@N, best@N and maj@N of each data source."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations, islice
+from operator import attrgetter
 from statistics import fmean
+from typing import NamedTuple
 
+from tandem.config.generation import EvalSamplingConfig
 from tandem.config.tree import RolloutConfig
 from tandem.controller.assembly import ExperienceRoles
 from tandem.data.dataset import RLHFDataset
-from tandem.types import Group, Score, StepMetrics
-from tandem.workers.rollout import EVAL, seeded_requests
+from tandem.errors import UserError
+from tandem.types import Group, Prompt, Score, StepMetrics
+from tandem.workers.rollout import EVAL, seeded_request
+
+
+class ValidationSet(NamedTuple):
+    """Rows that are answered alike."""
+
+    name: str | None
+    """None: those of `data.val_files`."""
+    rows: range
+    sampling: EvalSamplingConfig
+
+
+class ValidationSets:
+    """Which rows of a data set of `data.val_paths` are of `data.val_files`, and of each of `data.val_sets`."""
+
+    def __init__(self, dataset: RLHFDataset, config: RolloutConfig) -> None:
+        """Raises UserError where a set has no row left, and where two would have the same metrics."""
+        data, usual = config.data, config.generation.eval
+        files = [(None, len(data.val_files), usual)]
+        files += [(name, len(one.files), one.sampling(usual)) for name, one in data.val_sets.items()]
+        counts, first = iter(dataset.items_of_files), 0
+        self.sets: list[ValidationSet] = []
+        for name, of_set, sampling in files:
+            rows = range(first, first := first + sum(islice(counts, of_set)))
+            if of_set and not rows:
+                key = "data.val_files" if name is None else f"data.val_sets.{name}"
+                raise UserError(f"{key}: no usable row is left; mend its rows, or remove it")
+            self.sets.append(ValidationSet(name, rows, sampling))
+        self._refuse_same_labels(dataset)
+
+    def label(self, prompt: Prompt) -> str:
+        """What the metrics of a row are called after `val/`: its data source, behind the name of its set."""
+        name = next(one.name for one in self.sets if prompt.index in one.rows)
+        return prompt.data_source if name is None else f"{name}/{prompt.data_source}"
+
+    def _refuse_same_labels(self, dataset: RLHFDataset) -> None:
+        labels = [{self.label(dataset[row]) for row in one.rows} for one in self.sets]
+        for one, other in combinations(range(len(labels)), 2):
+            if same := labels[one] & labels[other]:
+                raise UserError(
+                    f"data.val_sets.{self.sets[other].name}: metrics of its rows and of others would both be called "
+                    f"val/{min(same)}/…; rename it"
+                )
 
 
 def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> list[Group]:
-    """Answer every prompt as `generation.eval` says, with seeds drawn from `seed`, and score the answers."""
-    prompts = [dataset[row] for row in range(len(dataset))]
-    requests = seeded_requests(prompts, config.generation.eval.samples, seed, EVAL, step)
+    """Answer every prompt as its set says, with seeds drawn from `seed`, and score the answers; in the rows' order."""
+    requests = [
+        seeded_request(dataset[row], one.sampling.samples, seed, EVAL, step, row)._replace(sampling=one.sampling)
+        for one in ValidationSets(dataset, config).sets
+        for row in one.rows
+    ]
     roles.devices.to_generation()
     return roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step)
 
 
-def summarize(groups: Sequence[Group]) -> StepMetrics:
-    """`val/<source>/<what>/mean@N | best@N | maj@N`, averaged over prompts; answers without a score are counted, not 0.
+def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgetter("data_source")) -> StepMetrics:
+    """`val/<label>/<what>/mean@N | best@N | maj@N`, averaged over prompts; answers without a score are counted, not 0.
 
     `acc` comes beside `reward` where the reward function reports it. N is the largest number of answers that a prompt
     has; best and maj need N > 1, maj also predictions (`pred`).
     """
-    by_source: dict[str, list[list[Score]]] = defaultdict(list)
+    by_label: dict[str, list[list[Score]]] = defaultdict(list)
     lost: Counter[str] = Counter()
     for group in groups:
-        source = group.trajectories[0].prompt.data_source
+        called = label(group.trajectories[0].prompt)
         scored = [score for score in group.scores if score.value is not None]
-        lost[source] += len(group.scores) - len(scored)
-        by_source[source] += [scored] if scored else []
-    metrics: StepMetrics = {f"val/{source}/unscored": float(count) for source, count in lost.items()}
-    for source, prompts in by_source.items():
+        lost[called] += len(group.scores) - len(scored)
+        by_label[called] += [scored] if scored else []
+    metrics: StepMetrics = {f"val/{called}/unscored": float(count) for called, count in lost.items()}
+    for called, prompts in by_label.items():
         if prompts:
-            metrics |= {f"val/{source}/{name}": value for name, value in _summarize_source(prompts).items()}
+            metrics |= {f"val/{called}/{name}": value for name, value in _summarize_source(prompts).items()}
     return metrics
 
 

@@ -382,7 +382,7 @@ def _asked_of_one(config: TrainConfig, engines: int) -> int:
     """Answers that one of so many native engines may have at once. Nobody counts the rows of a validation here."""
     trainer, generation = config.trainer, config.generation
     assert isinstance(generation, NativeGenerationConfig)
-    if config.data.val_files and trainer.eval_every:
+    if config.data.val_paths and trainer.eval_every:
         return generation.max_running
     prompts = config.data.prompts_per_step
     fixed = (trainer.max_staleness == 0 or not generation.partial_rollouts) and not generation.balanced

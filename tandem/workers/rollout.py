@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig
-from tandem.config.generation import NativeGenerationConfig
+from tandem.config.generation import EvalSamplingConfig, NativeGenerationConfig
 from tandem.config.tree import GenerationConfig, ImagesConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
@@ -58,6 +58,8 @@ class RolloutRequest(NamedTuple):
 
     prompt: Prompt
     seeds: tuple[int, ...]
+    sampling: EvalSamplingConfig | None = None
+    """Of a validation answer, where `generation.eval` does not say it."""
 
 
 class Ask(NamedTuple):
@@ -195,13 +197,14 @@ class RolloutWorker(Worker[RolloutSpec]):
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> list[list[Trajectory]]:
         """A trajectory for each seed of each prompt: for a dataflow that waits for them. A Trainer calls `advance`."""
-        return self._run(requests, self._greedy() if greedy else self._drawn())
+        sampling = self._greedy() if greedy else self._drawn()
+        return self._run(requests, [sampling] * len(requests))
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate_for_eval(self, requests: Sequence[RolloutRequest]) -> list[list[Trajectory]]:
-        """Validation answers, drawn as `generation.eval` says."""
-        how = self.spec.generation.eval
-        return self._run(requests, self._sampling(how.temperature, how.top_p, top_k=0))
+        """Validation answers, drawn as each request says, else as `generation.eval`."""
+        usual = self.spec.generation.eval
+        return self._run(requests, [self._validation(request.sampling or usual) for request in requests])
 
     @register(Dispatch.EACH, mesh="generation")
     def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Advance:
@@ -269,7 +272,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             self._engine.close()
         self._events.close()
 
-    def _run(self, requests: Sequence[RolloutRequest], sampling: SamplingParams) -> list[list[Trajectory]]:
+    def _run(self, requests: Sequence[RolloutRequest], samplings: Sequence[SamplingParams]) -> list[list[Trajectory]]:
         if self._generation is None:
             return []  # the rank that hosts the engine answers
         self._refuse_mixed_weights()
@@ -277,7 +280,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             raise EngineError("the generation engine is not ready: wake it after sleep")
 
         async def together() -> list[list[Trajectory]]:
-            return await asyncio.gather(*(self.answer(request, sampling) for request in requests))
+            return await asyncio.gather(*map(self.answer, requests, samplings))
 
         return self._events.run_until_complete(together())
 
@@ -331,6 +334,10 @@ class RolloutWorker(Worker[RolloutSpec]):
 
     def _greedy(self) -> SamplingParams:
         return self._sampling(0.0, self.spec.generation.top_p, self.spec.generation.top_k)
+
+    def _validation(self, how: EvalSamplingConfig) -> SamplingParams:
+        sampling = self._sampling(how.temperature, how.top_p, top_k=0)
+        return replace(sampling, max_tokens=how.max_response_tokens or sampling.max_tokens)
 
     def _sampling(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
         return SamplingParams(

@@ -52,6 +52,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "train",
+        "data.train_files=[]|data.mixture={{a: {{files: [{0}/prompts.jsonl], weigth: 1}}}}",
+        ["data.mixture.a.weigth: unknown key"],
+    ),
+    (
+        "train",
         "data.train_files=[]|data.mixture={{a: {{files: [{0}/no.jsonl]}}}}",
         ["data.mixture.a.files: ", "no such file"],
     ),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from tandem.config.mixture import TrainSetConfig
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig
+from tandem.config.validation import ValSetConfig
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 
@@ -30,10 +31,13 @@ class FirstRows:
 
 
 def read_first_rows(config: ModelsConfig) -> dict[str, FirstRows]:
-    """By key: `data.train_files`, `data.mixture.<set>.files`, `data.val_files`, as far as they are sound."""
+    """By key: `data.train_files`, `data.mixture.<set>.files`, `data.val_files`, `data.val_sets.<set>.files`, as far as
+    they are sound."""
     section = getattr(config, "data", None)
     keys = ["val_files"] if isinstance(config, EvalConfig) else ["train_files", "val_files"]
     files = {f"data.{key}": getattr(section, key, None) for key in keys}
+    val_sets: Mapping[str, ValSetConfig] = getattr(section, "val_sets", {})
+    files |= {f"data.val_sets.{name}.files": getattr(one, "files", None) for name, one in val_sets.items()}
     if not isinstance(config, EvalConfig):
         sets: Mapping[str, TrainSetConfig] = getattr(section, "mixture", {})
         files |= {f"data.mixture.{name}.files": getattr(one, "files", None) for name, one in sets.items()}
@@ -44,8 +48,8 @@ def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iter
     """Files that are not given, not there, or cannot be read."""
     for key, rows in first_rows.items():
         yield from (f"{key}: {problem}" for problem in rows.problems)
-    needed = "val_files" if isinstance(config, EvalConfig) else "train_files"
-    if not (getattr(config.data, needed) or (needed == "train_files" and getattr(config.data, "mixture", None))):
+    needed, sets = ("val_files", "val_sets") if isinstance(config, EvalConfig) else ("train_files", "mixture")
+    if not (getattr(config.data, needed) or getattr(config.data, sets, None)):
         yield f"data.{needed}: no file given"
 
 
@@ -62,8 +66,12 @@ def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Itera
 
 
 def find_validation_mistakes(config: Any) -> Iterator[str]:
-    if isinstance(config, RunConfig) and config.trainer.eval_every and not cast(Any, config).data.val_files:
+    if isinstance(config, RunConfig) and config.trainer.eval_every and not _validates(cast(Any, config).data):
         yield f"trainer.eval_every: {config.trainer.eval_every} needs data.val_files, and none is given"
+
+
+def _validates(data: Any) -> bool:
+    return bool(data.val_files or getattr(data, "val_sets", None))  # absent where unsound
 
 
 def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:

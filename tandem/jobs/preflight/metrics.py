@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
+from tandem.config.validation import ValSetConfig
 from tandem.jobs.preflight.data import FirstRows
 from tandem.jobs.preflight.models import has_critic
 from tandem.tracking import names
@@ -44,14 +45,21 @@ def _validation_names(config: RunConfig, first_rows: Mapping[str, FirstRows]) ->
     if isinstance(config, SftConfig):
         return names.OF_SUPERVISED_VALIDATION
     assert isinstance(config, TrainConfig)
-    answers, rows = config.generation.eval.samples, first_rows.get("data.val_files", FirstRows(complete=False))
-    sources = (
-        sorted({row.get("data_source") or "default" for row in rows.usable})
-        if rows.complete and rows.usable
-        else ["<source>"]
-    )
+    sets: Mapping[str, ValSetConfig] = getattr(config.data, "val_sets", {})  # absent where unsound
+    usual, without = config.generation.eval, sets and getattr(config.data, "val_files", None) == []
+    found = [] if without else _names_of_a_set(first_rows.get("data.val_files"), "", usual.samples)
+    for name, one in sets.items():
+        rows = first_rows.get(f"data.val_sets.{name}.files")
+        found += _names_of_a_set(rows, f"{name}/", one.sampling(usual).samples)
+    return found
+
+
+def _names_of_a_set(rows: FirstRows | None, begin: str, answers: int) -> list[str]:
+    """The metrics of validation rows of one set; `begin` stands before their sources."""
+    known = rows is not None and rows.complete and rows.usable
+    sources = sorted({row.get("data_source") or "default" for row in rows.usable}) if rows and known else ["<source>"]
     return [
-        name.replace("<source>", source).replace("<N>", str(answers))
+        name.replace("<source>", begin + source).replace("<N>", str(answers))
         for source in sources
         for name in names.OF_VALIDATION
         if answers > 1 or not re.search("best@|maj@", name)
