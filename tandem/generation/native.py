@@ -195,7 +195,8 @@ class NativeEngine:
         self._version = version
         self._prefixes.clear()
         if self._tower is not None:
-            self._tower.forget()
+            if self._tower.learns:
+                self._tower.forget()
             self._forget_pictures()
         self._state["keep"] = False  # of rows under way a part is computed by other weights
 

@@ -134,8 +134,7 @@ class PictureTower:
 
     def forget(self) -> None:
         """The tower has other weights now."""
-        if not self._frozen:
-            self._kept.clear()
+        self._kept.clear()
 
     def offload(self) -> None:
         """What is kept goes into host memory; pictures that are shown again come back."""

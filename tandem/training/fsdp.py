@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedModel
 
@@ -149,8 +150,14 @@ class FsdpEngine:
         each may be in host memory or not."""
         theirs = dict(other.model.named_parameters())
         for name, parameter in self.model.named_parameters():
-            target = theirs[name].detach().to(parameter.device, torch.float32)
+            target: Any = theirs[name].detach()
+            if isinstance(target, DTensor) and not isinstance(parameter, DTensor):  # of a tower that learns there
+                target = target.to(self._layout.device)
+                target = target.full_tensor()
+            target = target.to(parameter.device, torch.float32)
             parameter.copy_(target if share == 1 else torch.lerp(parameter.float(), target, share))
+        if self._tower is not None:
+            self._tower.forget()
 
     def save(self, directory: Path) -> list[TensorFile]:
         if self._optimizer is None:
@@ -172,6 +179,8 @@ class FsdpEngine:
         if self._optimizer is None:
             weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
             read_whole_state(weights, directory / "state")
+            if self._tower is not None:
+                self._tower.forget()
         else:
             self._trained.load(directory / "state", new_schedule)
 

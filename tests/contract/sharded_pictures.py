@@ -212,6 +212,28 @@ def scored(directory: Path, rank: int, ranks: int) -> dict[int, float]:
     return gathered(said(engine(directory, "qwen3_vl", learns=False), own), ranks)
 
 
+def refreshed(directory: Path, rank: int, ranks: int) -> list[float]:
+    """By how much a reference that has taken up the policy's weights, tower included, is off what the policy says:
+    before the policy learns, when it has learned, and when what was saved of the reference is loaded into another."""
+    policy, reference, another = (engine(directory, "qwen2_5_vl", learns) for learns in (True, False, False))
+    whole, place = batch(directory, "qwen2_5_vl"), directory / f"reference at {ranks}"
+    own, off = part(whole, rank, ranks, 0), list[float]()
+    for step in range(3):
+        if step == 1:
+            train(policy, whole, range(2), rank, ranks)
+            for share in (0.5, 1.0):
+                getattr(reference, "approach")(policy, share)  # noqa: B009 - the engine's own affair elsewhere
+            (place / "state").mkdir(parents=True, exist_ok=True)
+            save(reference, place)
+        elif step == 2:
+            another.load(place)
+        ours = gathered(said(policy, own), ranks)
+        theirs = gathered(said(another if step == 2 else reference, own), ranks)
+        off.append(max(abs(ours[token] - said_there) for token, said_there in theirs.items()))
+        said(another, own)
+    return off
+
+
 def write_models(directory: Path) -> None:
     for family in FAMILIES:
         make_model(family, directory / family / "model")
@@ -227,6 +249,7 @@ def world(rank: int, directory: Path) -> None:
     findings: dict[str, Any] = {"trained": {case: trained(directory, case, rank, 2) for case in CASES}}
     findings["resumed"] = {at: {case: resumed_case(directory, case, at, rank, 2) for case in SAVED} for at in (1, 2)}
     findings["scored"] = scored(directory, rank, 2)
+    findings["refreshed"] = refreshed(directory, rank, 2)
     torch.save(findings, directory / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -126,3 +126,9 @@ def test_a_frozen_model_scores_as_one_rank_does(directory: Path, ranks: list[Fin
     wanted = sharded.scored(directory, 0, 1)
     assert len(wanted) > 30
     assert all(findings["scored"] == pytest.approx(wanted, abs=1e-5) for findings in ranks)
+
+
+def test_a_reference_takes_up_a_tower_that_has_learned(directory: Path, ranks: list[Findings]) -> None:
+    """It is whole on every rank there, in shards with the policy, and what was made of pictures before is forgotten."""
+    for off in [sharded.refreshed(directory, 0, 1), *(findings["refreshed"] for findings in ranks)]:
+        assert len(off) == 3 and max(off) < 1e-5
