@@ -16,6 +16,7 @@ from tandem.files import load_named
 from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.rollout.tools.calls import Toolbox
+from tandem.rollout.tools.functions import as_content, as_result
 from tandem.types import Prompt
 
 TOOLS = '''
@@ -355,3 +356,18 @@ def test_a_class_has_an_instance_a_trajectory_that_sees_the_row(tools: Path) -> 
 def test_tools_that_cannot_be_are_told_before_anything_starts(tools: Path, names: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         step(tools, names)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ([{"type": "person", "name": "Ada"}], '[{"type": "person", "name": "Ada"}]'),
+        ([{"type": "text", "value": 3}], '[{"type": "text", "value": 3}]'),
+        ([{"type": "image", "label": "cat"}], '[{"type": "image", "label": "cat"}]'),
+        ([{"type": "text", "text": "a"}, {"type": "audio", "data": "b"}], "a[audio: not shown]"),
+    ],
+)
+def test_records_with_a_type_are_no_parts_of_a_message(result: Any, said: str) -> None:
+    """All of them is said, whatever their type is called."""
+    assert as_content(result) == said
+    assert as_result((result, 1.0)).content == said

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, PydanticUserError, ValidationError, validate_ca
 from tandem.config.conversation import FunctionToolConfig
 from tandem.errors import UserError
 from tandem.files import load_named
-from tandem.pictures.sources import IMAGE_PARTS, is_image
+from tandem.pictures.sources import IMAGE_PARTS, SOURCES, VIDEO_PART, is_image
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
 from tandem.rollout.pictures import Content, not_shown
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession, ToolSet
@@ -25,6 +25,13 @@ from tandem.types import Prompt
 
 _NO_TOOLS = ("reset", "close", "get_reward")
 """Public methods of a class that the policy does not see."""
+_PARTS = {
+    "text": ("text",),
+    **dict.fromkeys(IMAGE_PARTS, SOURCES),
+    VIDEO_PART: ("video", "frames", *SOURCES),
+    "audio": ("audio", "data"),
+}
+"""Type of a content part -> where it has what it shows. Lists of records that have a `type`, too, are JSON."""
 _ANY_TYPES = ConfigDict(arbitrary_types_allowed=True)
 
 
@@ -199,8 +206,8 @@ def as_content(result: Any) -> Content:
     if isinstance(result, str):
         return result
     listed = result if isinstance(result, list) else [result]
-    if is_image(result) or (result and isinstance(result, list) and any(map(_is_part, listed))):
-        parts = [_as_part(part) for part in listed]
+    if any(map(_is_part, listed)) and (isinstance(result, list) or _as_part(result)["type"] in IMAGE_PARTS):
+        parts = list(map(_as_part, listed))
         is_text = all(part["type"] == "text" for part in parts)
         return "".join(part["text"] for part in parts) if is_text else parts
     try:
@@ -210,16 +217,21 @@ def as_content(result: Any) -> Content:
 
 
 def _is_part(value: Any) -> bool:
-    return is_image(value) or (isinstance(value, dict) and isinstance(value.get("type"), str))
+    if not isinstance(value, dict):
+        return is_image(value)
+    kind = value.get("type")
+    given = [value.get(key) for key in (_PARTS.get(kind, ()) if isinstance(kind, str) else ())]
+    return isinstance(given[0], str) if kind == "text" else any(one is not None for one in given)
 
 
 def _as_part(value: Any) -> dict[str, Any]:
+    """Of an item of a list in which some are parts."""
     if is_image(value):
         return {"type": "image", "image": value}
     if not _is_part(value):
         return {"type": "text", "text": value if isinstance(value, str) else json.dumps(value, default=str)}
     if value["type"] == "text":
-        return {"type": "text", "text": str(value["text"])}
+        return {"type": "text", "text": value["text"]}
     return value if value["type"] in IMAGE_PARTS else {"type": "text", "text": not_shown(value)}
 
 
