@@ -69,8 +69,9 @@ def _opened(data: bytes) -> "Image":
 
 
 def _check_frames(image: "Image") -> None:
-    # A second frame of a JPEG is a thumbnail or another exposure; of others, it moves or is another page.
-    if image.format not in ("JPEG", "MPO") and getattr(image, "n_frames", 1) > 1:
+    # A second frame of a JPEG is a thumbnail or another exposure; of others, it moves or is another page. `n_frames`
+    # would look for the last one, of which a small file may have a million.
+    if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
         raise BadPicture(
             f"an animated {image.format}, or one of several pages; write the frame that is meant by itself"
         )

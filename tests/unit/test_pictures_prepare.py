@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from picture_rows import animated, bomb, encoded, picture
-from PIL import Image
+from PIL import GifImagePlugin, Image, TiffImagePlugin
 
 from tandem.pictures.layouts.patches import Patches
 from tandem.pictures.prepare import BadPicture, Preparer, decode
@@ -29,6 +29,18 @@ def test_a_picture_is_turned_upright() -> None:
     exif[0x0112] = 6  # the camera was turned: show it a quarter clockwise
     turned = encoded(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)
     assert np.array_equal(decoded(turned), np.asarray(upright))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF"])
+def test_a_million_frames_are_not_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may have as many: the second one says enough."""
+    many = encoded(picture(), kind, save_all=True, append_images=[picture(30 + n, 30) for n in range(9)])
+    plugin = GifImagePlugin.GifImageFile if kind == "GIF" else TiffImagePlugin.TiffImageFile
+    seek, sought = plugin._seek, list[int]()
+    monkeypatch.setattr(plugin, "_seek", lambda self, frame, *more: sought.append(frame) or seek(self, frame, *more))
+    with pytest.raises(BadPicture, match="animated"):
+        decoded(many)
+    assert max(sought) <= 1
 
 
 def test_what_is_transparent_is_white() -> None:
