@@ -15,7 +15,7 @@ from tandem.serving.messages import Message, Nested, Strict, Tool
 from tandem.types import check_temperature
 
 _MOST_SAMPLES = 128
-_MOST_STOPS = 4
+_MOST_STOPS = 32
 _INT32 = 2**31
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
