@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, OUT = ROOT / "docs", ROOT / "build/site"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 ORDER = {
-    "Start": ["index.md", "structure.md", "walkthrough.md", "faq.md"],
+    "Start": ["index.md", "sizes.md", "structure.md", "walkthrough.md", "faq.md"],
     "Train": [
         "data.md",
         "rewards.md",
@@ -26,7 +26,7 @@ ORDER = {
         "tracking.md",
         "evaluation.md",
     ],
-    "Algorithms": ["algorithms/README.md", "rollout_correction.md", "extend.md"],
+    "Algorithms": ["algorithms/README.md", "rollout_correction.md", "extend.md", "ppo_by_hand.md"],
     "Conversations": ["agents.md", "agents/formats.md", "search.md", "sandbox.md", "serving.md"],
     "Models": ["models.md", "pictures.md"],
     "Scale": [
