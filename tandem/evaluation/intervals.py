@@ -1,9 +1,11 @@
 """Values of prompts -> an interval for their mean over all prompts that there might be.
 
-Prompts are what is drawn at random, and the answers to one are alike: so prompts are resampled, each with its answers,
-never answers one by one.
+Prompts are what is drawn at random, and the answers to one are alike: so it is prompts that vary, each with all its
+answers, never answers one by one. Every metric is a mean over prompts, of which resampling whole prompts would estimate
+the variance s^2 / P that is taken here as it is.
 """
 
+from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -12,10 +14,7 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
-RESAMPLES = 10_000
-_AT_ONCE = 1_000_000
-"""Values that are drawn at once: 8 MB."""
-_NORMAL = NormalDist()
+_TAIL = (1 - CONFIDENCE) / 2
 
 
 class Interval(NamedTuple):
@@ -26,43 +25,65 @@ class Interval(NamedTuple):
 UNBOUNDED = Interval(-np.inf, np.inf)
 
 
-def resampled_means(values_P: Values, resamples: int, rng: np.random.Generator) -> Values:
-    """`[resamples]`: means of as many values, drawn with replacement."""
-    count, rows = len(values_P), max(1, _AT_ONCE // len(values_P))
-    parts = [min(rows, resamples - start) for start in range(0, resamples, rows)]
-    return np.concatenate([values_P[rng.integers(count, size=(part, count))].mean(1) for part in parts])
+def bounds_of(values_P: Values) -> Interval:
+    """The bounds that values between 0 and 1, or -1 and 1, are taken to have by their nature; others have none."""
+    low, high = float(values_P.min()), float(values_P.max())
+    return next((Interval(least, 1.0) for least in (0.0, -1.0) if least <= low and high <= 1), UNBOUNDED)
 
 
-def mean_interval(values_P: Values, seed: int, *, resamples: int = RESAMPLES, bounds: Interval = UNBOUNDED) -> Interval:
-    """The bias-corrected and accelerated bootstrap (BCa, Efron 1987) of the mean.
+def mean_interval(values_P: Values, bounds: Interval = UNBOUNDED) -> Interval:
+    """Of values with `bounds` Wilson's interval (1927), of others Student's; of two prompts or more.
 
-    Where all values are the same no resample differs, and at one of the `bounds` that values have by their nature the
-    interval is that of the binomial: what share of other prompts there may be, if none among so many was drawn.
-    There must be two prompts at least: one says nothing about others.
+    Wilson's has the variance of the mean m fall towards the bounds, as m (1 - m) / n between 0 and 1; here n is as many
+    independent 0 and 1 as would vary as the prompts do, P m (1 - m) / s^2. Both have a quantile of Student's: where few
+    prompts carry the variation, s says less than P - 1 degrees of freedom do.
     """
     count = len(values_P)
     assert count > 1
-    mean, tail = float(values_P.mean()), (1 - CONFIDENCE) / 2
+    mean, variance = float(values_P.mean()), float(values_P.var(ddof=1))
     if np.ptp(values_P) < 1e-12:
-        return _without_variation(mean, count, tail, bounds)
-    means = np.sort(resampled_means(values_P, resamples, np.random.default_rng(seed)))
-    close = 1e-9 * float(np.ptp(values_P))
-    below = (np.searchsorted(means, mean - close) + np.searchsorted(means, mean + close)) / 2  # ties: half of them
-    bias = _NORMAL.inv_cdf(min(max(below, 0.5), resamples - 0.5) / resamples)
-    deviations_P = values_P - mean
-    acceleration = float((deviations_P**3).sum() / (6 * (deviations_P**2).sum() ** 1.5))
-
-    def quantile(share: float) -> float:
-        z = bias + _NORMAL.inv_cdf(share)
-        return float(np.quantile(means, _NORMAL.cdf(bias + z / (1 - acceleration * z))))
-
-    return Interval(quantile(tail), quantile(1 - tail))
+        return _without_variation(mean, count, bounds)
+    quantile = student(1 - _TAIL, _freedom(values_P))
+    low, high = bounds
+    if not np.isfinite(high - low):
+        half = quantile * sqrt(variance / count)
+        return Interval(mean - half, mean + half)
+    share, width = (mean - low) / (high - low), high - low
+    excess = quantile**2 * variance / (width**2 * count * share * (1 - share))  # quantile^2 / n
+    center = (share + excess / 2) / (1 + excess)
+    half = sqrt(excess * share * (1 - share) + excess**2 / 4) / (1 + excess)
+    return Interval(low + width * max(center - half, 0.0), low + width * min(center + half, 1.0))
 
 
-def _without_variation(mean: float, count: int, tail: float, bounds: Interval) -> Interval:
-    """Clopper and Pearson's bound for 0 of `count`, between a bound and the other."""
-    share, (low, high) = 1 - tail ** (1 / count), bounds
-    if np.isfinite(low) and np.isfinite(high):
+def student(share: float, freedom: float) -> float:
+    """A quantile of Student's t, by its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def _freedom(values_P: Values) -> float:
+    """Degrees of freedom of the chi-squared distribution whose mean and variance s^2 has (Satterthwaite 1946).
+
+    The variance of s^2 is sigma^4 (kurtosis - (P - 3) / (P - 1)) / P: P - 1 for normal values, 2 where a single prompt
+    differs from all others.
+    """
+    count = len(values_P)
+    squares_P = (values_P - values_P.mean()) ** 2
+    kurtosis = float((squares_P**2).mean() / squares_P.mean() ** 2)
+    spread = kurtosis - (count - 3) / (count - 1)
+    return min(max(2 * count / spread, 2.0), count - 1) if spread > 0 else count - 1
+
+
+def _without_variation(mean: float, count: int, bounds: Interval) -> Interval:
+    """Clopper and Pearson's bound (1934) for 0 of `count`, between a bound and the other."""
+    share, (low, high) = 1 - _TAIL ** (1 / count), bounds
+    if np.isfinite(high - low):
         if abs(mean - low) < 1e-9:
             return Interval(low, low + share * (high - low))
         if abs(mean - high) < 1e-9:

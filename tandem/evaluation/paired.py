@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from math import sqrt
-from statistics import NormalDist
 
 import numpy as np
 
-from tandem.evaluation.intervals import CONFIDENCE, RESAMPLES, Values, mean_interval
+from tandem.evaluation.intervals import CONFIDENCE, Values, mean_interval, student
 
 POWER = 0.8
+EXCHANGES = 10_000
 _AT_ONCE = 1_000_000
 
 
@@ -28,12 +28,12 @@ class Comparison:
 
 def compare(differences_P: Values, seed: int) -> Comparison:
     """Of two or more prompts: the first model's value less the second one's."""
-    low, high = mean_interval(differences_P, seed)
+    low, high = mean_interval(differences_P)
     mean, count = float(differences_P.mean()), len(differences_P)
     return Comparison(mean, low, high, p_value(differences_P, seed), detectable(differences_P), count)
 
 
-def p_value(differences_P: Values, seed: int, flips: int = RESAMPLES) -> float:
+def p_value(differences_P: Values, seed: int, exchanges: int = EXCHANGES) -> float:
     """Two-sided, of the permutation test that exchanges the models prompt by prompt, all answers to a prompt together.
 
     Were the models equally good, each prompt's difference would be as likely with the other sign. Of random exchanges,
@@ -43,10 +43,10 @@ def p_value(differences_P: Values, seed: int, flips: int = RESAMPLES) -> float:
     seen, rows = abs(float(differences_P.sum())), max(1, _AT_ONCE // count)
     seen -= 1e-9 * float(np.abs(differences_P).sum())  # sums in another order differ in their last bits
     as_far = 0
-    for start in range(0, flips, rows):
-        signs = rng.integers(0, 2, size=(min(rows, flips - start), count), dtype=np.int8) * 2 - 1
+    for start in range(0, exchanges, rows):
+        signs = rng.integers(0, 2, size=(min(rows, exchanges - start), count), dtype=np.int8) * 2 - 1
         as_far += int((np.abs(signs @ differences_P) >= seen).sum())
-    return (1 + as_far) / (1 + flips)
+    return (1 + as_far) / (1 + exchanges)
 
 
 def detectable(differences_P: Values) -> float:
@@ -56,11 +56,4 @@ def detectable(differences_P: Values) -> float:
     """
     count = len(differences_P)
     spread = float(differences_P.std(ddof=1)) / sqrt(count)
-    return (_student((1 + CONFIDENCE) / 2, count - 1) + _student(POWER, count - 1)) * spread
-
-
-def _student(share: float, freedom: int) -> float:
-    """A quantile of Student's t, by its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(share)
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return (student((1 + CONFIDENCE) / 2, count - 1) + student(POWER, count - 1)) * spread

@@ -8,7 +8,7 @@ import numpy as np
 
 from tandem.evaluation.answered import Answered, by_source
 from tandem.evaluation.estimates import estimates
-from tandem.evaluation.intervals import CONFIDENCE, UNBOUNDED, Interval, Values, mean_interval
+from tandem.evaluation.intervals import CONFIDENCE, Values, bounds_of, mean_interval
 from tandem.evaluation.paired import POWER, compare
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ def _summarize_source(prompts: Sequence[Answered], seed: int) -> Json:
     for name, values_P in estimates(prompts, seed).items():
         known_P = values_P[~np.isnan(values_P)]
         if len(known_P):
-            low, high = mean_interval(known_P, seed, bounds=_bounds(name)) if len(known_P) > 1 else (None, None)
+            low, high = mean_interval(known_P, bounds_of(known_P)) if len(known_P) > 1 else (None, None)
             metrics[name] = {"value": float(known_P.mean()), "low": low, "high": high, "prompts": len(known_P)}
     return {
         "prompts": len(prompts),
@@ -77,7 +77,3 @@ def pair_lines(data: Json, other: str) -> Iterator[str]:
                 f"  {name:<14} {of['difference']:+8.4f}  [{of['low']:+.4f}, {of['high']:+.4f}]  p {of['p_value']:.4f}; "
                 f"{of['prompts']} prompts detect {of['detectable']:.4f} with power {POWER}"
             )
-
-
-def _bounds(name: str) -> Interval:
-    return Interval(0.0, 1.0) if name.startswith(("acc/pass", "acc/maj", "acc/mean")) else UNBOUNDED

@@ -14,7 +14,7 @@ import yaml
 from tandem.cli import main
 from tandem.evaluation.answered import Answered
 from tandem.evaluation.estimates import best_of, estimates, majority_of
-from tandem.evaluation.intervals import Interval, mean_interval
+from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval
 from tandem.evaluation.paired import compare, detectable, p_value
 from tandem.evaluation.summary import summarize
 
@@ -59,17 +59,57 @@ def coverage(prompts: int, answers: int, a: float, b: float, k: int) -> float:
     truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])
     of_count = np.array([best_of([1.0] * right + [0.0] * (answers - right), k) for right in range(answers + 1)])
     values_NP = of_count[rng.binomial(answers, rng.beta(a, b, size=(1000, prompts)))]
-    intervals = [mean_interval(values_P, n, resamples=400, bounds=UNIT) for n, values_P in enumerate(values_NP)]
+    intervals = [mean_interval(values_P, UNIT) for values_P in values_NP]
     return float(np.mean([low <= truth <= high for low, high in intervals]))
 
 
-@pytest.mark.parametrize("design", [(200, 4, 2, 2, 1), (200, 8, 0.5, 1, 4), (100, 4, 1, 3, 2)])
+DESIGNS: list[tuple[int, int, float, float, int]] = [
+    (200, 4, 2, 2, 1),
+    (200, 8, 0.5, 1, 4),
+    (100, 4, 1, 3, 2),
+    (200, 4, 9, 1, 2),
+    (200, 1, 9, 1, 1),
+    (200, 16, 19, 1, 1),
+    (50, 4, 2, 2, 1),
+    (30, 1, 2, 2, 1),
+    (30, 16, 0.3, 0.3, 1),
+    (30, 16, 1, 19, 1),
+]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
 def test_intervals_hold_the_truth_as_often_as_they_say(design: tuple[int, int, float, float, int]) -> None:
     assert coverage(*design) == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.parametrize("design", [(30, 1, 9, 1, 1), (30, 4, 9, 1, 2), (100, 4, 9, 1, 4)])
+def test_of_few_failures_intervals_hold_the_truth_more_often_than_they_say(
+    design: tuple[int, int, float, float, int],
+) -> None:
+    assert coverage(*design) >= 0.95
+
+
+def test_intervals_of_differences_and_of_rewards_without_bounds_hold_the_truth() -> None:
+    rng = np.random.default_rng(5)
+    accuracy_NP = rng.beta(9, 1, size=(1000, 30))
+    differences_NP = (rng.binomial(4, accuracy_NP) - rng.binomial(4, accuracy_NP)) / 4
+    for values_NP in (differences_NP, rng.normal(size=(1000, 30))):
+        held = [low <= 0 <= high for low, high in map(mean_interval, values_NP)]
+        assert np.mean(held) == pytest.approx(0.95, abs=0.02)
+
+
+def test_bounds_are_those_of_verdicts_and_of_signs_else_there_are_none() -> None:
+    assert bounds_of(np.array([0.25, 1.0])) == UNIT
+    assert bounds_of(np.array([-1.0, 1.0])) == (-1, 1)
+    assert bounds_of(np.array([0.5, 2.0])) == UNBOUNDED
+    low, high = mean_interval(np.array([1.0] * 29 + [0.0]), UNIT)
+    assert 0 < low < 0.9 and 29 / 30 < high < 1
+    doubled = mean_interval(np.array([1.0] * 29 + [-1.0]), Interval(-1.0, 1.0))
+    assert doubled == pytest.approx((2 * low - 1, 2 * high - 1))
+
+
 def test_where_every_answer_is_right_there_may_still_be_wrong_ones() -> None:
-    low, high = mean_interval(np.ones(100), 0, bounds=UNIT)
+    low, high = mean_interval(np.ones(100), UNIT)
     assert high == 1 and low**100 == pytest.approx(0.025)
 
 
@@ -78,7 +118,7 @@ def simulated_p_values(difference: float, evaluations: int = 2000, prompts: int 
     accuracy_NP1 = rng.beta(1, 1, size=(evaluations, prompts, 1))
     means_NP2 = rng.binomial(4, np.repeat(accuracy_NP1, 2, axis=2)) / 4
     differences_NP = means_NP2[..., 0] - means_NP2[..., 1] + difference
-    return np.array([p_value(differences_P, n, flips=500) for n, differences_P in enumerate(differences_NP)])
+    return np.array([p_value(differences_P, n, exchanges=500) for n, differences_P in enumerate(differences_NP)])
 
 
 def test_equal_models_are_told_apart_in_one_evaluation_of_twenty() -> None:
