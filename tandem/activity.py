@@ -15,8 +15,8 @@ class Activity:
     since: float
     """When it began, as `time.monotonic` has it."""
     done: int = 0
+    """0 also where nobody counts."""
     total: int = 0
-    """0: nobody counts."""
     unit: str = ""
 
 

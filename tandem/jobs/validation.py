@@ -7,6 +7,7 @@ from operator import attrgetter
 from statistics import fmean
 from typing import NamedTuple
 
+from tandem.activity import begin
 from tandem.config.generation import EvalSamplingConfig
 from tandem.config.tree import RolloutConfig
 from tandem.controller.assembly import ExperienceRoles
@@ -65,8 +66,11 @@ def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig
         for one in ValidationSets(dataset, config).sets
         for row in one.rows
     ]
+    begin("validation", len(requests), "prompts")
     roles.devices.to_generation()
-    return roles.reward.score(roles.rollout.generate_for_eval(requests).get(), step)
+    answers = roles.rollout.generate_for_eval(requests).get()
+    begin("rewards of the validation")
+    return roles.reward.score(answers, step)
 
 
 def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgetter("data_source")) -> StepMetrics:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tandem.activity import count
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import EvalSamplingConfig, NativeGenerationConfig
 from tandem.config.tree import GenerationConfig, ImagesConfig, ModelConfig
@@ -279,8 +280,16 @@ class RolloutWorker(Worker[RolloutSpec]):
         if not self._generation.awake:
             raise EngineError("the generation engine is not ready: wake it after sleep")
 
+        ended = 0
+
+        async def counted(answering: Awaitable[list[Trajectory]]) -> list[Trajectory]:
+            nonlocal ended
+            siblings = await answering
+            count(ended := ended + 1)  # shown where the controller is in this process
+            return siblings
+
         async def together() -> list[list[Trajectory]]:
-            return await asyncio.gather(*map(self.answer, requests, samplings))
+            return await asyncio.gather(*map(counted, map(self.answer, requests, samplings)))
 
         return self._events.run_until_complete(together())
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tandem import activity
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
@@ -142,6 +143,12 @@ def test_new_weights_between_two_slices_make_the_later_tokens(worker: ChainRollo
     ((_, siblings, _),) = worker.advance({}, 10.0).done
     for trajectory in siblings:
         assert {*trajectory.versions} == {0, 1} and (np.diff(trajectory.versions) >= 0).all()
+
+
+def test_validation_answers_are_counted_for_who_watches(worker: ChainRollout) -> None:
+    activity.begin("validation", 3, "prompts")
+    worker.generate_for_eval([ask(DRAWN[1], seeds=(1,)).request] * 3)
+    assert activity.current()[0].done == 3
 
 
 def test_validation_between_two_slices_loses_nothing(worker: ChainRollout) -> None:
