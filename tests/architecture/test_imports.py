@@ -26,7 +26,7 @@ LAYERS = {
     "controller": CONTROLLER,
     **dict.fromkeys(("cluster", "simulation"), CLUSTER),
     "jobs": JOBS,
-    **dict.fromkeys(("cli", "__main__"), COMMANDS),
+    **dict.fromkeys(("cli", "__main__", "commands"), COMMANDS),
 }
 MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""

@@ -1,0 +1,1 @@
+"""The commands that have commands of their own, and what commands share."""

@@ -1,0 +1,80 @@
+"""What commands share: configurations from the command line, and a server's token."""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from tandem.config.load import split_arguments
+from tandem.config.tree import ModelsConfig
+from tandem.errors import UserError
+
+Config = TypeVar("Config", bound=ModelsConfig)
+
+ConfigAndOverrides = Annotated[
+    list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
+]
+
+
+def configure(
+    kind: type[Config], arguments: Sequence[str] | None, resumed: str | None = None, *, writes_run: bool = True
+) -> Config:
+    """The configuration of the command line: CONFIG and overrides; a resumed run brings its own CONFIG.
+
+    Raises UserError with every mistake that can be found before torch is imported.
+    """
+    from tandem.jobs.preflight import load_checked
+
+    path, given = split_arguments(arguments)
+    if resumed is not None and "://" in resumed:
+        resumed, given = _fetch(resumed, given, kind)
+    if resumed is not None:
+        resume = Path(resumed)
+        if path is None and not (resume / "config.yaml").exists():
+            raise UserError(f"--resume {resume}: there is no run (no config.yaml); to start one give its CONFIG, too")
+        path = path or resume / "config.yaml"
+        if any(override.startswith("trainer.run_dir=") for override in given):
+            raise UserError(f"--resume {resume} says which run it is; leave trainer.run_dir=… out")
+        given += [naming("trainer.run_dir", resume), "trainer.resume=true"]
+    if path is None:
+        raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
+    config = load_checked(kind, path, given, claims_run_dir=writes_run)
+    print(f"{path}: no mistakes so far; loading torch and transformers", file=sys.stderr, flush=True)  # for seconds
+    return config
+
+
+def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:
+    """Fetch the run at a URL into its directory: that of the overrides, or else the one that it had. Returns the
+    directory, and the other overrides."""
+    from tandem.checkpoint.remote import RemoteCheckpoints
+    from tandem.checkpoint.run_dir import refuse_to_fetch_into
+    from tandem.config import yaml12
+
+    remote = RemoteCheckpoints(url)
+    own = [override.partition("=")[2] for override in given if override.startswith("trainer.run_dir=")]
+    text = remote.config()
+    described: Any = yaml12.read(text)
+    run_dir = yaml12.read(own[-1]) if own else described["trainer"]["run_dir"]
+    path = Path(str(run_dir)).expanduser()
+    refuse_to_fetch_into(path, kind, text)
+    remote.fetch(path)
+    return str(run_dir), [override for override in given if not override.startswith("trainer.run_dir=")]
+
+
+def naming(key: str, path: Path) -> str:
+    """The override that sets a key to a path, whatever YAML takes its name for: 17, say, is a number."""
+    return f"{key}={json.dumps(str(path), ensure_ascii=False)}"
+
+
+def token() -> str:
+    """Of a server: TANDEM_API_KEY, else a new one, which is printed."""
+    token = os.environ.get("TANDEM_API_KEY")
+    if not token:
+        token = secrets.token_urlsafe(24)
+        print(f"token: {token}", flush=True)
+    return token
