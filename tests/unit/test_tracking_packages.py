@@ -228,6 +228,6 @@ def test_servers_that_are_down_stop_no_run(tmp_path: Path) -> None:
         pytest.skip("mlflow is not installed here")
     status, printed = run_program(tmp_path / "run", down, "0", "3")
     assert status == 0 and printed.count("tracking.mlflow: ") == 1 and "no step is there" in printed, printed
-    status, printed = run_program(tmp_path / "run", {"mlflow": {}}, "3", "3")
+    status, printed = run_program(tmp_path / "run", {"mlflow": {"close_timeout_s": 300.0}}, "3", "3")
     assert status == 0 and printed == ""
     assert json.loads((tmp_path / "run/trackers/mlflow.json").read_text())["step"] == 3, "it has caught up"
