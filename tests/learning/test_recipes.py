@@ -18,7 +18,7 @@ from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 from tests.pictures import make_model
 
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml") if not path.stem.startswith("eval_"))
 ASK, GOOD, BAD = (
     [{"role": role, "content": text}] for role, text in (("user", "2+3?"), ("assistant", "5"), ("assistant", "6"))
 )

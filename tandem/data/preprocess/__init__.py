@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from tandem.data.preprocess import choice, code, hh, math, pictures, questions
+from tandem.data.preprocess import benchmarks, choice, code, hh, math, pictures, questions
 from tandem.data.preprocess.convert import ToRows
 
 CONVERTERS: Mapping[str, ToRows] = {
+    "aime": benchmarks.aime,
     "aqua": choice.aqua,
     "geo3k": pictures.geo3k,
     "gsm8k": math.gsm8k,
@@ -13,8 +14,12 @@ CONVERTERS: Mapping[str, ToRows] = {
     "hh": hh.hh,
     "hotpotqa": questions.questions("hotpotqa"),
     "humaneval": code.humaneval,
+    "humanevalplus": benchmarks.humanevalplus,
+    "ifeval": benchmarks.ifeval,
     "math": math.competition_math,
+    "math500": benchmarks.math500,
     "mbpp": code.mbpp,
+    "mbppplus": benchmarks.mbppplus,
     "musique": questions.questions("musique"),
     "puzzlevqa": pictures.puzzlevqa,
     "squad": questions.questions("squad"),

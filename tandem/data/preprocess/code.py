@@ -18,7 +18,7 @@ def humaneval(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
         raise BadRow(f"column `prompt` does not define {name!r}")
     truth = {"preamble": preamble, "tests": [f"{cell(row, 'test', str)}\ncheck({name})"]}
     question = f"Complete this program.\n\n```python\n{prompt}```\n\n{INSTRUCTION}"
-    extra = {"answer": _block(prompt + cell(row, "canonical_solution", str)), "question": prompt}
+    extra = {"answer": block(prompt + cell(row, "canonical_solution", str)), "question": prompt}
     yield "test", verl_row(place._replace(split="test"), "openai_humaneval", "code", question, truth, extra)
 
 
@@ -29,9 +29,9 @@ def mbpp(row: Row, place: Place) -> Iterator[tuple[str, Row]]:
     setup = row.get("test_setup_code") or ""
     question = f"{text}\n\nIt must pass these tests:\n```python\n{chr(10).join(tests)}\n```\n\n{INSTRUCTION}"
     truth = {"preamble": "", "tests": [f"{setup}\n{test}".lstrip() for test in tests]}
-    extra = {"answer": _block(cell(row, "code", str).replace("\r\n", "\n")), "question": text}
+    extra = {"answer": block(cell(row, "code", str).replace("\r\n", "\n")), "question": text}
     yield split, verl_row(Place(split, task), "mbpp", "code", question, truth, extra)
 
 
-def _block(code: str) -> str:
+def block(code: str) -> str:
     return f"```python\n{code.rstrip()}\n```"

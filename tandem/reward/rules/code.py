@@ -52,6 +52,24 @@ def unit_tests(
     }
 
 
+def evalplus(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    turns: Turns = (),
+    *,
+    test_timeout_s: float = 20.0,
+    **sandbox: Any,
+) -> dict[str, Any]:
+    """`unit_tests` for HumanEval+ and MBPP+ (Liu et al. 2023, arXiv:2305.01210): a test has up to thousands of inputs,
+    and imports numpy."""
+    packages = {} if "sandbox_fusion_url" in sandbox else {"packages": ["numpy"]}
+    return unit_tests(
+        data_source, solution_str, ground_truth, extra_info, turns, test_timeout_s=test_timeout_s, **packages | sandbox
+    )
+
+
 def _truth(ground_truth: Any) -> Mapping[str, Any]:
     """{tests, preamble}, or {inputs, outputs} of a program. Raises ValueError for anything else."""
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
