@@ -134,6 +134,8 @@ class NativeEngine:
         """Samples that decode, by slot."""
         self._prompts = max_running
         """The next number for a history: those of all rows are below it."""
+        self._all_differ = False
+        """No two rows have the same tokens so far: nor will they, until others start."""
         self._state = np.zeros(max_running, dtype=_ROW)
         """The state of each slot, in arrays, so that a step's Python does not grow with the rows."""
         self._made = np.zeros((max_running, 0), dtype=_MADE)
@@ -278,6 +280,7 @@ class NativeEngine:
         state["made"] = 0
         state["history"] = self._prompts + prompt_B
         self._prompts += len(starts)
+        self._all_differ = False
         for name in ("temperature", "top_k", "top_p", "max_tokens"):
             state[name] = [getattr(entry.request.sampling, name) for entry in started]
         state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
@@ -330,18 +333,24 @@ class NativeEngine:
     def _decode(self, state: Array) -> torch.Tensor:
         if self._recorded is not None:
             return self._recorded(state["last"], state["position"], state["lag"])
+        position_B = state["position"]
+        plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
+        alike = None if self._all_differ else self._alike(state)
+        rows = state
+        if alike is not None:
+            plan.share(*alike)
+            rows = state[alike[0].numpy(force=True)]
+        stands = plan.position_N if self._tower is None else self._tensor(rows["position"] + rows["lag"])
+        logits = self._forward(self._tensor(rows["last"])[None], plan, stands)
+        return logits if alike is None else logits.index_select(0, alike[1])
+
+    def _alike(self, state: Array) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """One slot of each group of rows with the same tokens, and the group of each row; None: it is not worth it."""
         words = int(state["last"].max()) + 1
         _, slot_U, like_B = np.unique(state["history"] * words + state["last"], return_index=True, return_inverse=True)
         state["history"] = like_B
-        position_B = state["position"]
-        plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
-        alone = _ALIKE * len(slot_U) > len(state)
-        rows = state if alone else state[slot_U]
-        if not alone:
-            plan.share(self._tensor(slot_U), self._tensor(like_B))
-        stands = plan.position_N if self._tower is None else self._tensor(rows["position"] + rows["lag"])
-        logits = self._forward(self._tensor(rows["last"])[None], plan, stands)
-        return logits if alone else logits.index_select(0, self._tensor(like_B))
+        self._all_differ = len(slot_U) == len(state)
+        return (self._tensor(slot_U), self._tensor(like_B)) if _ALIKE * len(slot_U) <= len(state) else None
 
     def _forward(
         self,

@@ -86,13 +86,13 @@ def most_probable(logits_BV: torch.Tensor, temperature_B: Array, count: int) -> 
 def _draw(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     vocabulary = probs_BV.shape[1]
     if vocabulary <= 4 * _BLOCK:
-        return _pick(probs_BV.double(), uniform_B)[0]
+        return _pick(probs_BV, uniform_B)
     if vocabulary % _BLOCK:
         probs_BV = pad(probs_BV, (0, -vocabulary % _BLOCK))
     blocks = probs_BV.unflatten(1, (-1, _BLOCK))
-    block_B, rest_B = _pick(blocks.sum(-1).double(), uniform_B)
+    block_B, rest_B = _pick_with_rest(blocks.sum(-1), uniform_B)
     inside = blocks[torch.arange(len(blocks), device=blocks.device), block_B]
-    return block_B * _BLOCK + _pick(inside.double(), rest_B)[0]
+    return block_B * _BLOCK + _pick(inside, rest_B)
 
 
 def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice_B: Array) -> torch.Tensor:
@@ -103,19 +103,29 @@ def _draw_filtered(probs_BV: torch.Tensor, uniform_B: torch.Tensor, choice_B: Ar
     weights_BK = probs_BK.double().masked_fill_(beyond_BK, 0)
     cumulative_BK = weights_BK.cumsum(-1)
     share_BK = torch.from_numpy(choice_B["top_p"].copy()).to(device)[:, None] * cumulative_BK[:, -1:]
-    rank_B, _ = _pick(weights_BK.masked_fill(cumulative_BK - weights_BK >= share_BK, 0), uniform_B)
+    rank_B = _pick(weights_BK.masked_fill(cumulative_BK - weights_BK >= share_BK, 0), uniform_B)
     return token_BK.gather(1, rank_B[:, None])[:, 0]
 
 
-def _pick(weights: torch.Tensor, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A column of each row, with probability proportional to its weight, and what is left of the random number.
+def _pick(weights: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    """A column of each row, with probability proportional to its weight.
 
     The column's weight is positive: rounding keeps `uniform * total` below `total` as `uniform` is below 1.
     """
-    cumulative = weights.cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    return _column(cumulative, uniform_B[:, None] * cumulative[:, -1:])[:, 0]
+
+
+def _pick_with_rest(weights: torch.Tensor, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `_pick` returns, and what is left of the random number."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniform_B[:, None] * cumulative[:, -1:]
-    # The clamp matters to rows of NaN alone, which the engine refuses.
-    column = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
-    weight = weights.gather(1, column)
+    column = _column(cumulative, target)
+    weight = weights.gather(1, column).double()
     rest = (target - cumulative.gather(1, column) + weight) / weight
     return column[:, 0], rest[:, 0].clamp_(0, 1 - 2.0**-53)
+
+
+def _column(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    # The clamp matters to rows of NaN alone, which the engine refuses.
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)

@@ -175,7 +175,10 @@ class Decode:
         for cache, new in zip(caches, (key, value), strict=True):
             made = new[0].transpose(0, 1)
             made_B = made.index_select(0, self._shared[1]) if self._shared else made
-            cache[self._slot_B, :, :, self._position_B] = made_B
+            if self._shortest == self._longest:
+                cache[: len(made_B), ..., self._longest - 1] = made_B
+            else:
+                cache[self._slot_B, :, :, self._position_B] = made_B
         _, heads, rows, head_dim = query.shape
         kv_heads, window = key.shape[1], scoring.window
         if (window, kv_heads) not in self._masks:
@@ -198,12 +201,14 @@ class Decode:
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
-        alike = self._shortest == self._longest
-        position_N = self.position_N[:1] if alike else self.position_N
-        behind = position_N[:, None] - torch.arange(start, self._end, device=position_N.device)
-        seen = (behind >= 0) & (behind < (window or self._longest))
-        mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
-        return start, (mask if alike else mask.repeat_interleave(kv_heads, 0))[:, None]
+        position_N = self.position_N
+        if self._shortest == self._longest:
+            position_N, kv_heads = position_N[:1], 1
+        # What the last position sees, then nothing: others see the same, further left.
+        seen = torch.full((2 * self._end - 1,), float("-inf"), dtype=dtype, device=position_N.device)
+        seen[max(0, self._end - (window or self._end)) : self._end] = 0
+        from_position = (start + self._end - 1 - position_N).repeat_interleave(kv_heads)
+        return start, seen.unfold(0, self._end - start, 1).index_select(0, from_position)[:, None]
 
 
 def _capped(products: Tensor, scale: float, cap: float) -> Tensor:
