@@ -27,16 +27,21 @@ def balance_rows(batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes:
     if parts == 1:
         return [np.arange(len(batch))]
     passes = passes or [Pass(np.arange(len(batch)))]
-    candidates = [_spread(batch, units, parts, cost, passes) for units in (batch.groups, batch.trajectories)]
-    return min(candidates, key=lambda candidate: candidate[0])[1]
+    busiest, rows = np.inf, list[IntArray]()
+    for units_B in (batch.groups, batch.trajectories):
+        unit_of_row_B = np.unique(units_B, return_inverse=True)[1]
+        costs_B = row_costs(batch, units_B, cost)
+        if sum(one.weight * costs_B[one.rows].sum() for one in passes) / parts < busiest:  # else it cannot be better
+            spread = _spread(unit_of_row_B, costs_B, parts, passes)
+            busiest, rows = min((busiest, rows), spread, key=lambda candidate: candidate[0])
+    return rows
 
 
 def _spread(
-    batch: Batch, units_B: IntArray, parts: int, cost: RowCost, passes: Sequence[Pass]
+    unit_of_row_B: IntArray, costs_B: Floats, parts: int, passes: Sequence[Pass]
 ) -> tuple[float, list[IntArray]]:
     """The sum over the passes of the busiest rank's cost, and each rank's rows: those with the same unit together."""
-    unit_of_row_B = np.unique(units_B, return_inverse=True)[1]
-    costs_B, units = row_costs(batch, units_B, cost), int(unit_of_row_B.max(initial=-1)) + 1
+    units = int(unit_of_row_B.max(initial=-1)) + 1
     costs = np.array(
         [weight * np.bincount(unit_of_row_B[rows], costs_B[rows], minlength=units) for rows, weight in passes]
     )

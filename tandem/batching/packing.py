@@ -238,8 +238,12 @@ def runs_of(offsets: IntArray, rows: IntArray) -> list[slice]:
 
 
 def take_runs(values: Any, runs: Sequence[slice]) -> Any:
-    """The values that stand there, head to tail: a view where there is one slice, else a copy."""
-    return values[runs[0]] if len(runs) == 1 else np.concatenate([values[run] for run in runs])
+    """The values that stand there, head to tail: a view where there is one slice or one number for all, else a copy."""
+    if len(runs) == 1:
+        return values[runs[0]]
+    if not any(values.strides):
+        return np.broadcast_to(values[:1], sum(run.stop - run.start for run in runs))
+    return np.concatenate([values[run] for run in runs])
 
 
 def _offsets_of(offsets: IntArray, rows: IntArray) -> IntArray:

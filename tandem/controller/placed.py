@@ -107,7 +107,7 @@ class Placed:
     def news(self, holder: Holder) -> list[tuple[Batch | None, dict[str, Column | str | None]]]:
         """For each data-parallel group what it lacks of the batch: its rows, once, and columns of theirs."""
         batch, offsets = self.batch, self.batch.response_offsets
-        bare = None if holder.placed else replace(batch, tokens=TokenColumns())
+        bare = None if holder.placed else _bare(batch)
         changed = _changed(batch.tokens, holder.columns)
         holder.placed = True
         news: list[tuple[Batch | None, dict[str, Column | str | None]]] = []
@@ -117,7 +117,7 @@ class Placed:
                 name: take_runs(column, runs) if isinstance(column, np.ndarray) else column
                 for name, column in changed.items()
             }
-            news.append((None if bare is None else select_rows(bare, rows), columns))
+            news.append((None if bare is None else _with_short_versions(select_rows(bare, rows)), columns))
         return news
 
     def holder(self, ranks: object, mesh: Mesh, forget: Forget) -> Holder:
@@ -183,6 +183,19 @@ class PlacedSteps:
         """As `PlacedRows.distribute`; the answers become a list, of an answer a cut."""
         holder = self.placed.holder(ranks, mesh, forget)
         return _distribute(self.placed, holder, self.cuts, (), mesh, returns, others)
+
+
+def _bare(batch: Batch) -> Batch:
+    """Without token columns; versions that are all the same take no memory."""
+    versions_T = batch.versions
+    if len(versions_T) and versions_T.min() == versions_T.max():
+        versions_T = np.broadcast_to(versions_T[:1], versions_T.shape)
+    return replace(batch, versions=versions_T, tokens=TokenColumns())
+
+
+def _with_short_versions(batch: Batch) -> Batch:
+    """As `PlacedPart.new`."""
+    return batch if any(batch.versions.strides) else replace(batch, versions=batch.versions[:1])
 
 
 def _distribute(

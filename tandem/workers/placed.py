@@ -53,7 +53,7 @@ class PlacedPart:
     name: str = "this call"
     """What the batch is of, for who reads of a failure."""
     new: Batch | None = None
-    """The rank's rows, with the first call."""
+    """The rank's rows, with the first call; `versions` has one number where those of all tokens are the same."""
     columns: Mapping[str, Column | str | None] = field(default_factory=dict[str, "Column | str | None"])
     """Token columns that have changed since the call before, of all the rank's rows; a name: the same as that one."""
     cuts: Sequence[Cut] = (Cut(),)
@@ -98,7 +98,8 @@ class PlacedBatches:
     def _update(self, part: PlacedPart) -> None:
         """Keep what the part brings."""
         if part.new is not None:
-            self._batches[part.key] = part.new
+            versions_T = np.broadcast_to(part.new.versions, part.new.response_ids.shape)
+            self._batches[part.key] = replace(part.new, versions=versions_T)
         held = self._batches.get(part.key)
         if held is None:
             raise WorkerError(f"{part.key}: these rows were placed in another process than this, or are forgotten")

@@ -178,6 +178,22 @@ def test_a_failure_names_the_optimizer_step() -> None:
     assert with_notes(found) == "of this rank\nin optimizer step 3 of the 4 of training step 7"
 
 
+@pytest.mark.parametrize("newest", [0, 3])
+def test_a_rank_sees_the_version_of_each_token(newest: int) -> None:
+    """Also where it is one number that travels, and where a rank cuts its rows."""
+    ranks, actor, _ = world(2)
+    batch = ragged_batch(LENGTHS)
+    batch.versions = np.linspace(0, newest, len(batch.response_ids)).astype(np.int32)
+    rows = np.array([0, 2, 3, 5, 7])
+    with Placed(batch) as placed:
+        actor.learn(placed.rows(rows, weights=np.ones(np.diff(batch.response_offsets)[rows].sum(), np.float32)), LOSS)
+    parts = [model(ranks, rank).seen[0] for rank in range(2)]
+    for part in parts:
+        own = select_rows(batch, np.flatnonzero(np.isin(batch.groups, part.groups)))
+        np.testing.assert_array_equal(part.versions, own.versions)
+    assert sorted(np.concatenate([part.groups for part in parts]).tolist()) == rows.tolist()
+
+
 @pytest.mark.parametrize("lengths", [[2, 0], [0, 3, 0], [2, 0, 1, 2, 1, 0]])
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("size", [1, 2])
@@ -210,7 +226,7 @@ def test_what_a_rank_has_does_not_travel_again() -> None:
         uneven = np.arange(tokens // 2, dtype=np.float32)
         actor.learn(placed.rows(np.arange(4), weights=uneven), LOSS).get()
     first, second, third, fourth, last = ranks.sent_bytes
-    assert 13 * tokens < first < 13.5 * tokens, "ids, versions, the engine's log-probs and the mask"
+    assert 9 * tokens < first < 9.5 * tokens, "ids, the engine's log-probs and the mask; one version for all"
     assert second < 2000
     assert 4 * tokens < third < 4.5 * tokens, "advantages; each row's tokens weigh the same"
     assert 2 * tokens < fourth < 2.5 * tokens, "the weights of half of the rows"
