@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.store import check_sound
+from tandem.config.algorithms import CriticConfig
 from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 
@@ -45,8 +46,9 @@ class Branch:
 def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
     """What `trainer.branch_from` names; UserError when it is no checkpoint.
 
-    Another `training.type` cannot read the optimizer, nor can whole training that of adapters, and the other way round,
-    nor a reward model that of a policy: then the weights alone are taken over. A policy cannot begin as a reward model.
+    Another `training.type` or type of optimizer cannot read the state, nor can whole training that of adapters, and the
+    other way round, nor a reward model that of a policy: then the weights alone are taken over. A policy cannot
+    begin as a reward model.
     """
     checkpoint = config.trainer.branch_from
     if checkpoint is None:
@@ -62,9 +64,21 @@ def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
         raise UserError(f"trainer.branch_from: {checkpoint} holds a reward model; give the checkpoint of a policy")
     same_kind = saved.training == config.training.type and has_adapter == (config.model.lora is not None)
     found = [name for name in (POLICY, CRITIC) if (checkpoint / name / "model").is_dir()]
-    if same_kind and holds_policy == trains_policy:
-        return Branch(checkpoint, {name: checkpoint / name for name in found}, {})
-    return Branch(checkpoint, {}, {name: checkpoint / name / "model" for name in found})
+    optimizers = special_optimizers(config)
+    states = {
+        name: checkpoint / name
+        for name in found
+        if same_kind and holds_policy == trains_policy and saved.optimizers.get(name) == optimizers.get(name)
+    }
+    return Branch(checkpoint, states, {name: checkpoint / name / "model" for name in found if name not in states})
+
+
+def special_optimizers(config: TrainConfig | SftConfig) -> dict[str, str]:
+    """`Progress.optimizers` of a run."""
+    chosen = {POLICY: config.training.optimizer}
+    if isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
+        chosen[CRITIC] = config.algorithm.critic_optimizer
+    return {name: optimizer.type for name, optimizer in chosen.items() if optimizer.type != "adamw"}
 
 
 def _is_policy(checkpoint: Path) -> bool:

@@ -1,7 +1,7 @@
 """Where a run stood when a checkpoint was written: `state/run.json` in it."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class Progress:
     """`training.type`: whose optimizer state this is."""
     best: dict[str, Any]
     """The best value so far, as `jobs/best.py` has it."""
+    optimizers: dict[str, str] = field(default_factory=dict)
+    """Their `type` by the model's directory in a checkpoint, where it is not adamw."""
 
     def write(self, checkpoint: Path) -> None:
         write_text(checkpoint / _FILE, json.dumps(asdict(self)))

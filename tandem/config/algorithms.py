@@ -12,13 +12,23 @@ from tandem.config.paths import Reference
 from tandem.config.sections import FoundIn
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+OptimizerType = Literal["adamw", "adamw_8bit", "muon"]
 Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the optimizer steps of the run."""
+    """How gradients move float32 masters, and a learning-rate schedule over the optimizer steps of the run."""
 
+    type: OptimizerType = "adamw"
+    """adamw: arXiv:1711.05101. adamw_8bit: its moments are 8-bit codes with a scale a block (arXiv:2110.02861), 2 bytes
+    a parameter for 8. muon: hidden matrices move by orthogonalized momentum (Jordan et al. 2024), 4 bytes for 8, all
+    else by adamw. Both are of training.type: fsdp (docs/training.md)."""
     lr: PositiveFloat = 1e-6
+    """muon: as long a step as adamw's of this rate (arXiv:2502.16982)."""
+    adamw_lr: PositiveFloat | None = None
+    """muon: of embeddings, output layers, norms and biases. Default: `lr`."""
+    momentum: Share = 0.95
+    """muon: the share of the last step's momentum in this one's."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
@@ -27,6 +37,13 @@ class OptimizerConfig(Section):
     """From `lr` after the warm-up to `lr * min_lr_ratio` at the last step."""
     min_lr_ratio: Share = 0.0
     warmup_steps: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> Self:
+        given = [key for key in ("adamw_lr", "momentum") if key in self.model_fields_set]
+        if self.type != "muon" and given:
+            raise ValueError(f"{given[0]} is of type: muon, not of {self.type}")
+        return self
 
 
 class PreferenceConfig(Section):

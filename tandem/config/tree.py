@@ -250,8 +250,8 @@ class TrainerConfig(Section):
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
     branch_from: CheckpointPath | None = None
     """A run, or one of its checkpoints: this new run starts with the weights and optimizers that it holds, whatever
-    else differs. With another `training.type`, adapters on one side only, or as a reward model that begins as a policy,
-    with the weights alone."""
+    else differs. With another `training.type` or type of optimizer, adapters on one side only, or as a reward model
+    that begins as a policy, with the weights alone."""
     max_restarts: MayChange[NonNegativeInt] = 0
     """How often the run goes on from its last checkpoint by itself after workers died or hung."""
 

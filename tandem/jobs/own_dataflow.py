@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Self
 
+from tandem.checkpoint.branch import special_optimizers
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.store import CheckpointStore
@@ -86,7 +87,8 @@ class Dataflow:
         """Write the actor and its optimizer as the checkpoint of `step` in `trainer.run_dir`, which from then on stands
         for a model wherever one is named; older ones go as `trainer.keep_last` says."""
         trainer = self.config.trainer
-        progress = Progress(step, self.total_steps, self.config.training.type, BestValue(trainer).state())
+        kinds = self.config.training.type, BestValue(trainer).state(), special_optimizers(self.config)
+        progress = Progress(step, self.total_steps, *kinds)
         remote = RemoteCheckpoints(trainer.checkpoint_url) if trainer.checkpoint_url else None
         store = CheckpointStore(trainer.run_dir, trainer.keep_last, remote=remote)
         with store.write(step) as draft:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem.activity import begin
-from tandem.checkpoint.branch import Branch, branch_of
+from tandem.checkpoint.branch import Branch, branch_of, special_optimizers
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.remote import RemoteCheckpoints
@@ -232,8 +232,8 @@ class _Attempt:
         self._saving = {"time/checkpoint_wait_s": time.monotonic() - start}
         with self._store.write(position.step, best) as draft:
             self._job.save(draft)
-            training, best_so_far = self._config.training.type, self._best.state()
-            Progress(position.step, self._job.total_steps, training, best_so_far).write(draft.directory)
+            kinds = self._config.training.type, self._best.state(), special_optimizers(self._config)
+            Progress(position.step, self._job.total_steps, *kinds).write(draft.directory)
         position.saved_step, position.saved_at = position.step, time.monotonic()
         self._saving["time/checkpoint_s"] = position.saved_at - start
 

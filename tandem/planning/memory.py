@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from tandem.config.algorithms import OptimizerType
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.tower_memory import KEPT_FEATURES, TowerPass
 
@@ -72,6 +73,7 @@ class Engine:
     shard_size: int | None = None
     cpu_offload: bool = False
     optimizer_offload: bool = False
+    optimizer: OptimizerType = "adamw"
     reduce_once: bool = False
     checkpointing: bool = False
     keeps_attention: bool = False
@@ -134,6 +136,20 @@ class Engine:
         return self.body + self.head - self.idle_tower
 
     @property
+    def moments(self) -> int:
+        """Bytes that the optimizer keeps of what learns besides masters, over all ranks."""
+        if self.optimizer == "adamw_8bit":
+            return self.learning * (2 * LARGEST_BLOCK + 8) // LARGEST_BLOCK
+        return 8 * self.learning - (4 * self.orthogonalized if self.optimizer == "muon" else 0)
+
+    @property
+    def orthogonalized(self) -> int:
+        """Parameters that Muon moves: neither embeddings, output layers nor experts; norms are too few to matter."""
+        if self.lora_rank:
+            return self.learning
+        return max(0, self.learning - self.head - self.rest - self.shape.expert_parameters)
+
+    @property
     def trains_tower(self) -> bool:
         return self.shape.tower is not None and self.tower_learns and self.head_learns
 
@@ -161,6 +177,8 @@ _TILE = 8192
 
 _VISITING = 2**26
 """`tandem/training/optimizer.py`: parameters whose state visits the device together."""
+LARGEST_BLOCK, AT_ONCE = 256, 2**22
+"""`tandem/training/adamw_8bit.py`: numbers with one scale, and those whose moments are float32 at a time."""
 
 
 def adapted_edges(shape: ModelShape) -> int:
@@ -186,12 +204,12 @@ def resident(engine: Engine) -> Memory:
     if engine.sharded:
         if engine.cpu_offload:
             return Memory(weights=tower)
-        moments = 0 if engine.optimizer_offload else 2 * master
+        moments = 0 if engine.optimizer_offload else engine.moments
         shards = (master + frozen - tower) // engine.shards
         return Memory(weights=shards + tower, optimizer=moments // engine.shards)
     masters = master if engine.item_bytes != 4 else 0
     on_host = engine.cpu_offload or engine.optimizer_offload
-    return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + 2 * master)
+    return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + engine.moments)
 
 
 def kept_on_host(engine: Engine) -> int:
@@ -199,10 +217,10 @@ def kept_on_host(engine: Engine) -> int:
     learning = engine.learning
     if engine.sharded:
         frozen = engine.item_bytes * (engine.body + engine.head - learning - engine.idle_tower)
-        whole = 12 * learning + frozen if engine.cpu_offload else 8 * learning
+        whole = engine.moments + (4 * learning + frozen if engine.cpu_offload else 0)
         return whole // engine.shards if engine.cpu_offload or engine.optimizer_offload else 0
     masters = 4 if engine.cpu_offload or engine.item_bytes != 4 else 0
-    return (8 + masters) * learning if engine.cpu_offload or engine.optimizer_offload else 0
+    return engine.moments + masters * learning if engine.cpu_offload or engine.optimizer_offload else 0
 
 
 def copied_for_checkpoint(engine: Engine) -> int:
@@ -214,7 +232,7 @@ def copied_for_checkpoint(engine: Engine) -> int:
     head = [engine.head] if engine.value_head or not shape.tied else []
     parts = [shape.embedding, *(shape.layer(index) for index in range(shape.layers)), shape.hidden, *head]
     weights = engine.item_bytes * (_largest_file(parts, engine.ranks) + shape.layers * engine.adapters)
-    return weights + 12 * engine.learning // engine.shards
+    return weights + (4 * engine.learning + engine.moments) // engine.shards
 
 
 def _largest_file(parts: Sequence[int], ranks: int) -> int:
@@ -431,7 +449,18 @@ def _step(engine: Engine) -> Memory:
         return Memory()
     masters = 0 if engine.sharded or engine.item_bytes == 4 else 4
     visiting = min(own, max(_VISITING, engine.shape.embedding // engine.shards)) if engine.optimizer_offload else 0
-    return resident(engine) + Memory(gradients=4 * own, optimizer=(8 + masters) * visiting)
+    moments = engine.moments * visiting // max(1, engine.learning)
+    buffers = _of_optimizer(engine)
+    return resident(engine) + Memory(gradients=4 * own, optimizer=masters * visiting + moments, buffers=buffers)
+
+
+def _of_optimizer(engine: Engine) -> int:
+    """What the step makes and forgets: whole matrices on their way to being orthogonal, or moments of some rows."""
+    shape = engine.shape
+    if engine.optimizer == "muon":
+        matrix = shape.hidden * (engine.lora_rank or max(shape.width, shape.attention.query))
+        return (20 if engine.sharded else 16) * matrix
+    return 20 * AT_ONCE if engine.optimizer == "adamw_8bit" else 0
 
 
 def _publish(engine: Engine) -> Memory:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
 from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
@@ -272,6 +272,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         shard_size=training.shard_size,
         cpu_offload=training.cpu_offload,
         optimizer_offload=training.optimizer_offload,
+        optimizer=_optimizer(config, role).type,
         checkpointing=training.activation_checkpointing is not False,
         keeps_attention=training.activation_checkpointing == "selective",
         context_parallel=training.context_parallel,
@@ -280,6 +281,12 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         picture_tokens=min(tokens, picture_tokens(config, tokens)) if shape.tower else 0,
     )
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
+
+
+def _optimizer(config: Planned, role: str) -> OptimizerConfig:
+    if role == "critic" and isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
+        return config.algorithm.critic_optimizer
+    return config.training.optimizer
 
 
 def picture_tokens(config: Planned, tokens: int) -> int:

@@ -35,7 +35,7 @@ from tandem.training.context import ContextParallel, Head, LocalMicroBatch
 from tandem.training.copies import HostCopies, copy_adapters, copy_model
 from tandem.training.head import ValueHead, VocabularyHead
 from tandem.training.layout import Sharded, Whole
-from tandem.training.optimizer import MasterAdamW, read_whole_state
+from tandem.training.optimizer import MasterOptimizer, read_whole_state
 from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
@@ -81,7 +81,7 @@ class FsdpEngine:
         _choose_attention(model, config, self._layout)
         self._context = ContextParallel(config.context_parallel, model.config)
         where = config.cpu_offload, config.optimizer_offload
-        self._optimizer = MasterAdamW(model, optimizer, total_steps, *where) if optimizer else None
+        self._optimizer = MasterOptimizer(model, optimizer, total_steps, *where) if optimizer else None
         how = config.activation_checkpointing
         self._checkpointed = checkpointed_layers(model, selective=how == "selective") if how else []
         self._compiled = _compiled_layers(model) if config.compile else nullcontext
@@ -185,7 +185,7 @@ class FsdpEngine:
             self._trained.load(directory / "state", new_schedule)
 
     @property
-    def _trained(self) -> MasterAdamW:
+    def _trained(self) -> MasterOptimizer:
         assert self._optimizer is not None, "this engine was made without an optimizer: it is frozen"
         return self._optimizer
 

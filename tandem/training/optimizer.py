@@ -1,4 +1,4 @@
-"""AdamW on float32 master weights: gradients in, parameters moved."""
+"""Optimizers on float32 master weights: gradients in, parameters moved."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_file
+from tandem.training.adamw_8bit import BlockwiseAdamW, block_of
 from tandem.training.copies import HostCopies
+from tandem.training.muon import ShardedMuon, hidden_matrices
 
 _NUMBERS_AT_ONCE = 2**26
 """Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""
@@ -34,7 +36,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
 
 
-class MasterAdamW:
+class MasterOptimizer:
     """A float32 parameter is its own master; any other has a float32 copy. Gradients are float32 throughout.
 
     Weight decay is for matrices (two dimensions or more), not for biases and norms. A parameter that got no gradient
@@ -59,17 +61,49 @@ class MasterAdamW:
         self._stays_on_cpu = cpu_offload or state_offload
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
-        matrices = [master for master in self.masters.values() if master.ndim >= 2]
-        others = [master for master in self.masters.values() if master.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        # Of torch's three CPU implementations the fused one is three times faster than the next on a small model.
-        self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        for name, master in self.masters.items():
-            moments = {kind: torch.zeros_like(master.detach()) for kind in ("exp_avg", "exp_avg_sq")}
-            self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
-            if state_offload:
+        special = self._special(model)
+        self._optimizers = [*([self._of_type(special)] if special else []), self._adamw(special)]
+        self._kept = {p: optimizer.state[p] for optimizer in self._optimizers for p in optimizer.state}
+        """What the optimizers keep of each master."""
+        if state_offload:
+            for name in self.masters:
                 self._put(name, {kind: tensor.to("cpu") for kind, tensor in self._state_of(name).items()})
         self._together = list(_cut(self._parameters, _NUMBERS_AT_ONCE)) if state_offload else [list(self._parameters)]
+
+    def _special(self, model: nn.Module) -> list[nn.Parameter]:
+        """The masters that the optimizer of the chosen type moves; torch's AdamW moves the others."""
+        if self._config.type == "muon":
+            chosen = hidden_matrices(model)
+            return [master for name, master in self.masters.items() if self._parameters[name] in chosen]
+        if self._config.type == "adamw_8bit":
+            return [master for master in self.masters.values() if block_of(master.shape)]
+        return []
+
+    def _of_type(self, masters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        config = self._config
+        if config.type == "muon":
+            return ShardedMuon(masters, config.momentum, config.weight_decay)
+        return BlockwiseAdamW(masters, config.betas, config.eps, config.weight_decay)
+
+    def _adamw(self, special: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        config, elsewhere = self._config, set(special)
+        mine = [master for master in self.masters.values() if master not in elsewhere]
+        groups = [
+            {"params": [master for master in mine if master.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [master for master in mine if master.ndim < 2], "weight_decay": 0.0},
+        ]
+        # Of torch's three CPU implementations the fused one is three times faster than the next on a small model.
+        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        for master in mine:
+            moments = {kind: torch.zeros_like(master.detach()) for kind in ("exp_avg", "exp_avg_sq")}
+            adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
+        return adamw
+
+    def _set_rates(self, lr: float) -> None:
+        for optimizer in self._optimizers:
+            own = self._config.adamw_lr if isinstance(optimizer, torch.optim.AdamW) else None
+            for group in optimizer.param_groups:
+                group["lr"] = lr if own is None else lr * own / self._config.lr
 
     def step(self) -> dict[str, float]:
         """Clip by the global norm, step, forget the gradients; see TrainEngine.optimizer_step."""
@@ -86,15 +120,15 @@ class MasterAdamW:
             raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {bad}")
         nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         lr = learning_rate(self._config, step, self._total_steps)
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+        self._set_rates(lr)
         for parameter in self._parameters.values():  # which may be a master
             parameter.grad = None
         for names in self._together:
             with self._visit(names) if self._visits else nullcontext():
                 for name in names:
                     self.masters[name].grad = gradients.pop(name).to(self.masters[name].device)
-                self._adamw.step()  # passes masters without gradient by
+                for optimizer in self._optimizers:
+                    optimizer.step()  # passes masters without gradient by
                 self._publish(names)
         self._schedule_step += 1
         return {"grad_norm": norm.item(), "lr": lr}
@@ -116,20 +150,20 @@ class MasterAdamW:
         """What a parameter has besides itself."""
         master = self.masters[name]
         copied = {} if master is self._parameters[name] else {"master": master.data}
-        return {**self._adamw.state[master], **copied}
+        return {**self._kept[master], **copied}
 
     def _put(self, name: str, state: dict[str, Tensor]) -> None:
         """Let these tensors be the parameter's state; the master stays the same object."""
         master = self.masters[name]
         if "master" in state:
             master.data = state["master"]
-        self._adamw.state[master].update({kind: tensor for kind, tensor in state.items() if kind != "master"})
+        self._kept[master].update({kind: tensor for kind, tensor in state.items() if kind != "master"})
 
     def move(self, device: torch.device) -> None:
         """Masters and moments to `device`, unless their place is host memory; the masters stay the same objects."""
         if self._stays_on_cpu:
             return
-        for master, state in self._adamw.state.items():
+        for master, state in self._kept.items():
             master.data = master.data.to(device)
             state.update({name: tensor.to(device) for name, tensor in state.items()})
 
@@ -151,10 +185,10 @@ class MasterAdamW:
         self._publish(list(self._parameters))
 
     def _state(self) -> dict[str, Tensor]:
-        """Masters, moments and numbers of steps by parameter name, and the place in the schedule; not copies."""
+        """Masters and what is kept of each by parameter name, and the place in the schedule; not copies."""
         tensors = {"schedule_step": self._schedule_step}
         for name, master in self.masters.items():
-            kinds = {"master": master.detach(), **self._adamw.state[master]}
+            kinds = {"master": master.detach(), **self._kept[master]}
             tensors |= {f"{kind}.{name}": tensor for kind, tensor in kinds.items()}
         return tensors
 
@@ -175,7 +209,7 @@ def read_whole_state(tensors: Mapping[str, Tensor], directory: Path) -> None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{directory} is not a training state of this model ({error}); "
-            "resume from another checkpoint, or with the model that the run was started with"
+            "resume from another checkpoint, or with the model and optimizer that the run was started with"
         ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 from transformers import (
     ApertusConfig,
     GenerationConfig,
@@ -57,6 +58,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "few key heads": Qwen2Config(**{**COMMON, "num_key_value_heads": 1}),
     "sliding window": MistralConfig(**COMMON, sliding_window=4),
     "buffers": ApertusConfig(**COMMON),
+    "wide": Qwen2Config(**{**COMMON, "hidden_size": 40, "intermediate_size": 120, "num_hidden_layers": 1}),
 }
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
@@ -84,6 +86,8 @@ CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
     ("sliding window", False): {},
 }
 """(model, token-local loss) -> training options of the runs with context parallelism, 2 where not said."""
+MOVED = ("muon", "adamw_8bit")
+"""Types of optimizers whose steps are the same to the bit at any number of ranks, of the same gradient."""
 IN_FOUR = [("tied", True), ("few key heads", True)]
 """The cases that run at 4 ranks, as one group and as two; the others run at 2."""
 
@@ -272,6 +276,29 @@ def resumed(directory: Path, at: int, rank: int, ranks: int) -> dict[str, Any]:
     return found
 
 
+def moved(
+    directory: Path, kind: Any, ranks: int, start: Path | None = None, **training: Any
+) -> dict[str, torch.Tensor]:
+    """Weights after two steps by gradients that are drawn, not computed; `start`: after two more of a checkpoint."""
+    optimizer = OptimizerConfig(type=kind, lr=1e-2, weight_decay=0.1, max_grad_norm=1e9, schedule="linear")
+    config = ModelConfig(path=directory / "wide", dtype="float32")
+    model: Any = make_engine(config, FsdpTrainingConfig(**training), optimizer, total_steps=6)
+    if start is not None:
+        model.load(start)
+    for step in range(2) if start is None else range(2, 4):
+        random = torch.Generator().manual_seed(step)
+        for parameter in model.model.parameters():
+            gradient = torch.randn(parameter.shape, generator=random)
+            if ranks > 1:
+                gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            parameter.grad = gradient
+        model.optimizer_step()
+    if start is None:
+        (checkpoint := directory / f"{kind} at {ranks}").mkdir(exist_ok=True)
+        save(model, checkpoint)
+    return weights(model)
+
+
 def bfloat16(directory: Path, rank: int, ranks: int) -> dict[str, Any]:
     """The model directory it leaves is in bfloat16, too."""
     model, checkpoint = engine(directory, "tied", "bfloat16"), directory / f"bfloat16 at {ranks}"
@@ -331,6 +358,9 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     if ranks in (2, 4):
         contexts = IN_FOUR if ranks == 4 else [case for case in CONTEXT if case not in IN_FOUR]
         findings["context"] = {case: contextual(directory, *case, rank, ranks) for case in contexts}
+    how = {"shard_size": 2, "cpu_offload": True} if ranks == 4 else {}
+    findings["moved"] = {kind: moved(directory, kind, ranks, **how) for kind in MOVED}
+    findings["moved on"] = {kind: moved(directory, kind, ranks, directory / f"{kind} at 1", **how) for kind in MOVED}
     if ranks == 4:
         findings["losses"] = {
             "two context-parallel groups": losses(directory, rank, ranks, context_parallel=2),

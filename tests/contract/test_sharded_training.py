@@ -36,6 +36,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sharded")
     sharded.write_models(directory)
     sharded.saved(directory, 0, 1)
+    for kind in sharded.MOVED:
+        sharded.moved(directory, kind, 1)
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(directory)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -127,6 +129,22 @@ def test_what_a_checkpoint_copies_is_what_planning_counts(
         (copied := directory / f"copies of {case}").mkdir()
         model.save(copied)
         assert sum(tensor.nbytes for tensor in model._copies._kept.values()) == held[0]
+
+
+@pytest.mark.parametrize("kind", sharded.MOVED)
+def test_matrices_move_as_on_one_rank_to_the_bit(kind: str, directory: Path, worlds: dict[int, Findings]) -> None:
+    """Of the same gradient: two steps, two more after one rank's checkpoint, and two of one rank after a world's.
+
+    Vectors are torch's AdamW's, which rounds the last few numbers of a tensor otherwise than those before.
+    """
+    start, wanted = directory / f"{kind} at 1", sharded.moved(directory, kind, 1)
+    onward = sharded.moved(directory, kind, 1, start)
+    assert not any(torch.equal(onward[name], tensor) for name, tensor in wanted.items())
+    for ranks, found in worlds.items():
+        back = sharded.moved(directory, kind, 1, directory / f"{kind} at {ranks}")
+        for ours, theirs in ((found["moved"][kind], wanted), (found["moved on"][kind], onward), (back, onward)):
+            assert_weights(ours, theirs, atol=1e-8)
+            assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items() if tensor.ndim == 2)
 
 
 def test_a_checkpoint_of_two_ranks_loads_at_one(

@@ -71,9 +71,9 @@ def qwen2(kind: type, dtype: torch.dtype, hidden: int) -> torch.nn.Module:
 OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)
 
 
-def policy(dtype: torch.dtype, hidden: int = 16, **options: Any) -> FsdpEngine:
-    training = FsdpTrainingConfig(**options)
-    return FsdpEngine(qwen2(Qwen2ForCausalLM, dtype, hidden), training, OPTIMIZER, total_steps=20)
+def policy(dtype: torch.dtype, hidden: int = 16, optimizer: Any = "adamw", **options: Any) -> FsdpEngine:
+    training, steps = FsdpTrainingConfig(**options), OPTIMIZER.model_copy(update={"type": optimizer})
+    return FsdpEngine(qwen2(Qwen2ForCausalLM, dtype, hidden), training, steps, total_steps=20)
 
 
 def critic(hidden: int = 16) -> FsdpEngine:
@@ -88,6 +88,8 @@ ENGINES: dict[str, Make] = {
     "fsdp-policy-bfloat16": lambda: policy(torch.bfloat16),
     "fsdp-policy-checkpointing": lambda: policy(torch.float32, activation_checkpointing=True),
     "fsdp-policy-offload": lambda: policy(torch.bfloat16, optimizer_offload=True),
+    "fsdp-policy-muon": lambda: policy(torch.bfloat16, optimizer="muon"),
+    "fsdp-policy-8-bit": lambda: policy(torch.bfloat16, 64, optimizer="adamw_8bit", optimizer_offload=True),
     "fsdp-critic": critic,
     "fake-policy": lambda: FakeTrainEngine(VOCABULARY),
     "fake-critic": lambda: FakeTrainEngine(VOCABULARY, values=True),

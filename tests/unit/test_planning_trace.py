@@ -64,6 +64,10 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "critic": (DENSE, 2, {"value_head": True}),
     "tied, short rows": (TIED, 2, {"answer_tokens": SHORT}),
     "one rank": (TIED, 2, {"ranks": 1, "training": {}}),
+    "muon": (DENSE, 2, {"optimizer": "muon"}),
+    "muon, one rank": (TIED, 2, {"ranks": 1, "training": {}, "optimizer": "muon"}),
+    "8 bits": (DENSE, 2, {"optimizer": "adamw_8bit", "training": {**CHECKPOINTED, "optimizer_offload": True}}),
+    "8 bits, one rank": (TIED, 2, {"ranks": 1, "training": {}, "optimizer": "adamw_8bit"}),
     "mixture": (MIXTURE, 2, {"ranks": 64}),
     "mixture, no checkpointing": (MIXTURE, 2, {"ranks": 64, "training": {"reduce_once": False}}),
     "mixture, frozen": (MIXTURE, 2, {"learns": False}),
@@ -107,6 +111,7 @@ def engine_of(case: str) -> Engine:
         keeps_attention=training.activation_checkpointing == "selective",
         context_parallel=training.context_parallel,
         lora_rank=fields.get("lora", {}).get("rank", 0),
+        optimizer=fields.get("optimizer", "adamw"),
     )
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
 

@@ -164,6 +164,17 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "training={{type: megatron}}|model.lora={{}}", ["model.lora: adapters are of training.type: fsdp"]),
     (
         "train",
+        "training={{type: megatron, optimizer: {{type: muon}}}}",
+        ["training.optimizer.type: muon is of training.type: fsdp; Megatron-Core's optimizer is adamw"],
+    ),
+    (
+        "train",
+        "training={{type: megatron}}|algorithm={{type: ppo, critic_optimizer: {{type: adamw_8bit}}}}",
+        ["algorithm.critic_optimizer.type: adamw_8bit is of training.type: fsdp"],
+    ),
+    ("train", "training.optimizer.adamw_lr=1e-3", ["adamw_lr is of type: muon, not of adamw"]),
+    (
+        "train",
         "cluster.ranks=3|training={{type: megatron, tensor_parallel: 2}}",
         ["tensor_parallel * context_parallel * pipeline_parallel = 2 does not divide 3 ranks"],
     ),

@@ -12,7 +12,7 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError
 from tandem.training import optimizer
 from tandem.training.copies import HostCopies
-from tandem.training.optimizer import MasterAdamW, learning_rate
+from tandem.training.optimizer import MasterOptimizer, learning_rate
 from tests.storages import Storages
 
 
@@ -49,7 +49,7 @@ def linear(weight: list[float], dtype: torch.dtype = torch.float32) -> nn.Linear
 
 def test_the_gradient_norm_is_reported_before_clipping_and_clipped_over_all_parameters() -> None:
     layer = linear([0.0, 0.0])
-    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1, max_grad_norm=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1, max_grad_norm=1.0, betas=(0.0, 0.0), eps=1.0), 1)
     layer.weight.grad, layer.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
     assert adamw.step() == {"grad_norm": 5.0, "lr": 0.1}
     # Clipped to (0.6, 0, 0.8); with both betas 0 and eps 1, AdamW moves by lr * g / (|g| + 1).
@@ -59,7 +59,7 @@ def test_the_gradient_norm_is_reported_before_clipping_and_clipped_over_all_para
 
 def test_a_small_gradient_is_not_scaled_up() -> None:
     layer = linear([0.0])
-    adamw = MasterAdamW(layer, OptimizerConfig(lr=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    adamw = MasterOptimizer(layer, OptimizerConfig(lr=1.0, betas=(0.0, 0.0), eps=1.0), 1)
     layer.weight.grad = torch.tensor([[0.25]])
     assert adamw.step()["grad_norm"] == 0.25
     torch.testing.assert_close(layer.weight.detach(), torch.tensor([[-0.2]]))
@@ -69,14 +69,14 @@ def test_weight_decay_is_for_matrices_only() -> None:
     layer = linear([2.0])
     with torch.no_grad():
         layer.bias.fill_(2.0)
-    MasterAdamW(layer, OptimizerConfig(lr=0.5, weight_decay=0.1), 1).step()
+    MasterOptimizer(layer, OptimizerConfig(lr=0.5, weight_decay=0.1), 1).step()
     assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.5 * 0.1)) and layer.bias.item() == 2.0
 
 
 def test_a_step_without_gradients_still_follows_the_momentum() -> None:
     silent, zero = linear([1.0]), linear([1.0])
     for layer in (silent, zero):
-        adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 3)
+        adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 3)
         layer.weight.grad = torch.ones(1, 1)
         adamw.step()
         if layer is zero:
@@ -87,7 +87,7 @@ def test_a_step_without_gradients_still_follows_the_momentum() -> None:
 
 def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
     layer = linear([1.0], torch.bfloat16)
-    adamw = MasterAdamW(layer, OptimizerConfig(lr=1e-4), 100)
+    adamw = MasterOptimizer(layer, OptimizerConfig(lr=1e-4), 100)
     for step in range(100):
         layer(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
         adamw.step()
@@ -99,7 +99,7 @@ def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
 
 def test_bfloat16_gradients_of_micro_batches_are_added_in_float32() -> None:
     layer = linear([0.0], torch.bfloat16)
-    MasterAdamW(layer, OptimizerConfig(), 1)
+    MasterOptimizer(layer, OptimizerConfig(), 1)
     for value in [256.0, *[1.0] * 8]:
         (layer.weight * value).sum().backward()
     gradient = layer.weight.grad
@@ -108,7 +108,7 @@ def test_bfloat16_gradients_of_micro_batches_are_added_in_float32() -> None:
 
 def test_the_error_names_the_parameter_and_nothing_moves() -> None:
     layer = linear([1.0])
-    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 1)
+    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 1)
     layer.weight.grad, layer.bias.grad = torch.ones(1, 1), torch.tensor([torch.nan])
     with pytest.raises(EngineError, match=r"step 0: gradient norm is nan; not finite first in bias"):
         adamw.step()
@@ -118,7 +118,7 @@ def test_the_error_names_the_parameter_and_nothing_moves() -> None:
 def test_frozen_parameters_stay_and_take_no_gradient() -> None:
     layer = linear([1.0])
     layer.bias.requires_grad_(False)
-    adamw = MasterAdamW(layer, OptimizerConfig(lr=0.1), 1)
+    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 1)
     layer.weight.grad = torch.ones(1, 1)
     adamw.step()
     assert list(adamw.masters) == ["weight"] and layer.bias.item() == 0 != layer.weight.item() - 1
@@ -136,7 +136,9 @@ def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_wh
         return nn.Sequential(*(nn.Linear(8, 8, dtype=dtype) for _ in range(6)))
 
     stays, visits = stack(), stack()
-    there, away = (MasterAdamW(model, config, 6, state_offload=off) for model, off in ((stays, False), (visits, True)))
+    there, away = (
+        MasterOptimizer(model, config, 6, state_offload=off) for model, off in ((stays, False), (visits, True))
+    )
     for step in range(6):
         for model in (stays, visits):
             model(torch.arange(8, dtype=dtype) + step).square().sum().backward()
@@ -147,7 +149,7 @@ def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_wh
         if step == 2:  # a run goes on with the other setting
             there.save(tmp_path, HostCopies()).write()
             visits = stack()
-            away = MasterAdamW(visits, config, 6, state_offload=True)
+            away = MasterOptimizer(visits, config, 6, state_offload=True)
             away.load(tmp_path)
         for a, b in zip(stays.parameters(), visits.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)

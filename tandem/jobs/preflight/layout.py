@@ -30,6 +30,7 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
     training, model = config.training, config.model
     if training.type == "megatron" and model.lora is not None:
         yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
+    yield from _find_optimizer_mistakes(config)
     if training.type == "megatron" and training.router_replay:
         yield (
             "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
@@ -46,6 +47,15 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
             problems = _find_megatron_mistakes(training, path, ranks)
         yield from (problem for problem in problems if problem not in reported)
         reported.update(problems)
+
+
+def _find_optimizer_mistakes(config: Any) -> Iterator[str]:
+    chosen = {"training.optimizer": config.training.optimizer}
+    if has_critic(config):
+        chosen["algorithm.critic_optimizer"] = config.algorithm.critic_optimizer
+    for key, optimizer in chosen.items():
+        if config.training.type == "megatron" and optimizer.type != "adamw":
+            yield f"{key}.type: {optimizer.type} is of training.type: fsdp; Megatron-Core's optimizer is adamw"
 
 
 def find_generation_mistakes(config: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tandem.config.algorithms import OptimizerConfig
+from tandem.config.algorithms import OptimizerConfig, OptimizerType
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import LoraConfig, ModelConfig
 
@@ -39,6 +39,7 @@ class FakeRun:
     training: dict[str, Any] | None = None
     """The section `training`."""
     lora: dict[str, Any] | None = None
+    optimizer: OptimizerType = "adamw"
     micro_batches: int = 2
     picture_tokens: int = 0
     """Of the prompt, its first ones, of one picture: for a model with a vision tower."""
@@ -111,7 +112,7 @@ def make_engine(run: FakeRun, loaded: Any, tower: Any = None) -> Any:
 
     training = FsdpTrainingConfig(**(run.training or {}))
     layout = Sharded(loaded, training) if run.ranks > 1 else None
-    optimizer = OptimizerConfig() if run.learns else None
+    optimizer = OptimizerConfig(type=run.optimizer) if run.learns else None
     return FsdpEngine(loaded, training, optimizer, total_steps=10, layout=layout, tower=tower)
 
 
