@@ -95,7 +95,7 @@ ANSWERS: dict[str, list[tuple[str, float]]] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     tiny = load_file(ROOT / "examples/hh/tiny.py")
-    tiny.POSITIONS = 4096
+    tiny.__dict__["POSITIONS"] = 4096
     tiny.write_model(directory, ["2+3? 5"], tokens=300, width=64)
     return directory
 

@@ -54,13 +54,28 @@ def test_the_last_box(text: str, answer: str | None) -> None:
 
 
 def test_the_reward() -> None:
-    assert boxed("math", r"It is $\boxed{\dfrac12}$.", r"\frac{1}{2}") == {"score": 1.0, "acc": 1.0, "pred": r"\frac12"}
+    assert boxed("math", r"It is $\boxed{\dfrac12}$.", r"\frac{1}{2}") == {"score": 1.0, "acc": 1.0, "pred": "1/2"}
     assert boxed("math", r"\boxed{0.5}", r"$\boxed{\frac{1}{2}}$")["score"] == 1.0
     assert boxed("math", r"It is \frac12.", r"\frac12") == {"score": 0.0, "acc": 0.0, "pred": None}
     assert boxed("math", r"<think>\boxed{1}</think> It is 1.", "1")["score"] == 0.0
     assert boxed("math", r"\boxed{}", "1")["score"] == 0.0
     with pytest.raises(ValueError, match="ground truth is empty"):
         boxed("math", r"\boxed{1}", " ")
+
+
+@pytest.mark.parametrize(
+    ("vote", "answers"),
+    [
+        ("73", ["073", "73", "73.0", "+73", r"73^\circ", r"\text{73}", "73."]),
+        ("-1/2", [r"-\frac12", r"-\frac{1}{2}", "-0.5", "-2/4", "-.5"]),
+        ("1000", ["1,000", "1000"]),
+        ("1/0", ["1/0"]),
+        (r"2\sqrt{3}", [r"2\sqrt{3}"]),
+    ],
+)
+def test_equal_numbers_vote_for_the_same(vote: str, answers: list[str]) -> None:
+    for answer in answers:
+        assert boxed("math", f"\\boxed{{{answer}}}", "5")["pred"] == vote
 
 
 def test_dapo_is_one_or_minus_one() -> None:

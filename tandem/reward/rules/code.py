@@ -64,9 +64,10 @@ def evalplus(
 ) -> dict[str, Any]:
     """`unit_tests` for HumanEval+ and MBPP+ (Liu et al. 2023, arXiv:2305.01210): a test has up to thousands of inputs,
     and imports numpy."""
-    packages = {} if "sandbox_fusion_url" in sandbox else {"packages": ["numpy"]}
+    if "sandbox_fusion_url" not in sandbox:
+        sandbox = {"packages": ["numpy"], **sandbox}
     return unit_tests(
-        data_source, solution_str, ground_truth, extra_info, turns, test_timeout_s=test_timeout_s, **packages | sandbox
+        data_source, solution_str, ground_truth, extra_info, turns, test_timeout_s=test_timeout_s, **sandbox
     )
 
 

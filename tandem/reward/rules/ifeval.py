@@ -20,7 +20,7 @@ def strict(
     `instructions_loose` are shares of the prompt's instructions. `ground_truth` is JSON of prompt, instruction_id_list
     and kwargs. Raises LookupError where sentences are to be counted and nltk lacks `punkt_tab`.
     """
-    from lm_eval.tasks.ifeval.utils import process_results
+    from lm_eval.tasks.ifeval.utils import process_results  # pyright: ignore[reportMissingImports]
 
     row = {"key": 0, **json.loads(ground_truth)}
     answer = own_words(solution_str, turns).rpartition("</think>")[2].strip()

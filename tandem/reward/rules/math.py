@@ -6,6 +6,7 @@ workers call it.
 
 import importlib.util
 import re
+from fractions import Fraction
 from typing import Any
 
 from tandem.errors import UserError
@@ -15,6 +16,8 @@ from tandem.reward.rules.own_words import Turns, own_words
 MAX_CHARACTERS = 1000
 """A longer answer is wrong."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
+_FRACTION = re.compile(r"([-+]?)(?:\\frac(?:\{([0-9]+)\}\{([0-9]+)\}|([0-9])([0-9]))|([0-9]+)/([0-9]+))")
 _ANSWER = re.compile(r"(?i:answer)[*\s]*:\s*(\S[^\n]*)")
 
 
@@ -28,7 +31,7 @@ def boxed(
     if answer is None or len(answer) > MAX_CHARACTERS:
         return {"score": 0.0, "acc": 0.0, "pred": None}
     right = float(equal(last_boxed(truth) or truth, answer))
-    return {"score": right, "acc": right, "pred": plain(cleaned(answer)[0])}
+    return {"score": right, "acc": right, "pred": spelled(plain(cleaned(answer)[0]))}
 
 
 def dapo(
@@ -39,6 +42,16 @@ def dapo(
     answer = last_boxed(found[-1]) or found[-1].strip("* ") if found else ""
     verdict = boxed(data_source, f"\\boxed{{{answer}}}" if found else "", ground_truth)
     return {**verdict, "score": 2 * verdict["acc"] - 1}
+
+
+def spelled(text: str) -> str:
+    r"""A number in one spelling, 073 as 73, \frac12 and 0.5 as 1/2, so that equal answers vote alike; else the text."""
+    if _DECIMAL.fullmatch(text):
+        return str(Fraction(text))
+    if found := _FRACTION.fullmatch(text):
+        sign, over, under = [group for group in found.groups() if group is not None]
+        return str(Fraction(int(sign + over), int(under))) if int(under) else text
+    return text
 
 
 def check() -> None:
