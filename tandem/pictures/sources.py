@@ -4,7 +4,7 @@ import base64
 import binascii
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -54,6 +54,17 @@ def is_image(value: Any) -> bool:
     """Whether it is a picture of Pillow's, which need not be imported to tell."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
+
+
+def in_words(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """What a message says, for those who see no pictures."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else not_shown(part) for part in content or ())
+
+
+def not_shown(part: Mapping[str, Any]) -> str:
+    return f"[{part.get('description') or part['type']}: not shown]"
 
 
 def of_data_url(url: str) -> bytes:

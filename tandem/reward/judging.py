@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.errors import UserError
 from tandem.files import load_named
+from tandem.pictures.sources import in_words
 from tandem.types import Trajectory
 
 if TYPE_CHECKING:
@@ -79,13 +80,14 @@ def tag_around(answer: str) -> str:
 
 
 def text_of(prompt: Any) -> str:
-    """A prompt or completion as text: a lone message without its role, several with theirs."""
+    """A prompt or completion as text: a lone message without its role, several with theirs; of pictures, that they are
+    not shown."""
     if isinstance(prompt, str):
         return prompt
     messages: list[Any] = list(prompt)
     if len(messages) == 1:
-        return str(messages[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return in_words(messages[0]["content"])
+    return "\n\n".join(f"{message['role']}: {in_words(message['content'])}" for message in messages)
 
 
 class Unreadable(ValueError):

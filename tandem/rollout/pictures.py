@@ -17,7 +17,7 @@ import numpy as np
 from tandem.errors import UserError
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
-from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART
+from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART, in_words
 from tandem.pictures.videos import Video
 from tandem.rollout.environment import ToolSchema
 from tandem.rollout.formats.base import Format
@@ -105,13 +105,9 @@ async def shown(content: Content, pictures: ModelPictures | None) -> Content:
     if isinstance(content, str):
         return content
     if pictures is None:
-        return "".join(part["text"] if part["type"] == "text" else not_shown(part) for part in content)
+        return in_words(content)
     (message,) = await stored_aside([{"role": "tool", "content": content}], pictures)
     return message["content"]
-
-
-def not_shown(part: Mapping[str, Any]) -> str:
-    return f"[{part.get('description') or part['type']}: not shown]"
 
 
 def appended(content: Content, more: Content) -> Content:

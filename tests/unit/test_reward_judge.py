@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,20 @@ def test_a_parser_of_the_users(tmp_path: Path):
             parse(reply)
     with pytest.raises(UserError, match="there is no function of that name"):
         make_parser(JudgeConfig(parser=f"{file}:no"))
+
+
+def test_pictures_of_a_question_are_told_in_words(tmp_path: Path):
+    """And a question in parts is its text, not Python's notation of them."""
+    file = tmp_path / "told.txt"
+    file.write_text("{question}|{answer}")
+    parts = [{"type": "image", "key": "0" * 64}, {"type": "text", "text": "How many?"}]
+    asked, rubric = {"role": "user", "content": parts}, Rubric(JudgeConfig(template=file))
+    called = {"role": "assistant", "tool_calls": [], "content": None}
+    for row, said in (([asked], ""), ([asked, called, asked], "user: ")):
+        answer = answered("3")
+        answer.prompt = replace(answer.prompt, row={"prompt": row})
+        assert rubric.told(answer).startswith(f"{said}[image: not shown]How many?")
+        assert "{" not in rubric.told(answer)
 
 
 def test_the_template_is_the_users_and_its_fields_are_known(tmp_path: Path):

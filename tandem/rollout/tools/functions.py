@@ -16,9 +16,9 @@ from pydantic import ConfigDict, PydanticUserError, ValidationError, validate_ca
 from tandem.config.conversation import FunctionToolConfig
 from tandem.errors import UserError
 from tandem.files import load_named
-from tandem.pictures.sources import IMAGE_PARTS, SOURCES, VIDEO_PART, is_image
+from tandem.pictures.sources import IMAGE_PARTS, SOURCES, VIDEO_PART, is_image, not_shown
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.pictures import Content, not_shown
+from tandem.rollout.pictures import Content
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession, ToolSet
 from tandem.rollout.users_code import call, exceptions_only
 from tandem.types import Prompt

@@ -6,8 +6,8 @@ from typing import Any
 
 from tandem.config.conversation import ModelUserConfig
 from tandem.errors import UserError
+from tandem.pictures.sources import in_words
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.pictures import Content, not_shown
 from tandem.rollout.users.base import Said, User
 from tandem.types import Message, Prompt
 
@@ -73,13 +73,6 @@ class _ModelUser:
 
 def _seen_by_the_user(messages: Sequence[Message]) -> list[Message]:
     """What both sides have said in words, with their roles exchanged: the model that plays the user is the assistant of
-    its own conversation. It sees no calls of tools, nor the policy's thinking."""
+    its own conversation. It sees no calls of tools, nor the policy's thinking, and need not see pictures."""
     spoken = [message for message in messages if message["role"] in _OTHER_SIDE and message.get("content")]
-    return [{"role": _OTHER_SIDE[message["role"]], "content": _in_words(message["content"])} for message in spoken]
-
-
-def _in_words(content: Content) -> str:
-    """The model that plays the user need not see pictures."""
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] if part["type"] == "text" else not_shown(part) for part in content)
+    return [{"role": _OTHER_SIDE[message["role"]], "content": in_words(message["content"])} for message in spoken]
