@@ -124,7 +124,7 @@ class Preparer:
 
     def _indexed(self, source: str, make: Callable[[], Prepared]) -> Prepared:
         known = self._index.get(source)
-        if known is not None and self._store.path(known.key).exists():
+        if known is not None and self._store.holds(known.key):
             return known
         made = make()
         line = json.dumps([source, *made]) + "\n"

@@ -73,20 +73,25 @@ class ModelPictures:
         """As `prepare`, of pictures and of videos, which are VideoSource."""
         shown: list[Picture | Video] = []
         for number, source in enumerate(sources, start=1):
-            preparer = self._video_preparer if isinstance(source, VideoSource) else self._preparer
             try:
-                if isinstance(preparer, VideoPreparer):
-                    shown.append(preparer.prepare(source, folder))
-                else:
-                    shown.append(self._picture(*preparer.prepare(read_picture(source, folder))))
+                shown.append(self._prepared(source, folder))
             except BadPicture as error:
-                what = "video" if isinstance(preparer, VideoPreparer) else "picture"
+                what = "video" if isinstance(source, VideoSource) else "picture"
                 raise BadPicture(f"{what} {number} of {len(sources)}: {error}") from error
+            except OSError as error:
+                told = f"data.images.directory: {self._directory}: pictures cannot be stored there ({error})"
+                raise UserError(f"{told}; free space, or give a directory that can be written") from error
         tokens, limit = sum(len(self._tokens(one).ids) for one in shown), self._config.max_image_tokens
         if limit is not None and tokens > limit:
             raise BadPicture(f"the pictures take {tokens:,} tokens; data.images.max_image_tokens is {limit:,}")
         self._known |= {picture.key: picture for picture in shown if isinstance(picture, Picture)}
         return shown
+
+    def _prepared(self, source: Any, folder: Path) -> Picture | Video:
+        if isinstance(source, VideoSource):
+            return self._video_preparer.prepare(source, folder)
+        preparer = self._preparer  # a model that sees none is told before the picture is looked at
+        return self._picture(*preparer.prepare(read_picture(source, folder)))
 
     def stored(self, key: str) -> Picture:
         """One that was prepared before, perhaps by another process. Raises BadPicture where it was not."""

@@ -38,7 +38,7 @@ class PictureStore:
         assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size
         key = key_of(pixels)
         path = self.path(key)
-        if path.exists():
+        if self.holds(key):
             return key
         path.parent.mkdir(parents=True, exist_ok=True)
         # Each writer has a file of its own: of two that add the same picture, either may put it into place.
@@ -49,6 +49,13 @@ class PictureStore:
         finally:
             part.unlink(missing_ok=True)
         return key
+
+    def holds(self, key: str) -> bool:
+        """Whether its file is there. An empty one, as a machine leaves that loses power, is not."""
+        try:
+            return self.path(key).stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
     def bring(self, keys: Iterable[str], other: "PictureStore") -> None:
         """Copy those of `keys` that are in the other store, and not in this one."""
@@ -75,7 +82,7 @@ class PictureStore:
         from PIL import Image
 
         path = self.path(key)
-        mend = "prepare the rows again with an empty directory, or restore the file"
+        mend = "remove the file, and start the run again: pictures of rows are stored anew"
         try:
             with Image.open(path, formats=["PNG"]) as image:
                 pixels = np.array(image)

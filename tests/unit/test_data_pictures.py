@@ -156,6 +156,16 @@ def test_a_bad_row_is_told(tmp_path: Path, row: dict[str, Any], reason: str) -> 
     assert "rows.jsonl, row 1: " in told and reason in told
 
 
+def test_a_store_that_cannot_be_written_is_told_and_is_no_bad_row(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("no directory")
+    file = write_lines(tmp_path / "rows.jsonl", [verl_row("<image>What?", images=[{"path": "a.png"}])])
+    (tmp_path / "a.png").write_bytes(PNG)
+    with pytest.raises(
+        UserError, match=r"data.images.directory: .*store: pictures cannot be stored there .*free space"
+    ):
+        RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures_of(tmp_path))
+
+
 def test_limits(tmp_path: Path) -> None:
     row = verl_row("<image><image>", images=[base64.b64encode(encoded(picture(28, 112, n))).decode() for n in (1, 2)])
     assert "take 8 tokens; data.images.max_image_tokens is 7" in refused(tmp_path, row, max_image_tokens=7)

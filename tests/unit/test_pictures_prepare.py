@@ -101,6 +101,8 @@ def test_a_second_start_decodes_nothing(tmp_path: Path) -> None:
     again = Preparer(PictureStore(tmp_path), LAYOUT, 1_000_000)
     assert [again.prepare(data) for data in files] == made[:5]
     assert again.decoded == 1
+    PictureStore(tmp_path).path(made[0].key).write_bytes(b"")  # the machine has lost power
+    assert again.prepare(files[0]) == made[0] and again.decoded == 2
     smaller = Preparer(PictureStore(tmp_path), LAYOUT.limited(None, 4 * 28 * 28), 1_000_000)
     assert smaller.prepare(encoded(picture(200, 200))).size == (56, 56)
 

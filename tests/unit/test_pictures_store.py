@@ -45,6 +45,14 @@ def test_a_second_add_writes_nothing(tmp_path: Path) -> None:
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
 
 
+def test_an_empty_file_is_written_again(tmp_path: Path) -> None:
+    """As a machine leaves one that loses power: the next start heals it."""
+    store = PictureStore(tmp_path)
+    path = store.path(store.add(noise(4, 4)))
+    path.write_bytes(b"")
+    assert (store.read(store.add(noise(4, 4))) == noise(4, 4)).all()
+
+
 def test_missing_and_damaged_pictures_are_named_with_their_file(tmp_path: Path) -> None:
     store = PictureStore(tmp_path)
     key, other = store.add(noise(8, 8)), store.add(noise(8, 8, 1))
