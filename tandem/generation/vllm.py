@@ -17,35 +17,46 @@ from vllm import EngineArgs, SamplingParams
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import mm_input
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
-from tandem.pictures.model import picture_format
+from tandem.config.tree import ImagesConfig, ModelConfig
+from tandem.models.sight import sight_of
+from tandem.models.tower import load_image_processor
+from tandem.pictures.layouts.patches import Patches
+from tandem.pictures.model import PictureFormat, picture_format
 from tandem.pictures.store import PictureStore, Pixels
 from tandem.types import Completion, Delta, FloatArray, IntArray, Picture, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Bucket, Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
 _BACKEND = "tandem"
-_PICTURE_OPTIONS: dict[str, Any] = {
-    "limit_mm_per_prompt": {"video": 0},
-    "mm_processor_cache_gb": 0,  # a prompt's pictures are read once for all its samples, and not again for long
-}
+_ANY_SIZE = ImagesConfig()
+_TILED = ("internvl", "smolvlm", "idefics3")
+"""Families of whose pictures vLLM asks how many tiles each has."""
 _STATUSES = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
 class VllmEngine:
     """vLLM as a SteppedEngine."""
 
-    def __init__(self, model: ModelConfig, config: VllmGenerationConfig, pictures: Path | None = None) -> None:
-        """`pictures`: where those of prompts are stored, for a model that sees them."""
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: VllmGenerationConfig,
+        pictures: Path | None = None,
+        images: ImagesConfig = _ANY_SIZE,
+    ) -> None:
+        """`pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they are."""
+        seen = picture_format(model.path) if pictures else None
         options: dict[str, Any] = {
             "model": str(model.path),
             "dtype": model.dtype if config.quantization is None else "bfloat16",
@@ -61,18 +72,15 @@ class VllmEngine:
             "enable_chunked_prefill": torch.cuda.is_available(),  # on a CPU a part of a prompt breaks seeded requests
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            **(_PICTURE_OPTIONS if pictures else {}),
+            **(_picture_options(seen, images) if seen else {}),
             **({} if config.memory_share is None else {"gpu_memory_utilization": config.memory_share}),
             **config.engine_args,
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**options))
-        self._format = picture_format(model.path) if pictures else None
-        never_drawn = (self._format.placeholder_id, self._format.video_id) if self._format else ()
+        never_drawn = (seen.placeholder_id, seen.video_id) if seen else ()
         self._engine.collective_rpc("prepare", args=([token for token in never_drawn if token is not None],))
         self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
-        self._pictures = PictureStore(pictures) if pictures else None
-        self._shown: tuple[Request, Any] | None = None
-        """The last request with pictures, and what vLLM makes of it: siblings come one after the other."""
+        self._pictures = _Pictures(self._engine, seen, PictureStore(pictures)) if seen and pictures else None
         self._updating = False
         self._internal: dict[int, str] = {}
         """vLLM's own names of the samples."""
@@ -140,38 +148,10 @@ class VllmEngine:
             self._engine.wake_up()
 
     def _prompt(self, request: Request) -> Any:
-        """Token ids, and pictures cut into patches as vLLM does it. Raises ValueError where it counts their tokens
-        otherwise than they were counted."""
         if not request.pictures:
             return {"prompt_token_ids": request.token_ids.tolist()}
-        if any(picture.step for picture in request.pictures):
-            raise ValueError("vLLM is shown no videos yet; take generation.type=native")
-        if self._shown is not None and self._shown[0] is request:
-            return self._shown[1]
-        prompt = {
-            "prompt_token_ids": _one_placeholder_each(request).tolist(),
-            "multi_modal_data": {"image": [self._pixels(picture) for picture in request.pictures]},
-            "multi_modal_uuids": {"image": [picture.key for picture in request.pictures]},
-            "mm_processor_kwargs": {"do_resize": False},  # they have their size
-        }
-        (seen,) = self._engine.renderer.render_cmpl([prompt])
-        if seen["prompt_token_ids"] != request.token_ids.tolist():
-            raise ValueError(
-                f"vLLM makes {len(seen['prompt_token_ids'])} tokens of the prompt and its pictures, or others, where "
-                f"the trainer has {len(request.token_ids)}"
-            )
-        self._shown = request, seen
-        return seen
-
-    def _pixels(self, picture: Picture) -> Pixels:
-        """As they are stored. ValueError where they have another size than the picture's tokens say."""
-        assert self._pictures is not None and self._format is not None
-        pixels = self._pictures.read(picture.key)
-        grid = self._format.layout.shape(*pixels.shape[:2]).grid
-        if grid != picture.grid:
-            told = f"is stored with {grid[0]} x {grid[1]} tokens, and asked for with {picture.grid[0]} x"
-            raise ValueError(f"picture {picture.key} {told} {picture.grid[1]}")
-        return pixels
+        assert self._pictures is not None, "limits are checked before"
+        return self._pictures.prompt(request)
 
     def _read(self, output: Any) -> tuple[int, Completion | Delta]:
         """One output of vLLM: the whole of a sample that ended, or what a streamed one has gained in this step."""
@@ -195,12 +175,76 @@ class VllmEngine:
         return number, Completion(sample, token_ids, logprobs, versions, status, None, top, prompt)
 
 
-def _one_placeholder_each(request: Request) -> IntArray:
-    """The prompt's token ids as the chat template writes them: vLLM puts in the rest of each picture's tokens."""
-    kept = np.ones(len(request.token_ids), dtype=np.bool_)
-    for picture in request.pictures:
-        kept[picture.place + 1 : picture.place + picture.grid[0] * picture.grid[1]] = False
-    return request.token_ids[kept]
+class _Pictures:
+    """Prompts with pictures as vLLM's own processor would hand them on. They are made here of what the trainer's tower
+    takes, so that no picture is resized or cut, and no token counted, by another rule."""
+
+    def __init__(self, engine: LLMEngine, described: PictureFormat, store: PictureStore) -> None:
+        self._format, self._store = described, store
+        self._processor = load_image_processor(Path(engine.model_config.model))
+        self._kind: str = engine.model_config.hf_config.model_type
+        self._sight = sight_of(engine.model_config.hf_config)
+        self._theirs: Any = engine.renderer.get_mm_processor()
+        self._last: tuple[Request, Any] | None = None
+        """The last request, and what was made of it: siblings come one after the other."""
+
+    def prompt(self, request: Request) -> Any:
+        """Raises UserError and ValueError where a stored picture is not the one that the request counts on."""
+        if any(picture.step for picture in request.pictures):
+            raise ValueError("vLLM is shown no videos yet; take generation.type=native")
+        if self._last is None or self._last[0] is not request:
+            ids, keys = request.token_ids, [picture.key for picture in request.pictures]
+            items = [self._item(picture) for picture in request.pictures]
+            ranges = [self._range(ids, picture) for picture in request.pictures]
+            made = mm_input(ids.tolist(), MultiModalKwargsItems({"image": items}), {"image": keys}, {"image": ranges})
+            self._last = request, made
+        return self._last[1]
+
+    def _range(self, token_ids: IntArray, picture: Picture) -> PlaceholderRange:
+        """From the first token with a feature to the last; what stands between rows or tiles is text."""
+        taking = token_ids[picture.place :] == self._format.placeholder_id
+        count = picture.grid[0] * picture.grid[1]
+        length = int(np.flatnonzero(taking)[count - 1]) + 1
+        return PlaceholderRange(picture.place, length, None if length == count else torch.from_numpy(taking[:length]))
+
+    def _item(self, picture: Picture) -> Any:
+        """The arguments of vLLM's model for one picture."""
+        numbers = self._sight.pixels(self._processor, self._pixels(picture))
+        arguments = self._tiles(numbers) if self._kind in _TILED else self._sight.arguments([numbers])
+        fields = self._theirs._get_mm_fields_config(arguments, {})
+        (item,) = MultiModalKwargsItems.from_hf_inputs(arguments, fields)["image"]
+        return item
+
+    def _tiles(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`numbers`: `[tiles, 3, side, side]`."""
+        count, shown = torch.tensor([len(numbers)]), torch.ones_like(numbers[:, 0], dtype=torch.bool)
+        if self._kind == "internvl":
+            placeholder = torch.tensor(self._format.placeholder_id)
+            return {"pixel_values": numbers, "image_num_patches": count, "image_token_id": placeholder}
+        return {"pixel_values": numbers, "num_patches": count, "pixel_attention_mask": shown}
+
+    def _pixels(self, picture: Picture) -> Pixels:
+        """As they are stored. ValueError where they have another size than the picture's tokens say."""
+        pixels = self._store.read(picture.key)
+        grid = self._format.layout.shape(*pixels.shape[:2]).grid
+        if grid != picture.grid:
+            told = f"is stored with {grid[0]} x {grid[1]} tokens, and asked for with {picture.grid[0]} x"
+            raise ValueError(f"picture {picture.key} {told} {picture.grid[1]}")
+        return pixels
+
+
+def _picture_options(seen: PictureFormat, images: ImagesConfig) -> dict[str, Any]:
+    """Of EngineArgs. What vLLM keeps of pictures must have room for the largest one, and need not for larger ones."""
+    layout = seen.layout.limited(images.min_pixels, images.max_pixels)
+    options: dict[str, Any] = {
+        "limit_mm_per_prompt": {"video": 0},
+        "mm_processor_cache_gb": 0,  # a prompt's pictures are read once for all its samples, and not again for long
+        "mm_device_do_normalize": False,  # they come normalised, by the image processor of the trainer
+    }
+    if images.max_pixels is None or not isinstance(layout, Patches):
+        return options
+    largest = layout.max_pixels * (2 if layout.at_least_a_token else 1)  # GLM-4V counts a picture as two frames
+    return options | {"mm_processor_kwargs": {"max_pixels": largest}}
 
 
 def _logprobs(flat: Any, count: int | None = None) -> tuple[FloatArray, TopLogprobs | None]:
@@ -312,7 +356,14 @@ class _Receiver(WeightTransferEngine[_Init, _Update]):
 
     def receive_weights(self, update_info: _Update) -> None:
         # vLLM keeps what it is given until a layer is complete, longer than the bucket lives
-        self.model.load_weights((name, tensor.clone()) for name, tensor in attach(update_info.bucket))
+        self.model.load_weights((self._named(name), tensor.clone()) for name, tensor in attach(update_info.bucket))
+
+    def _named(self, name: str) -> str:
+        """As vLLM reads it: LLaVA's towers have one more name in published directories than in transformers 5."""
+        tower: Any = getattr(self.model, "vision_tower", None)
+        if hasattr(tower, "vision_model") and ".vision_tower.vision_model." not in name:
+            return name.replace(".vision_tower.", ".vision_tower.vision_model.")
+        return name
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)

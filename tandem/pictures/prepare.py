@@ -6,13 +6,14 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tandem.pictures.layouts.base import Layout, check_shape
+from tandem.pictures.recent import Recent
 from tandem.pictures.store import PictureStore, Pixels
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Pillow's names. It knows more, some of which start other programs."""
+
+
+_KNOWN = 2**19
+"""Encoded pictures that are not decoded again when they come again; a third of a GiB of their hashes and sizes."""
 
 
 class BadPicture(ValueError):
@@ -100,7 +105,9 @@ class Preparer:
         each."""
         self._store, self._layout, self._max_source_pixels = store, layout, max_source_pixels
         self._index_path = store.directory / f"sizes-{layout.name}-{max_source_pixels}.jsonl"
-        self._index = dict(self._read_index())
+        self._index: Recent[str, Prepared] = Recent(_KNOWN)
+        for source, made in self._read_index():
+            self._index.keep(source, made)
         self.decoded = 0
         """Pictures that were not known."""
 
@@ -117,13 +124,13 @@ class Preparer:
 
     def note(self, data: bytes, made: Prepared) -> None:
         """These bytes are of a picture that is stored already: what a file of the store holds may be cut."""
-        self._index[hashlib.sha256(data).hexdigest()] = made
+        self._index.keep(hashlib.sha256(data).hexdigest(), made)
 
     def _known(self, data: bytes) -> Prepared:
         return self._indexed(hashlib.sha256(data).hexdigest(), lambda: self._added(data))
 
     def _indexed(self, source: str, make: Callable[[], Prepared]) -> Prepared:
-        known = self._index.get(source)
+        known = self._index.find(source)
         if known is not None and self._store.holds(known.key):
             return known
         made = make()
@@ -131,7 +138,7 @@ class Preparer:
         # One write of a short line at the end of the file: two runs that share a store do not mix theirs.
         with self._index_path.open("a", encoding="ascii") as file:
             file.write(line)
-        self._index[source] = made
+        self._index.keep(source, made)
         return made
 
     def _added(self, source: "bytes | Image") -> Prepared:
@@ -157,18 +164,17 @@ class Preparer:
         except ValueError as error:
             raise BadPicture(str(error)) from error
 
-    def _read_index(self) -> "list[tuple[str, Prepared]]":
+    def _read_index(self) -> Iterator[tuple[str, Prepared]]:
         """A line that was cut off says nothing: its picture is decoded again."""
-        found: list[tuple[str, Prepared]] = []
         if not self._index_path.exists():
-            return found
-        for line in self._index_path.read_text(encoding="ascii", errors="replace").splitlines():
-            try:
-                source, key, (height, width) = json.loads(line)
-            except (ValueError, TypeError):
-                continue
-            found.append((source, Prepared(str(key), (int(height), int(width)))))
-        return found
+            return
+        with self._index_path.open(encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                try:
+                    source, key, (height, width) = json.loads(line)
+                except (ValueError, TypeError):
+                    continue
+                yield source, Prepared(str(key), (int(height), int(width)))
 
 
 def read_source(path: Path) -> bytes:

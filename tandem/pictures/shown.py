@@ -16,12 +16,15 @@ from tandem.errors import UserError
 from tandem.pictures.layouts.base import Standing
 from tandem.pictures.model import MODEL_TYPES, VIDEO_LAYOUTS, PictureFormat, model_type, picture_format, why_unseen
 from tandem.pictures.prepare import BadPicture, Prepared, Preparer
+from tandem.pictures.recent import Recent
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import Video, VideoPreparer, VideoSource
 from tandem.types import IntArray, Picture
 
 _KEY = re.compile("[0-9a-f]{64}")
+_KNOWN = 2**16
+"""Stored pictures whose files are not opened again for their sizes."""
 
 
 class ModelPictures:
@@ -34,7 +37,7 @@ class ModelPictures:
         self._model, self._config, self._directory = model, config, directory
         self._videos = videos or VideosConfig()
         self.store = PictureStore(directory)
-        self._known: dict[str, Picture] = {}
+        self._known: Recent[str, Picture] = Recent(_KNOWN)
 
     @cached_property
     def format(self) -> PictureFormat | None:
@@ -84,7 +87,9 @@ class ModelPictures:
         tokens, limit = sum(len(self._tokens(one).ids) for one in shown), self._config.max_image_tokens
         if limit is not None and tokens > limit:
             raise BadPicture(f"the pictures take {tokens:,} tokens; data.images.max_image_tokens is {limit:,}")
-        self._known |= {picture.key: picture for picture in shown if isinstance(picture, Picture)}
+        for one in shown:
+            if isinstance(one, Picture):
+                self._known.keep(one.key, one)
         return shown
 
     def _prepared(self, source: Any, folder: Path) -> Picture | Video:
@@ -95,13 +100,12 @@ class ModelPictures:
 
     def stored(self, key: str) -> Picture:
         """One that was prepared before, perhaps by another process. Raises BadPicture where it was not."""
-        if key not in self._known:
-            assert self.format is not None, "a model that sees no pictures has none"
-            size = self.store.size(key) if _KEY.fullmatch(key) else None
-            if size is None:
-                raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
-            self._known[key] = self._picture(key, size)
-        return self._known[key]
+        if (known := self._known.find(key)) is not None:
+            return known
+        assert self.format is not None, "a model that sees no pictures has none"
+        picture = self._picture(key, self._size(key))
+        self._known.keep(key, picture)
+        return picture
 
     def stored_video(self, keys: Sequence[str], seconds: Sequence[float], fps: float) -> Video:
         """As `stored`, of a video, whose steps have these keys."""
@@ -113,12 +117,17 @@ class ModelPictures:
     def encoded(self, key: str) -> bytes:
         """A stored picture as PNG. Whoever prepares these bytes gets it again. Raises BadPicture where it is not
         there."""
-        size = self.store.size(key) if _KEY.fullmatch(key) else None
-        if size is None:
-            raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
+        size = self._size(key)
         data = self.store.path(key).read_bytes()
         self._preparer.note(data, Prepared(key, size))
         return data
+
+    def _size(self, key: str) -> tuple[int, int]:
+        """Height and width of what is stored. Raises BadPicture where nothing is."""
+        size = self.store.size(key) if _KEY.fullmatch(key) else None
+        if size is None:
+            raise BadPicture(f"there is no picture {key[:64]!r} in {self._directory}")
+        return size
 
     def expand(
         self, token_ids: Sequence[int], shown: Sequence[Picture | Video]

@@ -132,7 +132,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         elif context.rank % self._ranks_per_engine == 0:
             source = self._weights if context.size == 1 and actor else None
             devices = self._devices(config.tensor_parallel)
-            self._engine = start_engine(model, config, tokenizer, source, devices, spec.pictures)
+            self._engine = start_engine(model, config, tokenizer, source, devices, spec.pictures, spec.images)
         else:
             self._devices(config.tensor_parallel)
         self._stop_token_ids = stop_token_ids(model, tokenizer)

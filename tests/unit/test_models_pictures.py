@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,9 @@ from tandem.models.sight import in_tower
 from tandem.models.tower import PictureTower, tower_of
 from tandem.pictures.positions import places_of
 from tandem.pictures.store import PictureStore
-from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
+from tests.picture_engines import WeightedLogprobs, engine_of, generate, logprobs
 from tests.picture_families import FAMILIES, Rows, config_of, make_model, make_tokenizer
 
 
@@ -82,42 +82,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(family, path, store, data, rows, groups, theirs.eval())
 
 
-class WeightedLogprobs:
-    token_local = True
-
-    def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert columns.weights is not None
-        return (columns.weights * outputs.logprobs_S).sum(), {}
-
-
 class WeightedValues:
     token_local = True
 
     def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         assert columns.weights is not None
         return (columns.weights * outputs.values_S).sum(), {}
-
-
-def engine_of(case: Case, path: Path | None = None, **options: Any) -> FsdpEngine:
-    """The policy; with a `path`, the critic there."""
-    from tandem.config.algorithms import OptimizerConfig
-
-    tower = options.pop("vision_tower", "train")
-    model = ModelConfig(path=path or case.path, vision_tower=tower)
-    settings = FsdpTrainingConfig(**options)
-    where = {"pictures": case.store.directory, "processor": case.path}
-    engine = make_engine(model, settings, OptimizerConfig(), value_head=path is not None, **where)
-    assert isinstance(engine, FsdpEngine)
-    return engine
-
-
-def logprobs(engine: FsdpEngine, batch: Batch, tokens: int = 10_000) -> torch.Tensor:
-    packed = micro_batches(batch, range(len(batch)), tokens)
-    found = torch.zeros(len(batch.response_ids))
-    for micro_batch, outputs in zip(packed, engine.forward(packed), strict=True):
-        assert outputs.logprobs_S is not None
-        found[torch.from_numpy(micro_batch.source)] = outputs.logprobs_S
-    return found
 
 
 @pytest.mark.parametrize("tokens", [10_000, 60])
@@ -214,16 +184,6 @@ def test_positions_and_pictures_matter(case: Case, monkeypatch: pytest.MonkeyPat
         return
     monkeypatch.setattr(tower, "spatial", False)
     assert (logprobs(engine, case.batch) - wanted).abs().max() > 0.1
-
-
-def generate(engine: NativeEngine, requests: Sequence[Request]) -> list[list[Completion]]:
-    async def ask() -> list[list[Completion]]:
-        async def one(request: Request) -> list[Completion]:
-            return sorted([c async for c in engine.generate(request)], key=lambda c: c.sample)
-
-        return await asyncio.gather(*(one(request) for request in requests))
-
-    return asyncio.run(ask())
 
 
 def requests_of(case: Case, temperature: float, samples: int, keep: bool = False) -> list[Request]:

