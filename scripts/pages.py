@@ -6,9 +6,14 @@ tandem/algorithms/builtin. `tests/architecture/test_pages.py` fails where a page
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from inspect import cleandoc, getsource
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -162,14 +167,27 @@ def kind_of(annotation: Any) -> str:
 def about(section: type[Section], name: str) -> str:
     """What a key is for: said where it is declared, or where the section it is inherited from declares it."""
     field = section.model_fields[name]
-    inherited = (
-        base.model_fields[name].description for base in section.__mro__ if name in getattr(base, "model_fields", {})
-    )
-    said = next((text for text in inherited if text), None)
+    declared = (base for base in section.__mro__ if issubclass(base, Section) and base is not Section)
+    said = next((text for base in declared if (text := docstrings(base).get(name))), None)
     inner = sections_at(field)
     if said is None and len(inner) == 1:
         said = inner[0].__doc__
     return " ".join((said or "").split())
+
+
+@cache
+def docstrings(section: type[Section]) -> dict[str, str]:
+    """What stands below each field that the section itself declares."""
+    (declared,) = ast.parse(dedent(getsource(section))).body
+    assert isinstance(declared, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in pairwise(declared.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = cleandoc(text)
+            case _:
+                pass
+    return found
 
 
 def on_resume(field: FieldInfo, outer: str = "") -> str:

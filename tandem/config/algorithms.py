@@ -5,7 +5,7 @@ Any advantage goes with any loss that makes sense; a published name brings the d
 
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 from tandem.config.paths import Reference
@@ -187,8 +187,6 @@ class RolloutCorrectionConfig(Section):
 
 class PolicyGradientConfig(Section):
     """What every policy-gradient algorithm shares. Those of `algorithm.type` are in tandem/algorithms/builtin."""
-
-    model_config = ConfigDict(defer_build=True)
 
     type: Any
     group_size: PositiveInt = 8

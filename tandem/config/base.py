@@ -41,9 +41,12 @@ Share = Annotated[float, Field(ge=0, le=1), _NO_SWITCH]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values do not change after loading."""
+    """Base of every section: unknown keys are errors, values do not change after loading.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    A section is compiled when it is first validated: a command needs few of those that are declared.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def by_type(default: str) -> Discriminator:

@@ -22,8 +22,8 @@ class FoundIn:
     """Any section of a folder that derives from the annotated one may stand here, chosen by `type`:
     `loss: Annotated[LossConfig, FoundIn("tandem.algorithms.builtin")]`.
 
-    The folder is read when a configuration is first validated. Models with such a key need `defer_build=True`, for
-    sections of the folder may derive from them.
+    The folder is read when a configuration is first validated, and no sooner (`Section.model_config`): sections of the
+    folder may derive from the one that has such a key.
     """
 
     def __init__(self, package: str) -> None:

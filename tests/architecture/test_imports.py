@@ -131,6 +131,13 @@ def test_light_modules_import_no_torch(module: str) -> None:
     assert printed.strip() == "[]"
 
 
+def test_no_configuration_is_compiled_before_it_is_read() -> None:
+    """All of them take as long as everything else that the command line imports."""
+    code = "import tandem.cli; from tandem.config.tree import ModelsConfig as one; print(one.__pydantic_complete__)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"
+
+
 @pytest.mark.parametrize("folder", FOUND)
 def test_what_is_found_needs_no_torch_and_no_tree(folder: str) -> None:
     """A file imported first finds everything it needs, and the tree finds it afterwards."""
