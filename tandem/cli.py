@@ -129,6 +129,7 @@ def evaluate(
     with _loading():
         from tandem.data.dataset import RLHFDataset
         from tandem.evaluation.summary import lines, pair_lines
+        from tandem.evaluation.table import table
         from tandem.files import write_text
         from tandem.jobs.evaluation import evaluate_model
 
@@ -138,6 +139,8 @@ def evaluate(
         print(f"{name} {value:.4f}")
     for line in (*lines(found.data), *pair_lines(found.against, str(against))):
         print(line)
+    if len(found.data) > 1:
+        print(*table(found.data, found.against), sep="\n")
     if out is not None:
         compared = {"against": {"answers": str(against), "data": found.against}} if against else {}
         write_text(out, json.dumps({**found.metrics, "data": found.data, **compared}, indent=1) + "\n")

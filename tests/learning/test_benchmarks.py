@@ -179,6 +179,34 @@ def test_a_recipe_evaluates_a_model(name: str, model: Path, tmp_path: Path) -> N
     assert ("acc/pass@32" in found["metrics"]) == (name == "aime")
 
 
+def test_several_benchmarks_are_one_command_and_one_table(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = []
+    for name in ("aime", "math500", "gsm8k"):
+        (tmp_path / name).mkdir()
+        evaluation(name, model, tmp_path / name)
+        sets += [f"data.val_sets.{name}.files=[{tmp_path}/{name}/data/test.parquet]"]
+        sets += [f"data.val_sets.{name}.max_response_tokens=8"]
+    answers = ["--answers", str(tmp_path / "answers.parquet")]
+    command = [
+        "eval", f"{ROOT}/recipes/eval_math.yaml", f"model.path={model}", "model.dtype=float32",
+        "generation.max_response_tokens=8", "data.val_sets.aime.samples=4", *sets,
+    ]  # fmt: skip
+    assert main([*command, *answers]) == 0
+    *_, head, aime, math500, gsm8k = capsys.readouterr().out.splitlines()
+    assert head.split() == ["prompts", "answers", "mean", "of", "95%", "interval", "best", "majority"]
+    assert aime.split()[:5] == ["aime/aime", "2", "8", "acc", "0.0000"] and "pass@4 0.0000" in aime
+    assert math500.split()[:4] == ["math500/HuggingFaceH4/MATH-500", "2", "2", "acc"]
+    assert gsm8k.split()[:4] == ["gsm8k/openai/gsm8k", "2", "2", "acc"]
+    assert len({line.index(end) for line, end in ((head, "mean of"), (aime, "    acc"), (gsm8k, "    acc"))}) == 1
+
+    assert main([*command, "--against", answers[1]]) == 0
+    *_, head, aime, math500, gsm8k = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["difference", "p"]
+    assert all(line.split()[-2:] == ["+0.0000", "1.0000"] for line in (aime, math500, gsm8k))
+
+
 SCORES = """
 import json, sys
 from tandem.reward.rules.ifeval import check, strict
