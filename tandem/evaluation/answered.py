@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
 from tandem.errors import UserError
 from tandem.types import Group, Prompt
+
+_PICTURE = re.compile("<image>|<video>")
 
 
 @dataclass(slots=True)
@@ -48,20 +51,45 @@ def by_source(answered: Iterable[Answered]) -> dict[str, list[Answered]]:
 
 
 def check_same_prompts(saved: Sequence[Group], prompts: Sequence[Prompt], path: Path) -> None:
-    """Raises UserError unless the file's answers are to these rows: as many, with the same data sources and ground
-    truths. Their texts may differ, for chat templates do."""
-    theirs = {group.trajectories[0].prompt.index: _row(group.trajectories[0].prompt) for group in saved}
-    ours = {prompt.index: _row(prompt) for prompt in prompts}
-    if theirs == ours:
-        return
-    what = f"it has {len(theirs)} prompts, and data.val_files {len(ours)}"
-    if theirs.keys() == ours.keys():
-        row = next(index for index in sorted(ours) if theirs[index] != ours[index])
-        what = f"row {row} has data source and ground truth {theirs[row]}, and in data.val_files {ours[row]}"
-    elif len(theirs) == len(ours):
-        what = "it has other rows than data.val_files"
-    raise UserError(f"--against {path}: {what}; compare over the same rows")
+    """Raises UserError unless the file's answers are to these rows: as many, with the same data sources, ground truths
+    and questions. What stands around a question may differ, for chat templates do."""
+    theirs = {group.trajectories[0].prompt.index: group.trajectories[0].prompt for group in saved}
+    ours = {prompt.index: prompt for prompt in prompts}
+    if what := _difference(theirs, ours):
+        raise UserError(f"--against {path}: {what}; compare over the same rows")
 
 
-def _row(prompt: Prompt) -> tuple[str, str]:
+def _difference(theirs: Mapping[int, Prompt], ours: Mapping[int, Prompt]) -> str:
+    if len(theirs) != len(ours):
+        return f"it has {len(theirs)} prompts, and the configuration's validation data {len(ours)}"
+    if theirs.keys() != ours.keys():
+        return "it has other rows than the configuration's validation data"
+    for row in sorted(ours):
+        if _truth(theirs[row]) != _truth(ours[row]):
+            return f"row {row} has data source and ground truth {_truth(theirs[row])}, and here {_truth(ours[row])}"
+    asked = {row: question for row, prompt in sorted(ours.items()) if (question := _question(prompt))}
+    texts = {row: _words(theirs[row].text) for row in asked}
+    others = [row for row, question in asked.items() if question not in texts[row]]
+    everything = "\n".join(texts.values())
+    template_changes_it = len(others) == len(asked) and not any(question in everything for question in asked.values())
+    if others and not template_changes_it:
+        return f"row {others[0]} asks something else there than {asked[others[0]]!r:.100}"
+    return ""
+
+
+def _truth(prompt: Prompt) -> tuple[str, str]:
     return prompt.data_source, str(prompt.ground_truth)
+
+
+def _question(prompt: Prompt) -> str:
+    """The last of what the row's user says, but for its pictures; empty where the row does not tell."""
+    asked = prompt.row.get("prompt", "")
+    if isinstance(asked, list):
+        said = [message.get("content") for message in asked if message.get("role") == "user"]
+        asked = said[-1] if said else ""
+    return _words(_PICTURE.split(asked)[-1]) if isinstance(asked, str) else ""
+
+
+def _words(text: str) -> str:
+    """With single spaces, for templates strip and indent."""
+    return " ".join(text.split())

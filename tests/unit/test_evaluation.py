@@ -12,11 +12,14 @@ import pytest
 import yaml
 
 from tandem.cli import main
-from tandem.evaluation.answered import Answered
+from tandem.errors import UserError
+from tandem.evaluation.answered import Answered, check_same_prompts
 from tandem.evaluation.estimates import best_of, estimates, majority_of
 from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval
 from tandem.evaluation.paired import compare, detectable, p_value
 from tandem.evaluation.summary import summarize
+from tandem.rollout.transcript import trajectory_without_turns
+from tandem.types import Group, Prompt, Status
 
 UNIT = Interval(0.0, 1.0)
 
@@ -188,10 +191,33 @@ def test_answers_to_other_prompts_are_refused(config: str, tmp_path: Path, capsy
     rows = val.read_text().splitlines(keepends=True)
     val.write_text("".join(rows[:5]))
     assert main(["eval", config, *SAMPLED, "--against", str(answers)]) == 2
-    told = f"--against {answers}: it has 6 prompts, and data.val_files 5; compare over the same rows"
+    told = (
+        f"--against {answers}: it has 6 prompts, and the configuration's validation data 5; compare over the same rows"
+    )
     assert told in capsys.readouterr().err
     val.write_text("".join(reversed(rows)))
     assert main(["eval", config, *SAMPLED, "--against", str(answers)]) == 2
     assert f"--against {answers}: row 0 has data source and ground truth ('sort4', " in capsys.readouterr().err
     assert main(["eval", config, *SAMPLED, "--against", str(val)]) == 2
     assert f"{val}: not a file of trajectories" in capsys.readouterr().err
+
+
+def asked(index: int, question: str, text: str = "") -> Prompt:
+    row = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]}
+    return Prompt(index, np.zeros(0, np.int32), text or f"<user>{question}<end>", "letters", "B", row)
+
+
+def against(saved: list[Prompt], prompts: list[Prompt]) -> None:
+    groups = [Group([trajectory_without_turns(prompt, 0, Status.COMPLETED, "")], []) for prompt in saved]
+    check_same_prompts(groups, prompts, Path("a.parquet"))
+
+
+def test_questions_with_the_same_ground_truth_are_told_apart() -> None:
+    """Ground truths that are letters say little."""
+    rows = [asked(0, "Which  is\nred?"), asked(1, "Which is blue?")]
+    against(rows, rows)
+    against([asked(0, "", "[INST] Which is red? [/INST]"), asked(1, "", "[INST] Which is blue? [/INST]")], rows)
+    against([asked(0, "", "&lt;1"), asked(1, "", "&lt;2")], rows)  # a template that writes what is asked in its own way
+    for saved in ([asked(0, "Which is blue?"), asked(1, "Which is red?")], [rows[0], asked(1, "Which is green?")]):
+        with pytest.raises(UserError, match=r"row [01] asks something else there than 'Which is"):
+            against(saved, rows)
