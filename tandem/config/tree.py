@@ -115,6 +115,17 @@ class VideosConfig(Section):
         return self
 
 
+class RowCacheConfig(Section):
+    """Where tokenised rows of large files are kept, from which they are read through a memory map (docs/data.md)."""
+
+    directory: LocalPath | None = None
+    """Runs may share it, and it may be deleted at any time. Default: `~/.cache/tandem/rows`."""
+    files_from_mib: NonNegativeFloat | None = 4.0
+    """Smaller files are tokenised at each start and kept in memory; null: all files are."""
+    workers: PositiveInt | None = None
+    """Processes that tokenise. Default: as many as CPUs that the command may use."""
+
+
 class DataFilesConfig(Section):
     """Parquet or JSON-lines (also .gz), and ids of the Hub: `hub:OWNER/NAME/CONFIGURATION[SPLIT]`."""
 
@@ -125,6 +136,7 @@ class DataFilesConfig(Section):
     on_bad_row: Literal["error", "skip"] = "error"
     images: ImagesConfig = ImagesConfig()
     videos: VideosConfig = VideosConfig()
+    cache: MayChange[RowCacheConfig] = RowCacheConfig()
 
     @property
     def train_paths(self) -> list[Path]:

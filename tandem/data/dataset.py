@@ -1,17 +1,21 @@
 """Rows to ask, flat or in verl's form -> Prompt. docs/data.md has a table of the columns."""
 
+import json
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
 from tandem.data.chat import Messages, encode, messages_of, render
+from tandem.data.packed import Packed, PackedItems
 from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
 from tandem.errors import UserError
@@ -24,12 +28,13 @@ Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
 UNSUPPORTED = ("tools",)
 """Columns of the verl format that change what the prompt means."""
+_CACHE = Path("~/.cache/tandem/rows")
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 """Until the first line of progress, and between two."""
 
 
 class Dataset(ABC, Generic[Item, Config]):
-    """The rows of some data files, each checked and tokenised at construction.
+    """The rows of some data files, each checked and tokenised at construction, or once and for all (`data.cache`).
 
     Raises UserError for unreadable files, for bad rows if `config.on_bad_row` is "error", when no row is left, and for
     pictures that the model does not see. `pictures` prepares them; without it there may be none.
@@ -48,40 +53,109 @@ class Dataset(ABC, Generic[Item, Config]):
         self._tokenizer = tokenizer
         self._pictures = pictures
         self._config: Config = config
-        self._items: list[Item] = []
-        formats: Counter[str] = Counter()
-        bad: list[str] = []
-        say_at = time.monotonic() + _FIRST_LINE_S
-        self.items_of_files: list[int] = []
-        """Items that each file gave, in the order of the files."""
+        self._count = 0
+        self._parts: list[Sequence[Item]] = []
+        """Of each file."""
+        self._ends: list[int] = []
+        """Items of the files up to each."""
+        self._kinds: dict[str, tuple[int, int]] = {}
+        whole, bad = Summary(), list[str]()
         for path in data_files:
-            items_before = len(self)
-            for number, row in read_rows(path):
-                if time.monotonic() > say_at:
-                    print(f"{path.name}: {number:,} rows read", flush=True)
-                    say_at = time.monotonic() + _LINE_S
-                try:
-                    row_format, items = self.read(row, path.parent)
-                except BadRow as error:
-                    bad.append(f"{path}, row {number}: {error}")
-                else:
-                    formats[row_format] += 1
-                    self._items.extend(items)
-            self.items_of_files.append(len(self) - items_before)
-        if bad and (config.on_bad_row == "error" or not self._items):
-            mend = "mend them, or leave them out with data.on_bad_row=skip" if self._items else "no usable row is left"
+            part, summary = self._load(path)
+            self._parts.append(part)
+            self._count = whole.items + len(part)
+            self._ends.append(self._count)
+            bad += [f"{path}, row {number}: {reason}" for number, reason in summary.first_bad]
+            whole.extend(summary)
+        self._kinds = whole.kinds
+        if whole.bad and (config.on_bad_row == "error" or not len(self)):
+            mend = "mend them, or leave them out with data.on_bad_row=skip" if len(self) else "no usable row is left"
             first = "\n  ".join(bad[:10])
-            raise UserError(f"{len(bad):,} of {len(bad) + len(self):,} rows are bad; {mend}. The first:\n  {first}")
-        self.skipped = len(bad)
-        found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in formats.items())
-        skipped = f"{len(bad):,} skipped" + (f", the first: {bad[0]}" if bad else "")
+            raise UserError(f"{whole.bad:,} of {whole.bad + len(self):,} rows are bad; {mend}. The first:\n  {first}")
+        self.skipped = whole.bad
+        found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in whole.formats.items())
+        skipped = f"{whole.bad:,} skipped" + (f", the first: {bad[0]}" if bad else "")
         self.description = f"{', '.join(path.name for path in data_files)}: {found}; {skipped}"
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
     def __getitem__(self, index: int) -> Item:
-        return self._items[index]
+        index += len(self) if index < 0 else 0
+        part = bisect_right(self._ends, index)
+        return self._parts[part][index - (self._ends[part - 1] if part else 0)]
+
+    @property
+    def items_of_files(self) -> list[int]:
+        """Items that each file gave, in the order of the files."""
+        return [len(part) for part in self._parts]
+
+    @property
+    def kinds(self) -> list[tuple[Item, int]]:
+        """Of items whose rows are alike in all that is checked before a run: the first one, and how many there are."""
+        return [(self[first], count) for first, count in self._kinds.values()]
+
+    def _load(self, path: Path) -> tuple[Sequence[Item], Summary]:
+        """The items of a file: of a large one in a memory map, where the cache can hold them."""
+        cache, made_of = self._config.cache, self._made_of()
+        if made_of is not None and _is_large(path, cache.files_from_mib):
+            found = RowCache(cache.directory or _CACHE, cache.workers).find_or_make(path, self._reader(), made_of)
+            if found is not None:
+                arrow, summary = found
+                return PackedItems(arrow, summary.sizes, self.unpack, len(self)), summary
+        return self._read_into_memory(path)
+
+    def _read_into_memory(self, path: Path) -> tuple[list[Item], Summary]:
+        part, summary = list[Item](), Summary()
+        say_at = time.monotonic() + _FIRST_LINE_S
+        for number, row in read_rows(path):
+            if time.monotonic() > say_at:
+                print(f"{path.name}: {number:,} rows read", flush=True)
+                say_at = time.monotonic() + _LINE_S
+            try:
+                row_format, items = self.read(row, path.parent)
+            except BadRow as error:
+                summary.add_bad(number, str(error))
+                continue
+            summary.formats[row_format] = summary.formats.get(row_format, 0) + 1
+            for item in items:
+                summary.add_item(self.kind(item))
+            part.extend(items)
+            self._count += len(items)
+        return part, summary
+
+    def _made_of(self) -> str | None:
+        """What items depend on besides their files; None where these are not to be cached: with pictures, which are
+        stored elsewhere, and of classes and tokenizers whose code is not known here."""
+        tokenizer = tokenizer_of(self._tokenizer)
+        kind = type(self)
+        if tokenizer is None or self._sees or not kind.__module__.startswith("tandem."):
+            return None
+        limits = self._config.model_dump(include={"max_prompt_tokens", "max_tokens"})
+        return json.dumps([f"{kind.__module__}.{kind.__name__}", limits, tokenizer])
+
+    def _reader(self) -> Self:
+        """This data set without items, for another process."""
+        reader = copy(self)
+        reader._parts, reader._ends, reader._count = [], [], 0
+        return reader
+
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
+        """As `read`, of which nothing but the places of the items is lost. Raises BadRow and NotPackable."""
+        row_format, items = self.read(row, folder)
+        return row_format, [(self.pack(item), self.kind(item)) for item in items]
+
+    @abstractmethod
+    def pack(self, item: Item, /) -> Packed:
+        """All of an item but its place. Raises NotPackable."""
+
+    @abstractmethod
+    def unpack(self, packed: Packed, index: int, /) -> Item:
+        """The item again, at a place in the data set."""
+
+    def kind(self, item: Item, /) -> str:
+        """Equal for items whose rows are alike in all that is checked before a run."""
+        return ""
 
     def read(self, row: Row | BadRow, folder: Path) -> tuple[str, Sequence[Item]]:
         """The format of a row, and what is made of it, without taking it in. `folder`: that of its file. Raises
@@ -151,12 +225,44 @@ def length_of(token_ids: Sequence[int] | IntArray, pictures: Sequence[Picture]) 
     return f"{len(token_ids):,} tokens long" + (f", {own:,} of them for its pictures" if own else "")
 
 
+def _is_large(path: Path, mib: float | None) -> bool:
+    """False also of what cannot be read, which is told where it is read."""
+    try:
+        return mib is not None and path.is_file() and path.stat().st_size >= mib * 2**20
+    except OSError:
+        return False
+
+
+def _shape(value: Any) -> Any:
+    """The keys of a row, and of what is in it."""
+    if not isinstance(value, Mapping):
+        return None
+    return {str(key): _shape(inner) for key, inner in cast(Mapping[Any, Any], value).items()}
+
+
 class RLHFDataset(Dataset[Prompt, DataConfig]):
     """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
 
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        return self._items
+    def pack(self, item: Prompt, /) -> Packed:
+        """Raises NotPackable where JSON has no form for the row, or a different one."""
+        try:
+            whole = json.dumps([item.text, item.row], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            whole = "null"
+        if item.pictures or json.loads(whole) != [item.text, item.row]:
+            raise NotPackable("a row has pictures, or a value that JSON has no form for")
+        return Packed((item.token_ids,), whole)
+
+    def unpack(self, packed: Packed, index: int, /) -> Prompt:
+        text, row = json.loads(packed.text)
+        return Prompt(index, packed.arrays[0], text, row.get("data_source") or "default", ground_truth_of(row), row)
+
+    def kind(self, item: Prompt, /) -> str:
+        has_video = any(picture.step for picture in item.pictures)
+        row = item.row
+        return json.dumps(
+            [item.data_source, item.ground_truth is None, str(row.get("agent_name")), has_video, _shape(row)]
+        )
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Prompt]]:
         templated = not isinstance(row.get("prompt"), str)

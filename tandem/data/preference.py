@@ -2,12 +2,14 @@
 RatedAnswer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.config.tree import DpoConfig
+from tandem.data.packed import Packed
 from tandem.data.rows import BadRow, Row, cell
-from tandem.data.sft import DemonstrationDataset
+from tandem.data.sft import DemonstrationDataset, unpack_demonstration
 from tandem.types import Demonstration, Preference, RatedAnswer
 
 Item = TypeVar("Item")
@@ -30,6 +32,14 @@ class PreferenceDataset(AnswersDataset[Preference]):
     or line break in it.
     """
 
+    def pack(self, item: Preference, /) -> Packed:
+        chosen, rejected = (self._pack_demonstration(answer) for answer in (item.chosen, item.rejected))
+        return Packed((*chosen.arrays, *rejected.arrays), item.margin.hex())
+
+    def unpack(self, packed: Packed, index: int, /) -> Preference:
+        chosen, rejected = (unpack_demonstration(arrays, index) for arrays in (packed.arrays[:3], packed.arrays[3:]))
+        return Preference(chosen, rejected, float.fromhex(packed.text))
+
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Preference]]:
         answers = _two_answers(row)
         margin = row.get("margin") or 0.0
@@ -43,19 +53,25 @@ class RatedDataset(AnswersDataset[RatedAnswer]):
     """`prompt` and `completion`, or `messages`, and in `label` whether the answer is good; of a row with `chosen` and
     `rejected` two, the better one good and the other bad."""
 
+    def pack(self, item: RatedAnswer, /) -> Packed:
+        return self._pack_demonstration(item.answer, "good" if item.desirable else "bad")
+
+    def unpack(self, packed: Packed, index: int, /) -> RatedAnswer:
+        return RatedAnswer(unpack_demonstration(packed.arrays, index), packed.text == "good")
+
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[RatedAnswer]]:
         if row.get("label") is None and row.get("chosen") is not None:
             better, worse = _two_answers(row)
-            return _pair_format(row), [self._rated(better, folder, True), self._rated(worse, folder, False)]
+            return _pair_format(row), [self._rated(better, folder, True), self._rated(worse, folder, False, place=1)]
         good = cell(row, "label", bool)
         columns = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
         return f"{columns} + `label`", [self._rated(row, folder, good)]
 
-    def _rated(self, row: Row, folder: Path, good: bool, /) -> RatedAnswer:
+    def _rated(self, row: Row, folder: Path, good: bool, /, place: int = 0) -> RatedAnswer:
         answer = self._answer(row, folder)
         if any(picture.place >= len(answer.prompt_ids) for picture in answer.pictures):
             raise BadRow("a picture comes after the first answer; kto pairs the prompt with other rows' answers")
-        return RatedAnswer(answer, good)
+        return RatedAnswer(replace(answer, index=len(self) + place), good)
 
 
 def dataset_of(config: DpoConfig) -> type[PreferenceDataset] | type[RatedDataset]:

@@ -4,9 +4,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +17,7 @@ from tandem.files import ROW_ENDINGS
 Row = dict[str, Any]
 _PICTURED = ("images", "image", "videos")
 """Columns of pictures."""
+ROWS_PER_CHUNK = 1024
 _SHORT = 4096
 """Texts below this length stay where pictures go: paths, and keys of stored ones."""
 Value = TypeVar("Value")
@@ -31,26 +32,63 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
 
     A line that is no JSON object comes as a BadRow. Raises UserError when the file cannot be read, or holds no rows.
     """
+    for chunk in read_chunks(path):
+        yield from chunk.rows()
+
+
+class Chunk(NamedTuple):
+    """Neighbouring rows as they are in a file, which another process can take apart."""
+
+    path: Path
+    first: int
+    """The number of the first one."""
+    content: list[Any] | pa.RecordBatch
+    """Lines of JSON, objects, or a batch."""
+
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """Numbers and rows, without empty lines. Raises UserError where a batch holds what is no value of its type."""
+        try:
+            listed: list[Any] = self.content if isinstance(self.content, list) else self.content.to_pylist()
+        except (ValueError, pa.ArrowException) as error:
+            raise unreadable(self.path, self.first - 1, error) from error
+        for number, row in enumerate(listed, start=self.first):
+            if not isinstance(row, bytes):
+                yield number, row
+            elif row.strip():
+                yield number, _parse_line(row)
+
+
+def unreadable(path: Path, number: int, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be read after row {number} ({error}); make or copy the file again")
+
+
+def read_chunks(path: Path) -> Iterator[Chunk]:
+    """The rows of a file, about `ROWS_PER_CHUNK` at a time. Raises UserError as `read_rows`."""
     name = path.name.lower()
     if not name.endswith(ROW_ENDINGS):
         raise UserError(f"{path}: data files end in .parquet, .jsonl or .json (one object a line), .jsonl.gz, .json.gz")
-    number = 0
+    number, has_rows = 0, False
     try:
-        for number, row in _read_parquet(path) if name.endswith(".parquet") else _read_json_lines(path):
-            yield number, row
+        for content in _read_parquet(path) if name.endswith(".parquet") else _read_json_lines(path):
+            has_rows = has_rows or _has_rows(content)
+            yield Chunk(path, number + 1, content)
+            number += len(content)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file (relative paths start at {Path.cwd()})") from error
     except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read after row {number} ({error}); make or copy the file again") from error
-    if number == 0:
+        raise unreadable(path, number, error) from error
+    if not has_rows:
         raise UserError(f"{path}: the file holds no rows; write it again, or take it out of the configuration")
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+def _has_rows(content: list[Any] | pa.RecordBatch) -> bool:
+    return not isinstance(content, list) or any(not isinstance(row, bytes) or row.strip() for row in content)
+
+
+def _read_parquet(path: Path) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         pictured = any(_may_hold_pictures(field) for field in file.schema_arrow)
-        batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=16 if pictured else 1024))
-        yield from enumerate(chain.from_iterable(batches), start=1)
+        yield from file.iter_batches(batch_size=16 if pictured else ROWS_PER_CHUNK)
 
 
 def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
@@ -58,16 +96,17 @@ def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
     return field.name in _PICTURED or any(word in str(field.type) for word in ("binary", "image", "video"))
 
 
-def _read_json_lines(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
+def _read_json_lines(path: Path) -> Iterator[list[Any]]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
         first = lines.readline()
         if path.suffix.lower() == ".json" and first.strip() in (b"{", b"["):  # one object, or a list, over many lines
             value = json.loads(first + lines.read())
-            yield from enumerate(value if isinstance(value, list) else [value], start=1)
+            whole: list[Any] = value if isinstance(value, list) else [value]
+            yield from (whole[at : at + ROWS_PER_CHUNK] for at in range(0, len(whole), ROWS_PER_CHUNK))
             return
-        for number, line in enumerate(chain([first], lines), start=1):
-            if line.strip():
-                yield number, _parse_line(line)
+        all_lines = chain([first], lines)
+        while chunk := list(islice(all_lines, ROWS_PER_CHUNK)):
+            yield chunk
 
 
 def _parse_line(line: bytes) -> Row | BadRow:

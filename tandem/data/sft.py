@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tandem.config.tree import SftDataConfig
+from tandem.data.cache import NotPackable
 from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.dataset import Dataset, length_of
+from tandem.data.packed import Array, Packed
 from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
 from tandem.pictures.sources import VIDEO_PART
@@ -27,6 +29,11 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     demonstration of its own, after the conversation as the policy will be shown it then. Strings: prompt and completion
     are tokenised apart, and the completion ends with the EOS token.
     """
+
+    def _pack_demonstration(self, item: Demonstration, text: str = "") -> Packed:
+        if item.pictures:
+            raise NotPackable("a row has pictures")
+        return Packed((item.prompt_ids, item.response_ids, item.loss_mask), text)
 
     def _demonstrations(self, row: Row, folder: Path) -> tuple[str, list[Demonstration]]:
         row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
@@ -58,7 +65,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             raise BadRow("the tokenizer makes no token of the prompt, or none of the answer")
         if any(learned[picture.place] for picture in placed):
             raise BadRow("an answer has a picture in it, which no policy can say")
-        return Demonstration(len(self._items) + number, tokens[:cut], tokens[cut:], learned[cut:], placed)
+        return Demonstration(len(self) + number, tokens[:cut], tokens[cut:], learned[cut:], placed)
 
     def _encode_strings(self, prompt: str, completion: str) -> tuple[list[int], BoolArray]:
         prompt_ids = encode(self._tokenizer, prompt, special_tokens=True)
@@ -108,8 +115,19 @@ def _pictures_in(messages: Messages) -> int:
     return sum(part["type"] in ("image", VIDEO_PART) for content in parts for part in content)
 
 
+def unpack_demonstration(arrays: Sequence[Array], index: int) -> Demonstration:
+    prompt_ids, response_ids, loss_mask = arrays
+    return Demonstration(index, prompt_ids, response_ids, loss_mask)
+
+
 class SftDataset(DemonstrationDataset[Demonstration]):
     """Rows to imitate."""
+
+    def pack(self, item: Demonstration, /) -> Packed:
+        return self._pack_demonstration(item)
+
+    def unpack(self, packed: Packed, index: int, /) -> Demonstration:
+        return unpack_demonstration(packed.arrays, index)
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Demonstration]]:
         return self._demonstrations(row, folder)

@@ -54,12 +54,15 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     if not isinstance(config, SftConfig):
         for key in ("teacher_path", "reward_model_path"):
             _catch(problems, _check_tokenizer, config.model, key, tokenizer)
-        data = {key: dataset.prompts for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
+        kinds = {key: dataset.kinds for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
+        data = {key: [prompt for prompt, _ in of_key] for key, of_key in kinds.items()}
+        counts = {key: [count for _, count in of_key] for key, of_key in kinds.items()}
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
             _catch(problems, _check_videos, config.generation, config.conversation, prompts, key=key)
         sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
-        _catch(problems, check_functions, config.reward, [] if config.judged_elsewhere else sorted(sources), data)
+        judged = [] if config.judged_elsewhere else sorted(sources)
+        _catch(problems, check_functions, config.reward, judged, data, counts)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):

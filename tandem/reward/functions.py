@@ -136,12 +136,16 @@ class Call:
 
 
 def check_functions(
-    config: RewardConfig, data_sources: Iterable[str], data: Mapping[str, Sequence[Prompt]] | None = None
+    config: RewardConfig,
+    data_sources: Iterable[str],
+    data: Mapping[str, Sequence[Prompt]] | None = None,
+    counts: Mapping[str, Sequence[int]] | None = None,
 ) -> list[RewardFunction]:
     """The functions that a run may call; raises one UserError that lists everything wrong with `reward.functions`.
 
     `data` holds the prompts whose answers will be scored, by where they are from (`data.train_files`): each must have
-    the columns that the functions need, and some a ground truth where a built-in function reads it.
+    the columns that the functions need, and some a ground truth where a built-in function reads it. `counts` says how
+    many prompts each of `data` stands for, default one.
     """
     named: list[tuple[str, dict[str, Any]]] = [
         (f, {}) if isinstance(f, str) else (f.function, f.model_dump(exclude={"function"})) for f in config.functions
@@ -162,7 +166,7 @@ def check_functions(
     if missing:
         problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
     for where, prompts in (data or {}).items():
-        problems += _absent_columns(functions, where, prompts)
+        problems += _absent_columns(functions, where, prompts, (counts or {}).get(where) or [1] * len(prompts))
         for reference in sorted({function.reference for function in functions} & set(BUILT_IN.values())):
             scored = [prompt for prompt in prompts if named or BUILT_IN.get(prompt.data_source) == reference]
             problems += _absent_ground_truth(reference, where, scored)
@@ -171,14 +175,18 @@ def check_functions(
     return functions
 
 
-def _absent_columns(functions: Sequence[RewardFunction], where: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """What to say of each column that a function needs and that rows of `where` lack."""
-    count = len(prompts)
+def _absent_columns(
+    functions: Sequence[RewardFunction], where: str, prompts: Sequence[Prompt], counts: Sequence[int]
+) -> Iterator[str]:
+    """What to say of each column that a function needs and that rows of `where` lack; each prompt stands for so many
+    of `counts`."""
+    count = sum(counts)
     for function in functions:
         for column in function.needed_columns():
             lacking = [prompt for prompt in prompts if not _has_column(prompt, column)]
             if lacking:
-                rows = "no row has" if len(lacking) == count else f"{len(lacking):,} of {count:,} rows lack"
+                lack = sum(n for prompt, n in zip(prompts, counts, strict=True) if not _has_column(prompt, column))
+                rows = "no row has" if lack == count else f"{lack:,} of {count:,} rows lack"
                 has = ", ".join(lacking[0].row) or "no columns"
                 inside = any(_has_column(prompt, f"extra_info.{column}") for prompt in lacking)
                 mend = _read_extra_info(function, column) if inside else "add the column"

@@ -57,8 +57,8 @@ def test_every_row_that_the_page_shows_is_read(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in page.split("```json\n")[1].split("\n```")[0].splitlines()]
     dataset = load(tmp_path, rows, DataConfig(train_files=[], max_prompt_tokens=200))
     assert dataset.description.endswith(": 1 verl rows, 1 `prompt` + `data_source` rows, 1 `prompt` rows; 0 skipped")
-    assert [prompt.ground_truth for prompt in dataset.prompts] == ["5"] * 3
-    assert [prompt.data_source for prompt in dataset.prompts] == ["openai/gsm8k", "sums", "default"]
+    assert [prompt.ground_truth for prompt in dataset] == ["5"] * 3
+    assert [prompt.data_source for prompt in dataset] == ["openai/gsm8k", "sums", "default"]
 
 
 def test_special_tokens_are_added_once(tmp_path: Path) -> None:

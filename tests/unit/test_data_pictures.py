@@ -55,7 +55,7 @@ def refused(tmp_path: Path, row: dict[str, Any], **images: Any) -> str:
 def test_a_verl_row_has_keys_and_places_and_no_pixels(tmp_path: Path) -> None:
     images = [{"bytes": PNG, "path": None}, {"bytes": encoded(picture(28, 84, 1)), "path": "b.png"}]
     file = parquet(tmp_path / "rows.parquet", [verl_row("<image>What? <image>Why?", images=images)])
-    (prompt,) = load(tmp_path, file).prompts
+    (prompt,) = load(tmp_path, file)
     assert [p.grid for p in prompt.pictures] == [(1, 2), (1, 3)]
     for p in prompt.pictures:
         rows, columns = p.grid
@@ -85,7 +85,7 @@ def test_every_way_to_give_a_picture_is_the_same_picture(tmp_path: Path) -> None
         {"prompt": [user([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}])]},
         {"prompt": [user("?")], "images": [text]},  # no placeholder: before the text, as in TRL
     ]
-    prompts = load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows)).prompts
+    prompts = load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows))
     assert len({(p.token_ids.tobytes(), p.pictures) for p in prompts}) == 1
     assert prompts[0].pictures[0].grid == (1, 2)
 
@@ -102,7 +102,7 @@ def test_base64_about_as_long_as_a_path_may_be(tmp_path: Path) -> None:
 def test_a_picture_alone_is_a_prompt(tmp_path: Path) -> None:
     part = {"type": "image", "image": base64.b64encode(PNG).decode()}
     rows = [{"prompt": [user([{**part, **rest}])]} for rest in ({}, {"text": ""}, {"text": 5})]
-    assert [len(p.pictures) for p in load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows)).prompts] == [1, 1, 1]
+    assert [len(p.pictures) for p in load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows))] == [1, 1, 1]
 
 
 def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> No
     texts = [base64.b64encode(data).decode() for data in files]
     system = {"role": "system", "content": "See <image>"}
     row = {"prompt": [system, user("<image><image>"), {**ANSWER, "content": "<image>"}, user("?")], "images": texts}
-    (prompt,) = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row])).prompts
+    (prompt,) = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row]))
     assert [p.grid for p in prompt.pictures] == [(1, 1), (1, 2), (1, 3)]
     assert prompt.text.count("<|image_pad|>") == 3 and "<image>" in prompt.text, "an answer's text stays as it is"
 
@@ -118,7 +118,7 @@ def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> No
 def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
     row = {"prompt": [user("<img> is a tag")], "images": []}
     parts = {"prompt": [user([{"type": "text", "text": "<img> is "}, {"type": "text", "text": "a tag"}])]}
-    first, second = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row, parts])).prompts
+    first, second = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row, parts]))
     assert "<img> is a tag" in first.text and first.text == second.text and first.pictures == ()
     assert not (tmp_path / "store").exists()
 
@@ -170,7 +170,7 @@ def test_limits(tmp_path: Path) -> None:
     row = verl_row("<image><image>", images=[base64.b64encode(encoded(picture(28, 112, n))).decode() for n in (1, 2)])
     assert "take 8 tokens; data.images.max_image_tokens is 7" in refused(tmp_path, row, max_image_tokens=7)
     file = tmp_path / "rows.jsonl"
-    assert [p.grid for p in load(tmp_path, file, max_pixels=2 * 28 * 28).prompts[0].pictures] == [(1, 2)] * 2
+    assert [p.grid for p in load(tmp_path, file, max_pixels=2 * 28 * 28)[0].pictures] == [(1, 2)] * 2
     assert "more than data.images.max_source_pixels, 3,000" in refused(tmp_path, row, max_source_pixels=3_000)
     assert "data.images.max_pixels: 700 is less" in refused(tmp_path, row, max_pixels=700)
     with pytest.raises(UserError, match=r"tokens long, 8 of them for its pictures; data.max_prompt_tokens is 30"):
@@ -202,7 +202,7 @@ def test_a_model_without_pictures_is_told_once(tmp_path: Path) -> None:
     ):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures)
     other = write_lines(tmp_path / "other.jsonl", [verl_row("<image>", image="python:3.11")])
-    (prompt,) = RLHFDataset([other], TOKENIZER, DataConfig(), pictures).prompts
+    (prompt,) = RLHFDataset([other], TOKENIZER, DataConfig(), pictures)
     assert prompt.row["image"] == "python:3.11" and prompt.pictures == ()
 
 
@@ -296,8 +296,8 @@ def test_a_thousand_rows_with_damaged_pictures(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(kept) == 900 and kept.skipped == 100
-    assert {int(p.row["extra_info"]["answer"]) for p in kept.prompts} == set(range(1, 1001)) - set(expected)
-    assert len({p.pictures[0].key for p in kept.prompts}) == 180
+    assert {int(p.row["extra_info"]["answer"]) for p in kept} == set(range(1, 1001)) - set(expected)
+    assert len({p.pictures[0].key for p in kept}) == 180
     assert pictures._preparer.decoded == 0, "the first start has stored them"
     assert peak < 16 << 20, peak
 

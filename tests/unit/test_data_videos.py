@@ -56,7 +56,7 @@ def test_a_row_has_keys_places_and_times_and_no_pixels(tmp_path: Path) -> None:
     row = verl_row("<image>What?<video>Why?", images=frames[:1], videos=[frames])
     pq.write_table(pa.Table.from_pylist([row]), file)
     dataset = RLHFDataset([file], TOKENIZER, DataConfig(), pictures_of(tmp_path))
-    (prompt,) = dataset.prompts
+    (prompt,) = dataset
     still, *steps = prompt.pictures
     assert still.step is None and still.grid == (1, 2) and prompt.token_ids[still.place] == IMAGE_ID
     assert [step.step for step in steps] == [VideoStep(0, 0), VideoStep(1, 0), VideoStep(2, 3)]
@@ -81,7 +81,7 @@ def test_every_way_to_give_a_video_is_the_same_video(tmp_path: Path) -> None:
         {"prompt": [user([{"type": "video", "video": frames}, {"type": "text", "text": "?"}])]},
         {"prompt": [user("?")], "videos": [frames]},  # no placeholder: before the text
     ]
-    prompts = load(tmp_path, *rows).prompts
+    prompts = load(tmp_path, *rows)
     assert len({(p.token_ids.tobytes(), p.pictures) for p in prompts}) == 1 and len(prompts[0].pictures) == 2
 
 
@@ -105,7 +105,7 @@ def test_times_are_text_to_qwen3_vl(tmp_path: Path) -> None:
     pictures = pictures_of(tmp_path, "qwen3_vl")
     TOKENIZER.save_pretrained(tmp_path / "qwen3_vl")
     file = write_lines(tmp_path / "rows.jsonl", [verl_row("Of <video>?", videos=[{"frames": TEXTS, "fps": 2.5}])])
-    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures)
     told = "".join(TOKENIZER.convert_ids_to_tokens(prompt.token_ids.tolist()))
     pads = "<|vision_start|><|video_pad|><|video_pad|><|vision_end|>"
     assert f"Of <0.2 seconds>{pads}<1.0 seconds>{pads}<1.6 seconds>{pads}?" in told
@@ -121,7 +121,7 @@ def test_limits_of_all_frames_together(tmp_path: Path) -> None:
     (tmp_path / "qwen3_vl/video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     frames = [base64.b64encode(encoded(picture(280, 280, seed))).decode() for seed in range(8)]
     file = write_lines(tmp_path / "rows.jsonl", [verl_row("<video>?", videos=[frames[:n]]) for n in (2, 8)])
-    first, second = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    first, second = RLHFDataset([file], TOKENIZER, DataConfig(), pictures)
     assert [first.pictures[0].grid, second.pictures[0].grid] == [(4, 4), (2, 2)]
 
 
@@ -131,14 +131,14 @@ def test_frames_are_chosen_evenly() -> None:
 
 def test_limits(tmp_path: Path) -> None:
     row = verl_row("<video>?", videos=[TEXTS])
-    (prompt,) = load(tmp_path, row, max_frames=2).prompts
+    (prompt,) = load(tmp_path, row, max_frames=2)
     (step,) = prompt.pictures
     ends = np.concatenate([np.asarray(picture(28, 56, seed)) for seed in (0, 4)])
     assert (PictureStore(tmp_path / "store").read(step.key) == ends).all()
     assert prompt.row["videos"][0]["fps"] == 2.0 * 2 / 5
-    (prompt,) = load(tmp_path, row, min_pixels=4 * 784).prompts
+    (prompt,) = load(tmp_path, row, min_pixels=4 * 784)
     assert {step.grid for step in prompt.pictures} == {(2, 3)}
-    (prompt,) = load(tmp_path, row, min_pixels=1, max_pixels=784).prompts
+    (prompt,) = load(tmp_path, row, min_pixels=1, max_pixels=784)
     assert {step.grid for step in prompt.pictures} == {(1, 1)}
     with pytest.raises(UserError, match=r"data.videos.max_pixels: 700 is less"):
         load(tmp_path, row, min_pixels=1, max_pixels=700)
@@ -174,7 +174,7 @@ def test_a_model_that_is_shown_none_is_told_once(tmp_path: Path, family: str, se
     with pytest.raises(UserError, match=rf"^the rows have videos, and .*model type {family}\) is shown none here; "):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures_of(tmp_path, family))
     text = write_lines(tmp_path / "text.jsonl", [verl_row("<video> is a tag")])
-    (prompt,) = RLHFDataset([text], TOKENIZER, DataConfig(), pictures_of(tmp_path, family)).prompts
+    (prompt,) = RLHFDataset([text], TOKENIZER, DataConfig(), pictures_of(tmp_path, family))
     assert "<video> is a tag" in prompt.text
 
 
@@ -182,7 +182,7 @@ def test_a_conversation_opens_with_a_video(tmp_path: Path) -> None:
     """In messages of rows there are keys alone; a video that something else shows is refused."""
     pictures = pictures_of(tmp_path)
     file = write_lines(tmp_path / "rows.jsonl", [verl_row("<image><video>?", images=TEXTS[:1], videos=[TEXTS])])
-    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures).prompts
+    (prompt,) = RLHFDataset([file], TOKENIZER, DataConfig(), pictures)
     stop: Any = TOKENIZER.convert_tokens_to_ids("<|end|>")
     lines = TemplateFormat(TOKENIZER, [stop], read_calls)
     transcript = Transcript(lines, prompt.row["prompt"], (), pictures)
@@ -193,11 +193,11 @@ def test_a_conversation_opens_with_a_video(tmp_path: Path) -> None:
 
 
 def test_where_videos_are_not_shown(tmp_path: Path) -> None:
-    prompts = load(tmp_path, verl_row("<video>?", videos=[TEXTS])).prompts
+    prompts = load(tmp_path, verl_row("<video>?", videos=[TEXTS]))
     with pytest.raises(UserError, match=r"rows have videos, which generation.type vllm is not shown yet; use native"):
         _check_videos(VllmGenerationConfig(type="vllm"), None, prompts)
     native, agent = NativeGenerationConfig(), EndpointEnvironmentConfig(type="endpoint", command="agent")
     with pytest.raises(UserError, match="rows have videos, which agents with a base URL are not shown yet"):
         _check_videos(native, ConversationConfig(environment=agent), prompts)
     _check_videos(native, None, prompts)
-    _check_videos(VllmGenerationConfig(type="vllm"), None, load(tmp_path, verl_row("?")).prompts)
+    _check_videos(VllmGenerationConfig(type="vllm"), None, load(tmp_path, verl_row("?")))

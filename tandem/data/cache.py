@@ -1,0 +1,314 @@
+"""Data files whose rows are tokenised once, by several processes, and kept on disk by what they were made of.
+
+    chunks of a file --processes--> batches of packed items --> <key>.arrow, then <key>.json: what is whole has it
+
+The key is a digest of the file's content, the tokenizer with its chat template, the kind of data set, the keys of the
+configuration that change its items, and the versions of what computes them. So nothing has to be invalidated: what has
+changed has another key.
+
+consumes:     chunks, read by this process
+produces:     the two files, batches in the order of the chunks
+waits for:    a process that is free; each has one chunk at a time
+unblocked by: results, and the end of a process, which is a RuntimeError
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from tandem.data.packed import Packed, checksum, pack
+from tandem.data.rows import BadRow, Chunk, Row, read_chunks
+from tandem.errors import UserError
+from tandem.files import replacing, write_text
+
+_FORMAT = 1
+_PACKAGES = ("tandem-rl", "transformers", "tokenizers", "jinja2")
+"""What computes items of rows."""
+_SHOWN = 10
+"""Bad rows that are kept with their reasons."""
+_START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.data.cache import main; main()"
+"""The process finds modules where its parent does, and does not run the parent's `__main__` again."""
+_FIRST_LINE_S, _LINE_S = 2.0, 10.0
+"""Until the first line of progress, and between two."""
+
+
+class NotPackable(Exception):
+    """An item that is not the same after it was packed."""
+
+
+class Reads(Protocol):
+    """A data set, as far as it reads rows."""
+
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
+        """The format of a row, and its items, each with its kind. Raises BadRow and NotPackable."""
+        ...
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a data set has to know of a file besides its items."""
+
+    items: int = 0
+    formats: dict[str, int] = field(default_factory=dict[str, int])
+    """Rows of each format."""
+    bad: int = 0
+    first_bad: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Number and reason of the first bad rows."""
+    kinds: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Of each kind of items: the place of the first one, and how many there are."""
+    sizes: list[int] = field(default_factory=list[int])
+    """Items of each batch."""
+
+    def add_bad(self, number: int, reason: str) -> None:
+        self.bad += 1
+        if len(self.first_bad) < _SHOWN:
+            self.first_bad.append((number, reason))
+
+    def add_item(self, kind: str) -> None:
+        first, count = self.kinds.get(kind, (self.items, 0))
+        self.kinds[kind] = first, count + 1
+        self.items += 1
+
+    def extend(self, other: "Summary") -> None:
+        """With what comes after."""
+        self.formats = dict(Counter(self.formats) + Counter(other.formats))
+        self.bad += other.bad
+        self.first_bad = [*self.first_bad, *other.first_bad][:_SHOWN]
+        for kind, (first, count) in other.kinds.items():
+            ours, before = self.kinds.get(kind, (self.items + first, 0))
+            self.kinds[kind] = ours, before + count
+        self.items += other.items
+        self.sizes += other.sizes
+
+
+class Part(NamedTuple):
+    """What was made of one chunk."""
+
+    batch: pa.RecordBatch | None
+    """None: there was no usable row."""
+    crc32: bytes
+    summary: Summary
+
+
+def make_part(reader: Reads, chunk: Chunk) -> Part:
+    """Raises NotPackable."""
+    summary, packed = Summary(), list[Packed]()
+    for number, row in chunk.rows():
+        try:
+            row_format, items = reader.pack_row(row, chunk.path.parent)
+        except BadRow as error:
+            summary.add_bad(number, str(error))
+            continue
+        summary.formats[row_format] = summary.formats.get(row_format, 0) + 1
+        for item, kind in items:
+            packed.append(item)
+            summary.add_item(kind)
+    if not packed:
+        return Part(None, b"", summary)
+    summary.sizes = [len(packed)]
+    batch = pack(packed)
+    return Part(batch, checksum(batch), summary)
+
+
+class RowCache:
+    """A directory of such files. Those that are not used any more may be deleted at any time."""
+
+    def __init__(self, directory: Path, workers: int | None) -> None:
+        """`workers`: processes that tokenise; None: as many as CPUs that this one may use."""
+        self._directory = directory.expanduser()
+        self._workers = workers or len(os.sched_getaffinity(0))
+
+    def find_or_make(self, path: Path, reader: Reads, made_of: str) -> tuple[Path, Summary] | None:
+        """The Arrow file of a data file's items, made where it is not there; None where they cannot be packed, or no
+        file can be written. `made_of` says what they depend on besides the file's content. Raises UserError where the
+        data file cannot be read."""
+        with _read_errors(path), path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        key = hashlib.sha256(json.dumps([_FORMAT, digest, path.suffix, made_of]).encode()).hexdigest()[:32]
+        arrow, described = self._directory / f"{key}.arrow", self._directory / f"{key}.json"
+        try:
+            if (summary := _read_summary(described, arrow)) is None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                with _alone(self._directory / f"{key}.lock"):
+                    if (summary := _read_summary(described, arrow)) is None:
+                        summary = self._make(path, reader, arrow)
+                        write_text(described, json.dumps(asdict(summary)))
+        except NotPackable as error:
+            print(f"{path.name}: {error}; its rows are tokenised at each start and kept in memory", flush=True)
+            return None
+        except OSError as error:
+            print(f"data.cache.directory: {error}; rows are tokenised at each start and kept in memory", flush=True)
+            return None
+        return arrow, summary
+
+    def _make(self, path: Path, reader: Reads, arrow: Path) -> Summary:
+        whole = Summary()
+        start = time.monotonic()
+        say_at = start + _FIRST_LINE_S
+        with replacing(arrow) as temporary, ExitStack() as stack:
+            writer: Any = None
+            parts = stack.enter_context(closing(self._parts(path, reader)))
+            for part in parts:
+                whole.extend(part.summary)
+                if part.batch is not None:
+                    if writer is None:
+                        writer = stack.enter_context(pa.ipc.new_file(str(temporary), part.batch.schema))
+                    writer.write_batch(part.batch, {"crc32": part.crc32.decode()})
+                if time.monotonic() > say_at:
+                    rate = whole.items / (time.monotonic() - start)
+                    print(f"{path.name}: {whole.items:,} rows tokenised, {rate:,.0f} a second", flush=True)
+                    say_at = time.monotonic() + _LINE_S
+            if writer is None:
+                stack.enter_context(pa.ipc.new_file(str(temporary), pa.schema([])))
+        return whole
+
+    def _parts(self, path: Path, reader: Reads) -> Generator[Part]:
+        chunks = read_chunks(path)
+        if self._workers == 1:
+            yield from (make_part(reader, chunk) for chunk in chunks)
+        else:
+            with ExitStack() as stack:
+                workers = [stack.enter_context(closing(_Worker(reader))) for _ in range(self._workers)]
+                yield from _in_order(workers, chunks)
+
+
+def _read_summary(described: Path, arrow: Path) -> Summary | None:
+    """None where there is none, or no file that it is of."""
+    try:
+        summary = Summary(**json.loads(described.read_text(encoding="utf-8")))
+        return summary if arrow.is_file() else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other run makes the same."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file (relative paths start at {Path.cwd()})") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+def tokenizer_of(tokenizer: Any) -> str | None:
+    """All that a tokenizer makes of texts and messages depends on, as text; None where nobody can tell."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not type(tokenizer).__module__.startswith("transformers."):
+        return None
+    template = str(tokenizer.chat_template)
+    today = date.today().isoformat() if "strftime_now" in template else ""
+    options = {
+        name: str(value)
+        for name, value in tokenizer.init_kwargs.items()
+        if name != "name_or_path" and not name.endswith("_file")
+    }
+    versions = [version(package) for package in _PACKAGES]
+    return json.dumps([type(tokenizer).__name__, backend.to_str(), template, today, options, versions], sort_keys=True)
+
+
+class _Worker:
+    """One process that makes parts of chunks."""
+
+    def __init__(self, reader: Reads) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        self.process = subprocess.Popen(
+            [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), *sys.path],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self.send(reader)
+
+    def send(self, what: Reads | Chunk) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells
+            self.connection.send(what)
+
+    def receive(self) -> Part:
+        """Raises what making it has raised, RuntimeError where the process has ended."""
+        try:
+            received = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise RuntimeError(f"a process that tokenises has ended: exit status {self.process.wait()}") from None
+        if isinstance(received, Exception):
+            raise received
+        return received
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _in_order(workers: list[_Worker], chunks: Iterable[Chunk]) -> Iterator[Part]:
+    """The parts of chunks. At most as many chunks as there are workers, and as many parts, are in memory at once."""
+    free, busy = list(workers), dict[Any, tuple[int, _Worker]]()
+    made: dict[int, Part] = {}
+    following = 0
+    for number, chunk in enumerate(chunks):
+        while not free or number - following >= 2 * len(workers):
+            _receive(busy, free, made)
+            while following in made:
+                yield made.pop(following)
+                following += 1
+        worker = free.pop()
+        worker.send(chunk)
+        busy[worker.connection] = number, worker
+    while busy:
+        _receive(busy, free, made)
+    yield from (made[number] for number in sorted(made))
+
+
+def _receive(busy: dict[Any, tuple[int, _Worker]], free: list[_Worker], made: dict[int, Part]) -> None:
+    """Wait for parts, and take them in."""
+    for connection in wait(list(busy)):
+        number, worker = busy.pop(connection)
+        made[number] = worker.receive()
+        free.append(worker)
+
+
+def main() -> None:
+    """The process: a reader, then chunks, until the other side ends."""
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    with closing(connection):
+        try:
+            reader = connection.recv()
+            while True:
+                connection.send(_tried(reader, connection.recv()))
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            return
+
+
+def _tried(reader: Reads, chunk: Chunk) -> Part | Exception:
+    try:
+        return make_part(reader, chunk)
+    except (NotPackable, UserError) as error:
+        return error
