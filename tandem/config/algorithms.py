@@ -40,7 +40,8 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _of_its_type(self) -> Self:
-        given = [key for key in ("adamw_lr", "momentum") if key in self.model_fields_set]
+        fields = type(self).model_fields  # a run's dumped configuration gives every key
+        given = [key for key in ("adamw_lr", "momentum") if getattr(self, key) != fields[key].default]
         if self.type != "muon" and given:
             raise ValueError(f"{given[0]} is of type: muon, not of {self.type}")
         return self
