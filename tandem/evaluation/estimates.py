@@ -26,16 +26,21 @@ def best_of(values: Sequence[float], k: int) -> float:
     return sum(value * (comb(i, k - 1) / ways) for i, value in enumerate(sorted(values)))
 
 
-def majority_of(predictions: Sequence[str | None], values: Sequence[float], k: int, rng: np.random.Generator) -> float:
+def majority_of(
+    predictions: Sequence[str | None], values: Sequence[float], k: int, rng: np.random.Generator | None = None
+) -> float:
     """The expected value of the prediction that most of k answers agree on, drawn without replacement.
 
     Equally frequent predictions share: each is taken equally often. No prediction (None) is one like any other. With k
-    answers in all it is exact, else a mean over random subsets.
+    answers in all it is exact, else a mean over random subsets, which `rng` draws.
     """
     known = {prediction: code for code, prediction in enumerate(dict.fromkeys(predictions))}
     codes = np.array([known[prediction] for prediction in predictions])
     worth = np.bincount(codes, np.asarray(values, float)) / np.bincount(codes)
-    drawn = codes[None] if k == len(codes) else rng.permuted(np.tile(codes, (_DRAWS, 1)), axis=1)[:, :k]
+    drawn = codes[None]
+    if k < len(codes):
+        assert rng is not None
+        drawn = rng.permuted(np.tile(codes, (_DRAWS, 1)), axis=1)[:, :k]
     votes = (drawn[:, :, None] == np.arange(len(known))).sum(1)
     wins = votes == votes.max(1, keepdims=True)
     return float(((wins * worth).sum(1) / wins.sum(1)).mean())

@@ -13,6 +13,7 @@ from tandem.config.tree import RolloutConfig
 from tandem.controller.assembly import ExperienceRoles
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
+from tandem.evaluation.estimates import majority_of
 from tandem.types import Group, Prompt, Score, StepMetrics
 from tandem.workers.rollout import EVAL, seeded_request
 
@@ -106,6 +107,4 @@ def _summarize_source(prompts: Sequence[Sequence[Score]]) -> StepMetrics:
 
 
 def _majority(scores: Sequence[Score]) -> float:
-    """Accuracy of the most frequent prediction; the earliest among equally frequent ones."""
-    winner = Counter(score.prediction for score in scores).most_common(1)[0][0]
-    return next(score.parts["acc"] for score in scores if score.prediction == winner)
+    return majority_of([score.prediction for score in scores], [score.parts["acc"] for score in scores], len(scores))

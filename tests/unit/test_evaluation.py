@@ -176,6 +176,8 @@ def test_two_evaluations_are_compared_prompt_by_prompt(
     metrics = found["data"]["sort4"]["metrics"]
     assert {*metrics} == {"reward/mean", "acc/mean", "acc/pass@2", "acc/pass@4", "acc/maj@4"}
     assert metrics["acc/mean"]["value"] == pytest.approx(found["val/sort4/acc/mean@4"])
+    assert metrics["acc/pass@4"]["value"] == pytest.approx(found["val/sort4/acc/best@4"])
+    assert metrics["acc/maj@4"]["value"] == pytest.approx(found["val/sort4/acc/maj@4"])
     assert found["against"]["data"]["sort4"]["acc/mean"]["p_value"] == 1
 
     assert main(["eval", config, *SAMPLED, "seed=1", "--against", str(answers), "--out", str(out)]) == 0
