@@ -24,7 +24,7 @@ class Sight(NamedTuple):
     frames: Callable[[Any, Pixels], Tensor] | None = None
     """As `pixels`, of two frames of a video, one stored below the other; None: the model is shown no videos."""
     stacked: bool = False
-    """The model takes features as one tensor `[1, tokens, hidden]`, not as a list."""
+    """The model takes features as one tensor `[tokens, 1, hidden]`, not as a list."""
 
     def features(self, body: Any, pixels: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Embeddings of all pictures, `[tokens, hidden]`, head to tail; then those of deeper layers, the same way."""
@@ -39,7 +39,9 @@ class Sight(NamedTuple):
 
     def embeddings(self, features: Tensor) -> Any:
         """`[tokens, hidden]` as the model takes them."""
-        return features[None] if self.stacked else [features]
+        # A token a block: blocks of all of them could not be none. No view, for some give it back: FSDP2 hangs its
+        # hooks on what its modules return.
+        return features[:, None].clone() if self.stacked else [features]
 
 
 def sight_of(config: Any) -> Sight:

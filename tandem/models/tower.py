@@ -167,8 +167,8 @@ class PictureTower:
         return [Features(own[0], tuple(own[1:])) for own in zip(*split, strict=True)]
 
     def _blank(self) -> Features:
-        """Of a picture that nobody shows."""
-        layers: list[Tensor] = self._body.encode_pictures([torch.zeros_like(random_pixels(self._model.config))])
+        """Of a picture that nobody shows. Not of zeros, which Idefics3 takes for padding."""
+        layers: list[Tensor] = self._body.encode_pictures([torch.ones_like(random_pixels(self._model.config))])
         return Features(layers[0], tuple(layers[1:]))
 
     def _encode(self, body: Any, pixels: Sequence[Tensor]) -> list[Tensor]:

@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """By family; the others train qwen2_5_vl."""
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava")
+OTHERS = ("internvl", "smolvlm", "idefics3")
+"""Further families, of one pass each."""
 SAVED = ("llava", "critic")
 SERVED = ("qwen2_5_vl", "lora")
 STEPS = 3
@@ -62,7 +64,7 @@ class Squared:
 
 
 def family_of(case: str) -> str:
-    return case if case in FAMILIES else "qwen2_5_vl"
+    return case if case in (*FAMILIES, *OTHERS) else "qwen2_5_vl"
 
 
 def model_of(directory: Path, case: str) -> ModelConfig:
@@ -76,7 +78,7 @@ def model_of(directory: Path, case: str) -> ModelConfig:
 def engine(directory: Path, case: str, learns: bool = True) -> TrainEngine:
     return make_engine(
         model_of(directory, case),
-        FsdpTrainingConfig(**CASES[case]),
+        FsdpTrainingConfig(**CASES.get(case, {})),
         OPTIMIZER if learns else None,
         total_steps=STEPS + 1,
         value_head="critic" in case,
@@ -164,6 +166,15 @@ def trained(directory: Path, case: str, rank: int, ranks: int) -> dict[str, Any]
     return {"first": first, "gradients": found, **learned}
 
 
+def one_pass(directory: Path, family: str, rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    """The gradients of a pass in which a rank shows no picture."""
+    model, whole = engine(directory, family), batch(directory, family)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*VisionAttention.* returned a view tensor")  # nothing changes it in place
+        model.forward_backward(part(whole, rank, ranks, 0), Squared())
+    return gradients(model)
+
+
 def resumed_case(directory: Path, case: str, at: int, rank: int, ranks: int) -> dict[str, Any]:
     """The step after a checkpoint that was saved at `at` ranks."""
     model, whole = engine(directory, case), batch(directory, case)
@@ -235,7 +246,7 @@ def refreshed(directory: Path, rank: int, ranks: int) -> list[float]:
 
 
 def write_models(directory: Path) -> None:
-    for family in FAMILIES:
+    for family in (*FAMILIES, *OTHERS):
         make_model(family, directory / family / "model")
     critic = load_model(ModelConfig(path=directory / "qwen2_5_vl" / "model"), value_head=True)
     torch.nn.init.normal_(critic.get_parameter("score.weight"), std=0.1, generator=torch.Generator().manual_seed(0))
@@ -249,6 +260,7 @@ def world(rank: int, directory: Path) -> None:
     findings: dict[str, Any] = {"trained": {case: trained(directory, case, rank, 2) for case in CASES}}
     findings["resumed"] = {at: {case: resumed_case(directory, case, at, rank, 2) for case in SAVED} for at in (1, 2)}
     findings["scored"] = scored(directory, rank, 2)
+    findings["passes"] = {family: one_pass(directory, family, rank, 2) for family in OTHERS}
     findings["refreshed"] = refreshed(directory, rank, 2)
     torch.save(findings, directory / f"{rank}.pt")
     dist.destroy_process_group()

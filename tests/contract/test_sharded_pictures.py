@@ -83,6 +83,14 @@ def test_gradients_and_steps_are_those_of_one_rank(case: str, ranks: list[Findin
     assert bool(towers) == ("frozen" not in case and case != "lora")
 
 
+@pytest.mark.parametrize("family", sharded.OTHERS)
+def test_a_rank_of_any_family_may_show_no_picture(family: str, directory: Path, ranks: list[Findings]) -> None:
+    wanted = sharded.one_pass(directory, family, 0, 1)
+    assert any(in_tower(name) and tensor.any() for name, tensor in wanted.items())
+    for findings in ranks:
+        assert_close(findings["passes"][family], wanted, 2e-6)
+
+
 @pytest.mark.parametrize("case", sharded.SAVED)
 def test_a_checkpoint_resumes_at_any_number_of_ranks(
     case: str, directory: Path, ranks: list[Findings], alone: Findings
