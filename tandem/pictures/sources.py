@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from tandem.pictures.prepare import BadPicture, read_source
+from tandem.pictures.prepare import MAX_SOURCE_BYTES, BadPicture, read_source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +40,7 @@ def read_picture(source: Any, folder: Path) -> "bytes | Image":
     if isinstance(source, bytes):
         if not source:
             raise BadPicture("it has no bytes")
+        _check_length(len(source), "it")
         return source
     if isinstance(source, str):
         return _bytes_of_text(source, folder)
@@ -74,6 +75,7 @@ def of_data_url(url: str) -> bytes:
         raise BadPicture(f"{url[:100]}: nothing is fetched; give the picture itself, as a data: URL")
     if not head.endswith(";base64"):
         raise BadPicture("a data: URL that is not base64")
+    _check_length(len(body) * 3 // 4, "the data: URL")
     return _unbase64(body, "the data: URL")
 
 
@@ -93,6 +95,7 @@ def _bytes_of_text(text: str, folder: Path) -> bytes:
     path = unquote(text.removeprefix("file://")) if text.startswith("file://") else text
     if (found := next(filter(_is_file, _places(path, folder)), None)) is not None:
         return read_source(found)
+    _check_length(len(text) * 3 // 4, "the text")
     try:
         return _unbase64(text, "the text")
     except BadPicture as error:
@@ -112,6 +115,11 @@ def _is_file(place: Path) -> bool:
         return place.is_file()
     except OSError:
         return False
+
+
+def _check_length(count: int, what: str) -> None:
+    if count > MAX_SOURCE_BYTES:
+        raise BadPicture(f"{what} has {count:,} bytes, more than {MAX_SOURCE_BYTES:,}")
 
 
 def _unbase64(text: str, what: str) -> bytes:

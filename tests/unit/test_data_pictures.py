@@ -21,6 +21,7 @@ from tandem.data.preference import PreferenceDataset
 from tandem.data.rows import _may_hold_pictures, read_rows, without_pictures
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
@@ -164,6 +165,15 @@ def test_a_store_that_cannot_be_written_is_told_and_is_no_bad_row(tmp_path: Path
         UserError, match=r"data.images.directory: .*store: pictures cannot be stored there .*free space"
     ):
         RLHFDataset([file], TOKENIZER, DataConfig(on_bad_row="skip"), pictures_of(tmp_path))
+
+
+@pytest.mark.parametrize("given", [PNG, base64.b64encode(PNG).decode()])
+def test_a_picture_of_too_many_bytes_is_not_decoded(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file of so many is not read; tools and servers may send any number."""
+    monkeypatch.setattr("tandem.pictures.sources.MAX_SOURCE_BYTES", len(PNG) - 9)
+    for source in [given] if isinstance(given, bytes) else [given, f"data:image/png;base64,{given}"]:
+        with pytest.raises(BadPicture, match=r"bytes, more than"):
+            read_picture(source, Path())
 
 
 def test_limits(tmp_path: Path) -> None:
