@@ -21,6 +21,7 @@ from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.judging import JudgeConfig
 from tandem.config.mixture import MixtureConfig, SetName
 from tandem.config.paths import CheckpointPath, DataPaths, LocalPath, ModelPath, Reference
+from tandem.config.sampler import EpochsSamplerConfig, SamplerConfig
 from tandem.config.tracking import TrackingConfig
 from tandem.config.training import FsdpTrainingConfig, TrainingConfig
 from tandem.config.validation import ValSetConfig
@@ -156,6 +157,12 @@ class DataConfig(DataFilesConfig):
     """In the place of `train_files`: sets by name, each with its share of the prompts (docs/data.md)."""
     val_sets: dict[SetName, ValSetConfig] = {}
     """Besides `val_files`: sets by name, each with a sampling and metrics of its own (docs/data.md)."""
+    dataset: Reference | None = None
+    """A class whose rows are trained on, `path/to/file.py:Class` or `package.module:Class`, made with the files of
+    `train_files` (docs/data.md)."""
+    dataset_arguments: dict[str, Any] = {}
+    """What it is made with besides, by name."""
+    sampler: SamplerConfig = EpochsSamplerConfig()
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row."""
@@ -166,6 +173,20 @@ class DataConfig(DataFilesConfig):
         if mixture and info.data.get("train_files"):
             raise ValueError("give the files as train_files or as sets of mixture, not both")
         return mixture
+
+    @field_validator("dataset")
+    @classmethod
+    def _has_no_sets(cls, dataset: str | None, info: ValidationInfo) -> str | None:
+        if dataset is not None and info.data.get("mixture"):
+            raise ValueError("mixture is of sets of files; leave it out, or mix rows in the class")
+        return dataset
+
+    @field_validator("sampler")
+    @classmethod
+    def _draws_from_one_set(cls, sampler: SamplerConfig, info: ValidationInfo) -> SamplerConfig:
+        if sampler.type != "epochs" and info.data.get("mixture"):
+            raise ValueError(f"type: {sampler.type} draws from one set; leave out mixture, or take epochs")
+        return sampler
 
     @property
     def train_paths(self) -> list[Path]:

@@ -101,10 +101,8 @@ class RolloutProducer:
         size, samples, fixed = rules.groups_per_step, rules.samples_per_ask, self._in_rounds and not rules.balanced
         self._engines = Engines(rollout, samples, size, fixed, self._answered, now, self._only_scores_lack, timeout_s)
         self._version = 0
-        self._drawn = 0
-        """Draws that were admitted: all before this one."""
-        self._decided = 0
-        """Draws that are kept or dropped: all before this one."""
+        self._drawn = self._decided = 0
+        """Draws that were admitted, and those that are kept or dropped: all before this one."""
         self._dropped = 0
         self._replaced = 0
         """Dropped draws for which another one may be admitted: in rounds not always all."""
@@ -125,10 +123,12 @@ class RolloutProducer:
         self._since_kept: dict[int, list[Group]] = {}
         self._kept: deque[_Kept] = deque()
         self._times = RolloutTimes(now)
-        self._replaced_in_step = self._uninformative = 0
+        self._uninformative = 0
         self._closed = False
         self.cursor = 0
         """Draws that training has behind it: all before this one."""
+        self.decided: dict[int, Group] = {}
+        """By draw: the groups of the step that was taken last, and before each those that were dropped."""
 
     def take(self, step: int) -> list[Group]:
         """The groups of a step; waits for them. Raises RewardShareExceeded where too many of their rewards failed."""
@@ -152,7 +152,7 @@ class RolloutProducer:
         self._taken, self.cursor = self._taken + size, kept[-1].number + 1
         groups = [one.group for one in kept]
         self._times.took(groups)
-        self._replaced_in_step = sum(len(one.decided) - 1 for one in kept)
+        self.decided = {draw: decided[0] for one in kept for draw, decided in one.decided.items()}
         self._uninformative = sum(not is_informative(group) for group in groups)
         self._reward.check_share([group for one in kept for decided in one.decided.values() for group in decided])
         return groups
@@ -220,7 +220,7 @@ class RolloutProducer:
         """Of the step that was taken last."""
         metrics = self._times.metrics()
         if self._rules.max_replaced:
-            metrics["rollout/resample/replaced"] = float(self._replaced_in_step)
+            metrics["rollout/resample/replaced"] = float(len(self.decided) - self._rules.groups_per_step)
             metrics["rollout/resample/uninformative"] = float(self._uninformative)
         if self._rules.max_staleness:
             metrics["time/rollout_idle_s"] = self._engines.take_idle_s()

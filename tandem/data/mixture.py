@@ -1,10 +1,13 @@
-"""A data set of several named sets: how many rows each has, and the sampler that takes them in turns."""
+"""The sampler of a run, and how many rows each set of a mixture has."""
 
 from itertools import islice
 
+from tandem.config.sampler import EpochsSamplerConfig, OwnSamplerConfig, SolveRateSamplerConfig
 from tandem.config.tree import DataConfig
 from tandem.data.dataset import RLHFDataset
+from tandem.data.learning_sampler import LearningSampler, load_sampler
 from tandem.data.sampler import MixtureSampler, Sampler
+from tandem.data.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 
 
@@ -18,8 +21,18 @@ def set_sizes(config: DataConfig, dataset: RLHFDataset) -> dict[str, int]:
 
 
 def make_sampler(config: DataConfig, dataset: RLHFDataset, seed: int) -> Sampler:
-    """The order in which a run uses the rows of `config.train_paths`."""
+    """The order in which a run uses the rows of `config.train_paths`. Raises UserError for a class that is none, and
+    for sets without a row."""
+    rows, size, sampler = len(dataset), config.prompts_per_step, config.sampler
+    match sampler:
+        case OwnSamplerConfig():
+            return load_sampler(sampler.sampler, sampler.arguments, rows, size, seed)
+        case SolveRateSamplerConfig():
+            by_rate = SolveRateSampler(rows, size, seed, sampler.discount)
+            return LearningSampler(by_rate, "data.sampler", sampler.model_dump(), rows, size, seed)
+        case EpochsSamplerConfig():
+            pass
     if not config.mixture:
-        return Sampler(len(dataset), config.prompts_per_step, config.shuffle, seed)
+        return Sampler(rows, size, config.shuffle, seed)
     weights = [one.weight for one in config.mixture.values()]
-    return MixtureSampler(set_sizes(config, dataset), weights, config.prompts_per_step, config.shuffle, seed)
+    return MixtureSampler(set_sizes(config, dataset), weights, size, config.shuffle, seed)

@@ -12,7 +12,8 @@ from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
-from tandem.data.mixture import set_sizes
+from tandem.data.mixture import make_sampler
+from tandem.data.own import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.validation import ValidationSets
@@ -46,9 +47,11 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         files[train] = []
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
     read: dict[str, Dataset | None] = {}
+    own = isinstance(config, TrainConfig) and config.data.dataset is not None
     for key, paths in files.items():
-        usable = paths and tokenizer is not None
-        read[key] = _catch(problems, dataset, paths, tokenizer, config.data, pictures, key=key) if usable else None
+        kind: Callable[..., Any] = OwnDataset if own and key == train else dataset
+        usable = (paths or kind is OwnDataset) and tokenizer is not None
+        read[key] = _catch(problems, kind, paths, tokenizer, config.data, pictures, key=key) if usable else None
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     if not isinstance(config, SftConfig):
@@ -68,7 +71,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):
         _catch(problems, ValidationSets, read[val], config)
     if isinstance(config, TrainConfig) and isinstance(read[train], RLHFDataset):
-        _catch(problems, set_sizes, config.data, read[train])
+        _catch(problems, make_sampler, config.data, read[train], config.trainer.seed)
     _refuse(problems)
     assert tokenizer is not None
     return Inputs(tokenizer, read[train], read[val])

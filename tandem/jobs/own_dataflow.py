@@ -108,6 +108,9 @@ def _refuse_what_loops_do(config: TrainConfig) -> None:
     if trainer.max_staleness:
         mend = "leave it out, and ask for the answers of later steps before the actor learns (docs/python.md)"
         raise UserError(f"trainer.max_staleness: in a dataflow of your own the loop says what is asked when; {mend}")
+    if config.data.sampler.type != "epochs":
+        mend = "leave it out, and draw rows yourself"
+        raise UserError(f"data.sampler: in a dataflow of your own nobody tells it what became of its draws; {mend}")
     if config.model.judge_path or config.reward.judge:
         mend = "leave it out, and ask a model with placement.group(Role.Judge, Rollout, …)"
         raise UserError(f"reward.judge: a dataflow of your own is scored by functions alone; {mend}")

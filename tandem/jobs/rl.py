@@ -27,7 +27,7 @@ from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.roles import MovingReference
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
-from tandem.data.sampler import Sampler
+from tandem.data.sampler import Outcome, Sampler
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
@@ -102,6 +102,7 @@ class RlJob:
         """One step of the dataflow."""
         done = train_step(self._roles, self._algorithm, self._config, self._rollouts, step)
         self._sampler.drawn = self._rollouts.cursor
+        self._sampler.update([_outcome(group) for _, group in sorted(self._rollouts.decided.items())])
         return done
 
     def evaluate(self, step: int) -> StepMetrics:
@@ -167,6 +168,13 @@ def check_versions(groups: list[Group], version: int) -> None:
                 f"validation of version {version}: row {answer.prompt.index}, sample {answer.sample} has tokens of "
                 f"versions {sorted(others)}"
             )
+
+
+def _outcome(group: Group) -> Outcome:
+    scored = [score for score in group.scores if score.value is not None]
+    accuracies = tuple(score.parts["acc"] for score in scored if "acc" in score.parts)
+    rewards = tuple(score.value for score in scored if score.value is not None)
+    return Outcome(group.trajectories[0].prompt.index, rewards, accuracies if len(accuracies) == len(scored) else ())
 
 
 def mixture_metrics(groups: Sequence[Group], sampler: Sampler) -> StepMetrics:

@@ -136,7 +136,7 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
     learned = [name for name in expected["weights"] if "rollouts" not in name]
     moves = "refresh_steps" in Path(config).read_text()
     assert len(learned) == (4 if critic else 2) + moves, "of each model weights and optimizer; a reference's weights"
-    if not any(word in Path(config).read_text() for word in ("resample_rounds", "mixture")):
+    if not any(word in Path(config).read_text() for word in ("resample_rounds", "mixture", "sampler")):
         check_epochs([row for rows in expected["used"] for row in rows])
     rng = random.Random(seed)
     for kill in range(kills):

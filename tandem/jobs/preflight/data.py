@@ -49,7 +49,8 @@ def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iter
     for key, rows in first_rows.items():
         yield from (f"{key}: {problem}" for problem in rows.problems)
     needed, sets = ("val_files", "val_sets") if isinstance(config, EvalConfig) else ("train_files", "mixture")
-    if not (getattr(config.data, needed) or getattr(config.data, sets, None)):
+    own = needed == "train_files" and getattr(config.data, "dataset", None)
+    if not (own or getattr(config.data, needed) or getattr(config.data, sets, None)):
         yield f"data.{needed}: no file given"
 
 

@@ -1,0 +1,90 @@
+"""Rows of a class of the user's own, read when they are drawn: generated ones, or more than fit into memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.tree import DataConfig
+from tandem.data.dataset import RLHFDataset
+from tandem.data.rows import BadRow, Row
+from tandem.errors import UserError
+from tandem.files import load_named, users_traceback
+from tandem.pictures.shown import ModelPictures
+from tandem.types import Prompt
+
+_LOOKED_AT = 100
+"""So many rows are read before a run starts, for what is checked there."""
+_METHODS = ("__len__", "__getitem__")
+
+
+class RowSource(Protocol):
+    """Rows by number. Made as `Class(files, **arguments)`, with the paths of `data.train_files`."""
+
+    def __len__(self) -> int:
+        """How many there are; the same in a resumed run."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Row:
+        """Row `index`, as a dict of the columns of docs/data.md: the same whenever it is asked for."""
+        ...
+
+
+class OwnDataset(RLHFDataset):
+    """The rows of `data.dataset`. Raises UserError for a class that cannot be made or lacks a method, and for bad rows
+    when they are drawn; the first ones are read at once."""
+
+    def __init__(
+        self,
+        data_files: Sequence[Path],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        pictures: ModelPictures | None = None,
+    ):
+        super().__init__([], tokenizer, config, pictures)
+        assert config.dataset is not None
+        self._what = f"data.dataset: {config.dataset}"
+        self._rows = self._made(data_files)
+        self._count = self._called(len, self._rows)
+        if not self._count:
+            raise UserError(f"{self._what} has no rows")
+        looked_at = [self[index] for index in range(min(len(self), _LOOKED_AT))]
+        kinds = {self.kind(prompt): prompt for prompt in reversed(looked_at)}
+        self._first = [(prompt, 1) for prompt in kinds.values()]
+        self.skipped = 0
+        self.description = f"{config.dataset}: {len(self):,} rows, read when they are drawn"
+
+    @property
+    def items_of_files(self) -> list[int]:
+        return [len(self)]
+
+    @property
+    def kinds(self) -> list[tuple[Prompt, int]]:
+        """Of the first rows."""
+        return self._first
+
+    def __getitem__(self, index: int) -> Prompt:
+        row = self._called(self._rows.__getitem__, index)
+        try:
+            if not isinstance(row, dict):
+                raise BadRow(f"it is a {type(row).__name__}, not a dict of columns")
+            _, (prompt,) = self.read(cast(Row, row), Path.cwd())
+        except BadRow as error:
+            raise UserError(f"{self._what}, row {index}: {error}") from None
+        return replace(prompt, index=index)
+
+    def _made(self, files: Sequence[Path]) -> RowSource:
+        kind = load_named(str(self._config.dataset), "data.dataset:")
+        if not isinstance(kind, type):
+            raise UserError(f"{self._what} names no class; give path/to/file.py:Class")
+        if lacking := [name for name in _METHODS if not callable(getattr(kind, name, None))]:
+            raise UserError(f"{self._what} lacks {', '.join(lacking)}; a data set has {', '.join(_METHODS)}")
+        return self._called(kind, list(files), **self._config.dataset_arguments)
+
+    def _called(self, function: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except Exception as error:  # the user's code may raise anything
+            raise UserError(f"{self._what} failed:\n{users_traceback(error, __file__)}") from error
