@@ -17,6 +17,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.planning.memory import Engine, phases
 from tandem.planning.model_shape import shape_of
 from tandem.planning.trace.pretend import compiler
+from tandem.planning.trace.report import answers_to
 from tandem.planning.trace.step import FakeRun, Loss, extrapolated, make_engine, micro_batch, on_meta_device, trace
 
 DENSE = {
@@ -154,6 +155,17 @@ def test_nothing_of_a_tile_of_the_head_outlives_the_next(phase: str, traced: Cal
     of_head = {line: count for line, count in two.items() if "head.py" in line}
     assert of_head
     assert of_head == {line: one[line] for line in of_head}
+
+
+@pytest.mark.parametrize(("prompt", "longest", "tokens"), [(16, 8, 16384), (1024, 2048, 16384), (1, 16384, 16384)])
+def test_a_traced_micro_batch_has_as_many_tokens_as_it_may(prompt: int, longest: int, tokens: int) -> None:
+    answers = answers_to(prompt, longest, tokens)
+    assert prompt + sum(answer - 1 for answer in answers) == tokens
+    assert max(answers) == longest
+
+
+def test_a_row_that_is_longer_is_traced_alone() -> None:
+    assert answers_to(prompt=100, longest=50, tokens=120) == (50,)
 
 
 @pytest.mark.parametrize("case", ["checkpointing", "mixture", "cpu_offload, context"])

@@ -64,6 +64,16 @@ def _peaks(run: FakeRun, shape: ModelShape) -> Mapping[str, int]:
     }
 
 
+def answers_to(prompt: int, longest: int, tokens: int) -> tuple[int, ...]:
+    """Tokens of each of the answers to one prompt, the longest, that fill a micro-batch of `tokens`; one at least.
+
+    No pass computes an answer's last token, which predicts nothing.
+    """
+    computed = max(1, longest - 1)
+    count, rest = divmod(max(tokens - prompt, computed), computed)
+    return (*[longest] * count, *([rest + 1] if rest else []))
+
+
 def _fake_run(
     config: Planned, training: FsdpTrainingConfig, role: RoleName, path: Path, ranks: int, device: str
 ) -> FakeRun:
@@ -77,14 +87,12 @@ def _fake_run(
         answer = longest_row(config) - prompt
     else:
         prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
-    room = max(training.tokens_per_micro_batch, longest_row(config)) - prompt
-    answers = [answer] * (room // answer)
     learns = role in learning_roles(config)
     lora = config.model.lora if learns and role != "critic" else None
     return FakeRun(
         directory=str(path),
         prompt_tokens=prompt,
-        answer_tokens=(*answers, *([room % answer] if room % answer > 1 else [])),
+        answer_tokens=answers_to(prompt, answer, training.tokens_per_micro_batch),
         ranks=ranks,
         device=device,
         dtype=config.model.dtype,
