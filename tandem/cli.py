@@ -291,6 +291,8 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason
     inputs = _read(config, dataset)
     for read in filter(None, (inputs.train, inputs.val)):
         print(read.description)
+        for form in read.forms:
+            print(f"  rows are read as {form}")
     for note in notes(config, len(inputs.train)):
         print(f"note: {note}")
     if dry_run:

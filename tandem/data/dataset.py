@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
 from tandem.data.chat import Messages, encode, messages_of, render
+from tandem.data.forms import forms
 from tandem.data.packed import Packed, PackedItems
 from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
@@ -73,6 +74,8 @@ class Dataset(ABC, Generic[Item, Config]):
             first = "\n  ".join(bad[:10])
             raise UserError(f"{whole.bad:,} of {whole.bad + len(self):,} rows are bad; {mend}. The first:\n  {first}")
         self.skipped = whole.bad
+        self.formats = list(whole.formats)
+        """As messages call them."""
         found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in whole.formats.items())
         skipped = f"{whole.bad:,} skipped" + (f", the first: {bad[0]}" if bad else "")
         self.description = f"{', '.join(path.name for path in data_files)}: {found}; {skipped}"
@@ -94,6 +97,12 @@ class Dataset(ABC, Generic[Item, Config]):
     def kinds(self) -> list[tuple[Item, int]]:
         """Of items whose rows are alike in all that is checked before a run: the first one, and how many there are."""
         return [(self[first], count) for first, count in self._kinds.values()]
+
+    @property
+    def forms(self) -> list[str]:
+        """Whose rows these are, and what is read of them: a phrase for each form."""
+        rows = (getattr(item, "row", {}) for item, _ in self.kinds)
+        return forms(self.formats, rows)
 
     def _load(self, path: Path) -> tuple[Sequence[Item], Summary]:
         """The items of a file: of a large one in a memory map, where the cache can hold them."""

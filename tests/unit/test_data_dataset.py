@@ -52,6 +52,19 @@ def test_the_description_calls_flat_rows_by_their_columns(tmp_path: Path) -> Non
     assert load(tmp_path, rows).description == f"rows.jsonl: {found}; 0 skipped"
 
 
+def test_whose_rows_they_are_is_told_with_what_is_read_of_them(tmp_path: Path) -> None:
+    rows = [
+        verl_row(),
+        {"prompt": "a", "answer": "b", "level": 1},
+        {"prompt": "a", "ground_truth": "b", "solution": "c"},
+    ]
+    by_name = "by their names, if a reward function asks for them"
+    assert load(tmp_path, rows).forms == [
+        f"verl's: prompt, data_source, reward_model.ground_truth; {by_name}: ability, extra_info",
+        f"TRL's: prompt, ground_truth; {by_name}: level, solution",
+    ]
+
+
 def test_every_row_that_the_page_shows_is_read(tmp_path: Path) -> None:
     page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in page.split("```json\n")[1].split("\n```")[0].splitlines()]

@@ -166,3 +166,10 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, row: Any, reason: str, t
 def test_messages_without_a_chat_template_are_one_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no chat template"):
         load(tmp_path, [{"messages": [USER, assistant("a")]}], char_tokenizer(None), on_bad_row="skip")
+
+
+def test_the_form_of_demonstrations_is_told(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "b"}, {"messages": [USER, assistant("yo")]}]
+    assert [form.split(":")[0] for form in load(tmp_path, rows).forms] == [
+        "TRL's prompts with completions", "TRL's conversations",
+    ]  # fmt: skip
