@@ -23,9 +23,10 @@ from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
-from tandem.models.families import sees_pictures
+from tandem.models.families import PICTURES_ON_VLLM, sees_pictures
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
 from tandem.models.tower import PictureTower
+from tandem.pictures.model import model_type
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.pictures import Line, with_all_tokens
@@ -116,7 +117,10 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
     """
     model, generation = config.model, config.generation
     tokenizer, seen = load_tokenizer(model), None
-    if pictures is not None and generation.type == "native" and sees_pictures(model.path):
+    engines_see = generation.type == "native" or (
+        generation.type == "vllm" and model_type(model.path) in PICTURES_ON_VLLM
+    )
+    if pictures is not None and engines_see and sees_pictures(model.path):
         seen = ModelPictures(model.path, ImagesConfig(), pictures)
     if generation.type == "native":
         policy = load_policy(model)
@@ -129,7 +133,7 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
             tower=None if seen is None else PictureTower(policy, model.path, seen.store.read),
         )
     else:
-        engine = start_engine(model, generation, tokenizer)
+        engine = start_engine(model, generation, tokenizer, pictures=seen and pictures)
     try:
         engine.load_weights(0, None)
     except BaseException:  # also Ctrl-C: its processes would go on loading

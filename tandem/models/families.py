@@ -33,6 +33,8 @@ VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 
 PICTURES = frozenset(MODEL_TYPES)
 """Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
+PICTURES_ON_VLLM = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm"})
+"""Those of them whose log-probs on vLLM were compared with the trainer's, and equal."""
 ENCODED_ALONE = frozenset({"mistral3"})
 """Those of them whose tower takes one picture a call, for it attends over all pictures of a call at once."""
 SPATIAL = frozenset(SPATIAL_TYPES)

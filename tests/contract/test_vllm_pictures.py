@@ -20,7 +20,7 @@ from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.tree import ImagesConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
@@ -66,7 +66,7 @@ def started(request: pytest.FixtureRequest, vllm: None, tmp_path_factory: pytest
     tokenizer = make_tokenizer()
     a, b, c, d = store_pictures(store, request.param, [(2, 3), (4, 2), (7, 6), (2, 3)])
     prompts = [prompt_of(tokenizer, part) for part in parts_of(a, b, c, d)]
-    with closing(start(path, store, tokenizer)) as engine:
+    with closing(start(path, store, tokenizer, ImagesConfig(max_pixels=50_000))) as engine:
         yield Case(path, store, engine, prompts)
 
 
@@ -74,10 +74,10 @@ def parts_of(a: Picture, b: Picture, c: Picture, d: Picture) -> list[list[str | 
     return [["what ", a, "?"], [b, " or ", c, b, " then"], ["just text"], ["again ", b], ["what ", d, "?"]]
 
 
-def start(path: Path, store: PictureStore, tokenizer: Any) -> ReplicatedEngine:
+def start(path: Path, store: PictureStore, tokenizer: Any, images: ImagesConfig | None = None) -> ReplicatedEngine:
     options = {"gpu_memory_utilization": 0.1, "max_model_len": 512}
     config = VllmGenerationConfig(type="vllm", engine_args=options)
-    return start_engine(ModelConfig(path=path), config, tokenizer, pictures=store.directory)
+    return start_engine(ModelConfig(path=path), config, tokenizer, pictures=store.directory, images=images)
 
 
 @pytest.fixture
@@ -187,6 +187,18 @@ def test_greedy_answers_are_those_of_generate(case: Case) -> None:
             shown["mm_token_type_ids"] = (ids == theirs.config.image_token_id).int()
         made = theirs.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None, bad_words_ids=never, **shown)
         assert made[0, ids.shape[1] :].tolist() == completion.token_ids.tolist()
+
+
+def test_a_later_turn_sees_what_was_shown_before_and_since(case: Case) -> None:
+    """As a conversation asks: the exact tokens so far, and what is told then."""
+    asked, (told, shown) = case.requests(1.0, 1)[:1], case.prompts[1]
+    ((completion,),) = ask(case.engine, *asked)
+    begun = np.concatenate((asked[0].token_ids, completion.token_ids))
+    moved = tuple(replace(picture, place=len(begun) + picture.place) for picture in shown)
+    pictures = (*asked[0].pictures, *moved)
+    later = [Request(np.concatenate((begun, told)), asked[0].sampling, (7, 8), pictures=pictures)]
+    answers = ask(case.engine, *later)
+    np.testing.assert_allclose(joined(answers), logprobs(case.trainer(), later, answers), atol=BOUND, rtol=0)
 
 
 def test_a_frozen_tower_does_not_travel(case: Case) -> None:

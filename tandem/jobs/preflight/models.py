@@ -12,14 +12,12 @@ from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.judging import JudgeConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.hub import fetch_weights
-from tandem.models.families import ENCODED_ALONE, refusal, sees_pictures
+from tandem.models.families import ENCODED_ALONE, PICTURES_ON_VLLM, refusal, sees_pictures
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
-_PICTURES_ON_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm")
-"""Families that see pictures whose log-probs on vLLM were compared with the trainer's."""
 _SCORES = ("score.weight", "classifier.weight")
 """What a head that scores is called, by family."""
 _PICTURE_CUT = (
@@ -58,9 +56,9 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
     training, not_yet = config.training, f"a model that sees pictures ({family}) does not run so yet"
     trains = not isinstance(config, EvalConfig)
     if isinstance(config, RolloutConfig):
-        ranks = sum(config.nodes_of("rollout"))
-        of_engine = [*_find_picture_engine_mistakes(config.generation, family, ranks, not_yet)]
-        yield from of_engine or _find_picture_conversation_mistakes(config, ranks, not_yet)
+        engines = ("native", "vllm") if family in PICTURES_ON_VLLM else ("native",)
+        if (engine := config.generation.type) not in engines:
+            yield f"generation.type: {engine}: {not_yet}; use {' or '.join(engines)}"
     if trains and training.type != "fsdp":
         yield f"training.type: {training.type}: {not_yet}; use fsdp"
     elif trains and training.compile:
@@ -81,21 +79,6 @@ def _find_picture_rank_mistakes(config: Any, not_yet: str) -> Iterator[str]:
                 "time; use frozen, or one rank"
             )
             return
-
-
-def _find_picture_conversation_mistakes(config: RolloutConfig, ranks: int, not_yet: str) -> Iterator[str]:
-    if config.conversation is not None and config.generation.type == "vllm":
-        yield f"conversation: {not_yet} with generation.type vllm; use native"
-    elif config.conversation is not None and ranks > 1:
-        yield f"conversation: {not_yet} on several ranks; give the role rollout one rank"
-
-
-def _find_picture_engine_mistakes(generation: Any, family: str, ranks: int, not_yet: str) -> Iterator[str]:
-    engines = ("native", "vllm") if family in _PICTURES_ON_VLLM else ("native",)
-    if generation.type not in engines:
-        yield f"generation.type: {generation.type}: {not_yet}; use {' or '.join(engines)}"
-    elif generation.type == "vllm" and ranks > 1:
-        yield f"generation.type: vllm: {not_yet} on several ranks; use native, or give the role rollout one rank"
 
 
 def find_sight_mistakes(config: Any) -> Iterator[str]:
