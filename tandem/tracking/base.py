@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from tandem.pictures.store import Pixels
     from tandem.types import StepMetrics
 
 Ended = Literal["finished", "stopped", "failed", "killed"]
@@ -59,6 +60,17 @@ class Sample:
     reward: float | None
     advantage: float | None
     """The mean over the answer's trained tokens; None in a validation."""
+    pictures: tuple[Pixels, ...] = ()
+    """The first of those that the prompt shows, small: `[height, width, 3]`, red, green, blue from 0 to 255."""
+
+    @property
+    def row(self) -> list[str | float | None]:
+        """Of a table with the columns `COLUMNS`."""
+        return [self.prompt, self.answer, self.reward, self.advantage]
+
+
+COLUMNS = ("prompt", "answer", "reward", "advantage")
+"""Of a table of samples, without pictures."""
 
 
 class Tracker(ABC):

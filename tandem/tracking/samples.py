@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tandem.pictures.store import PictureStore
-from tandem.pictures.thumbnails import thumbnail
+from tandem.pictures.store import PictureStore, Pixels
+from tandem.pictures.thumbnails import small_pixels, thumbnail
 from tandem.tracking.base import Sample
 from tandem.tracking.trajectories import read_trajectories
 
@@ -43,16 +43,30 @@ def samples(files: Sequence[Path], pictures: PictureStore | None = None) -> list
     return shown
 
 
-def table_of(path: Path, count: int) -> list[Sample]:
-    """So many trajectories of a file at most: the best, the worst and some between, in this order."""
-    columns = ("trajectory", "branch", "prompt", "response", "reward", "advantage")
+def table_of(path: Path, count: int, store: PictureStore) -> list[Sample]:
+    """So many trajectories of a file at most: the best, the worst and some between, in this order.
+
+    `store`: where the pictures of their prompts are, if they have any.
+    """
+    columns = ("trajectory", "branch", "prompt", "response", "reward", "advantage", "pictures")
     table = read_trajectories(path, columns)
     rows = {row["trajectory"]: row for row in table.filter(pc.field("branch") == 0).to_pylist()}
     shown = [rows[trajectory] for trajectory in _chosen(table, count)]
     return [
-        Sample(_cut(row["prompt"], _CHARACTERS), _cut(row["response"], _CHARACTERS), row["reward"], row["advantage"])
+        Sample(
+            _cut(row["prompt"], _CHARACTERS),
+            _cut(row["response"], _CHARACTERS),
+            row["reward"],
+            row["advantage"],
+            _small(row.get("pictures") or [], store),
+        )
         for row in shown
     ]
+
+
+def _small(pictures: Sequence[Row], store: PictureStore) -> tuple[Pixels, ...]:
+    small = (small_pixels(store, one["key"]) for one in pictures[:_PICTURES])
+    return tuple(picture for picture in small if picture is not None)
 
 
 def _chosen(table: pa.Table, count: int) -> list[int]:

@@ -12,7 +12,9 @@ from PIL import Image
 
 from tandem.batching.packing import to_batch
 from tandem.pictures.store import PictureStore
-from tandem.tracking.samples import samples
+from tandem.tracking.base import TrackedRun
+from tandem.tracking.samples import samples, table_of
+from tandem.tracking.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
 from tandem.tracking.trajectories import read_groups, read_trajectories, write_trajectories
 from tandem.types import Branch, Group, Picture, Prompt, Score, Status, Trajectory
 
@@ -87,3 +89,23 @@ def test_the_page_shows_small_ones(tmp_path: Path) -> None:
         assert kind == "data:image/png;base64"
         sizes.append(Image.open(io.BytesIO(base64.b64decode(data))).size)
     assert sizes == [(64, 32), (85, 128)]
+
+
+def test_trackers_get_small_ones(tmp_path: Path) -> None:
+    """TensorBoard's are read back; a lost picture is left out."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store = PictureStore(tmp_path / "pictures")
+    groups = [group(stored(store, 1, 2), Picture("ab" * 32, (1, 1), 0))]
+    write_trajectories(tmp_path / "step_000001.parquet", 1, groups, to_batch(groups))
+    table = table_of(tmp_path / "step_000001.parquet", 1, store)
+    assert [[pixels.shape for pixels in sample.pictures] for sample in table] == [[(32, 64, 3)]]
+    tracker = TensorBoardTracker(TensorBoardConfig(), TrackedRun(tmp_path, "a", -1, {}, {}))
+    tracker.log_samples(1, "samples", table)
+    tracker.close("finished")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (image,) = events.Images("samples/0/0")
+    assert (Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB").tobytes()) == table[0].pictures[
+        0
+    ].tobytes()

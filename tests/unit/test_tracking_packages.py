@@ -84,11 +84,18 @@ def test_wandb_has_each_step_once_under_one_id(read_back: Path) -> None:
     assert [row.get("val/sort4/acc/mean@4") for row in rows] == [0, None, 0.02, None, 0.04, None]
     assert all(math.isnan(row["actor/kl"]) for row in rows[1:])
     tables = [sorted({name.partition(".")[0] for name in row if "samples" in name}) for row in rows]
-    assert tables == [["validation_samples"], [], ["samples", "validation_samples"], [], tables[2], []]
+    both = ["samples", "validation_samples"]
+    with_pictures = sorted([*both, *(f"{name}_pictures" for name in both)])
+    assert tables == [["validation_samples"], [], both, [], with_pictures, []]
     (kept,) = read_back.glob("wandb/offline-run-*/files/media/table/samples_2_*.table.json")
     table = json.loads(kept.read_text())
     assert table["columns"] == ["step", "prompt", "answer", "reward", "advantage"]
     assert table["data"] == [[2, "1+1=", "2", 1.0, 0.5], [2, "1+2=", "3", 0.5, -0.5]]
+    (seen,) = read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")
+    assert json.loads(seen.read_text())["columns"] == table["columns"]
+    assert [row.get("samples_pictures.count") for row in rows] == [None] * 4 + [3, None]
+    names = sorted(path.name for path in read_back.glob("wandb/offline-run-*/files/media/images/samples_pictures_4_*"))
+    assert len(names) == 2, "alike pictures are one file"
 
 
 @pytest.mark.parametrize("read_back", ["wandb"], indirect=True)

@@ -14,10 +14,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandem.config.tracking import TrackingConfig
+from tandem.pictures.store import PictureStore
 from tandem.tracking.behind import Behind
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.trackers import chosen_trackers
@@ -33,7 +35,11 @@ def metrics_of(step: int) -> dict[str, float]:
 
 
 def write_samples(path: Path, step: int) -> None:
+    """Of step 4 one prompt shows two pictures, another one, the last none."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    store = PictureStore(path.parent.parent / "pictures")
+    keys = [store.add(np.full((4, 8, 3), shade, np.uint8)) for shade in (10, 200)]
+    shown = [[{"key": key} for key in some] for some in (keys, keys[:1], [])]
     columns = {
         "trajectory": [0, 1, 2],
         "branch": [0, 0, 0],
@@ -41,6 +47,7 @@ def write_samples(path: Path, step: int) -> None:
         "response": ["2", "3", "five"],
         "reward": [1.0, 0.5, None],
         "advantage": [0.5, -0.5, 0.0],
+        "pictures": shown if step == 4 else [None, None, None],
     }
     pq.write_table(pa.table(columns), path)
 

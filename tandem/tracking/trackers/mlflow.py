@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from pydantic import field_validator
 
 from tandem.config.paths import absolute
 from tandem.config.trackers import TrackerConfig
-from tandem.tracking.base import Ended, Sample, TrackedRun, Tracker
+from tandem.tracking.base import COLUMNS, Ended, Sample, TrackedRun, Tracker
 from tandem.tracking.described import flattened
 from tandem.types import StepMetrics
 
@@ -94,10 +93,7 @@ class MlflowTracker(Tracker):
         client.log_dict(self._id, run.environment, "environment.json")
 
     def log_samples(self, step: int, table: str, samples: Sequence[Sample]) -> None:
-        shown = {
-            "columns": [field.name for field in fields(Sample)],
-            "data": [[*asdict(sample).values()] for sample in samples],
-        }
+        shown = {"columns": COLUMNS, "data": [sample.row for sample in samples]}
         self._client.log_text(self._id, json.dumps(shown), f"{table}/step_{step:06d}.json")
 
     def log(self, step: int, metrics: StepMetrics) -> None:

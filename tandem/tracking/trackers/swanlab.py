@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tandem.config.trackers import TrackerConfig
-from tandem.tracking.base import Ended, Sample, TrackedRun, Tracker
+from tandem.tracking.base import COLUMNS, Ended, Sample, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from tandem.types import StepMetrics
@@ -94,8 +93,8 @@ class SwanlabTracker(Tracker):
 
     def log_samples(self, step: int, table: str, samples: Sequence[Sample]) -> None:
         if (step, table) not in self._there:
-            rows = [[*asdict(sample).values()] for sample in samples]
-            shown = self._package.echarts.Table().add([field.name for field in fields(Sample)], rows)
+            rows = [sample.row for sample in samples]
+            shown = self._package.echarts.Table().add([*COLUMNS], rows)
             self._run.log({table: shown}, step=step)
 
     def log(self, step: int, metrics: StepMetrics) -> None:

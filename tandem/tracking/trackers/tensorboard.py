@@ -32,6 +32,9 @@ class TensorBoardTracker(Tracker):
             for s in samples
         ]
         self._writer.add_text(table, "\n\n---\n\n".join(blocks), step)
+        for number, sample in enumerate(samples):
+            for place, pixels in enumerate(sample.pictures):
+                self._writer.add_image(f"{table}/{number}/{place}", pixels, step, dataformats="HWC")
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         for name, value in metrics.items():

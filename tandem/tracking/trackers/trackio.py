@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator
 
 from tandem.config.trackers import TrackerConfig
-from tandem.tracking.base import Ended, Sample, TrackedRun, Tracker
+from tandem.tracking.base import COLUMNS, Ended, Sample, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from tandem.types import StepMetrics
@@ -72,8 +71,8 @@ class TrackioTracker(Tracker):
         self._samples: dict[str, Any] = {}
 
     def log_samples(self, step: int, table: str, samples: Sequence[Sample]) -> None:
-        rows = [[*asdict(sample).values()] for sample in samples]
-        self._samples[table] = self._table(columns=[field.name for field in fields(Sample)], data=rows)
+        rows = [sample.row for sample in samples]
+        self._samples[table] = self._table(columns=[*COLUMNS], data=rows)
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         self._run.log({**metrics, **self._samples}, step=step)

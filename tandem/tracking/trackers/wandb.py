@@ -6,17 +6,18 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.config.trackers import TrackerConfig
-from tandem.tracking.base import Ended, Sample, TrackedRun, Tracker
+from tandem.tracking.base import COLUMNS, Ended, Sample, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from tandem.types import StepMetrics
 
 _MEND = "set WANDB_API_KEY, run `wandb login`, or write tracking.wandb.mode: offline"
+_CAPTION = 80
+"""Characters of an answer under its picture."""
 _BLOCK, _HEADER, _FILE_HEADER = 32 * 1024, 7, 7
 
 
@@ -85,13 +86,20 @@ class WandbTracker(Tracker):
             config={**run.config, "environment": run.environment},
             settings=settings,
         )
-        self._table = wandb.Table
+        self._table, self._image = wandb.Table, wandb.Image
         self.last_step = _last_offline_step(run.directory, run.id) if options.is_offline() else self._run.step - 1
 
     def log_samples(self, step: int, table: str, samples: Sequence[Sample]) -> None:
-        rows: list[Any] = [[step, *asdict(sample).values()] for sample in samples]
-        columns: list[Any] = ["step", *(field.name for field in fields(Sample))]
-        self._run.log({table: self._table(columns=columns, data=rows)}, step=step, commit=False)
+        rows: list[Any] = [[step, *sample.row] for sample in samples]
+        shown: dict[str, Any] = {table: self._table(columns=["step", *COLUMNS], data=rows)}
+        pictures = [
+            self._image(pixels, caption=f"row {number}: {sample.answer[:_CAPTION]}")
+            for number, sample in enumerate(samples)
+            for pixels in sample.pictures
+        ]
+        if pictures:
+            shown[f"{table}_pictures"] = pictures
+        self._run.log(shown, step=step, commit=False)
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         self._run.log(dict(metrics), step=step, commit=True)
