@@ -49,7 +49,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
-    "sort4_judge_sft": [{"prompt": "21=12?", "completion": "yes"}],
+    "sort4_judge_sft": [{"prompt": "12:12?", "completion": "yes"}],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
     "tiles_sft": [{"completion": GOOD, **SHOWN}],
