@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,6 +24,10 @@ from tandem.hub import pins_in
 Config = TypeVar("Config", bound=Tree)
 
 
+_ANY_NAME = "<name>"
+"""In the place of what users call sections."""
+
+
 def _union_tags(kind: type[Section]) -> Iterator[str]:
     if "type" in kind.model_fields:
         yield from get_args(kind.model_fields["type"].annotation)
@@ -31,8 +35,10 @@ def _union_tags(kind: type[Section]) -> Iterator[str]:
         yield from _union_tags(subclass)
 
 
-_UNION_TAGS = {"built_in", "own", "reference", "switch", "with_options", *_union_tags(Section)}
-"""What pydantic puts into the place of an error besides keys."""
+def _tags() -> set[str]:
+    """What pydantic puts into the place of an error besides keys: after a validation, for which every kind of section
+    is there."""
+    return {"built_in", "own", "reference", "switch", "with_options", *_union_tags(Section)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +232,9 @@ def _keys_of(error: ErrorDetails, kind: type[Section]) -> list[str | int]:
     that was chosen, which may be named as a key is."""
     keys: list[str | int] = []
     sections: list[type[Section]] = [kind]
-    chosen = True
+    chosen, tags = True, _tags()
     for part in error["loc"]:
-        if not chosen and part in _UNION_TAGS:
+        if not chosen and part in tags:
             chosen = part != "built_in"  # by its name, which comes next
         elif "[" not in str(part):
             keys.append(part)
@@ -272,7 +278,7 @@ def _unknown(key: str, kind: type[Section]) -> str:
     parent, _, name = key.rpartition(".")
     if types := _types_with(kind, key):
         return f"{key}: unknown key; it is one of {parent}.type: {' or '.join(types)}"
-    known = sorted(set(_keys(kind)))
+    known = sorted({_with_names(other, key) for other in _keys(kind)})
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
     namesakes = [other for other in known if other.rpartition(".")[2] == name]
     close = (
@@ -287,6 +293,17 @@ def _unknown(key: str, kind: type[Section]) -> str:
     return f"{key}: unknown key"
 
 
+def _with_names(key: str, given: str) -> str:
+    """A key of `_keys` with the names that sections have in the given key, where it begins as that does."""
+    own, theirs = key.split("."), given.split(".")
+    for place, (part, other) in enumerate(zip(own, theirs, strict=False)):
+        if part == _ANY_NAME:
+            own[place] = other
+        elif part != other:
+            break
+    return ".".join(own)
+
+
 def _types_with(kind: type[Section], key: str) -> list[str]:
     """The types of a section that have the key, which the chosen type has not."""
     *parents, name = key.split(".")
@@ -299,8 +316,10 @@ def _types_with(kind: type[Section], key: str) -> list[str]:
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of a section and of every section in it, whichever alternative is chosen."""
+    """Dotted keys of a section and of every section in it, whichever alternative is chosen. Sections that users name
+    are called `_ANY_NAME`."""
     for name, field in section.model_fields.items():
         yield prefix + name
+        below = f"{prefix}{name}.{_ANY_NAME}." if get_origin(field.annotation) is dict else f"{prefix}{name}."
         for inner in sections_at(field):
-            yield from _keys(inner, f"{prefix}{name}.")
+            yield from _keys(inner, below)

@@ -18,19 +18,23 @@ class Comparison:
 
     difference: float
     """The first model's mean less the second one's."""
-    low: float
-    high: float
+    low: float | None
+    """As `high` and `detectable` None where all prompts differ by as much, or not at all: of how they vary that says
+    nothing."""
+    high: float | None
     p_value: float
-    detectable: float
+    detectable: float | None
     """The smallest true difference that a test of as many prompts finds in 80% of evaluations (`POWER`)."""
     prompts: int
 
 
 def compare(differences_P: Values, seed: int) -> Comparison:
     """Of two or more prompts: the first model's value less the second one's."""
+    mean, count, chance = float(differences_P.mean()), len(differences_P), p_value(differences_P, seed)
+    if np.ptp(differences_P) < 1e-12:
+        return Comparison(mean, None, None, chance, None, count)
     low, high = mean_interval(differences_P)
-    mean, count = float(differences_P.mean()), len(differences_P)
-    return Comparison(mean, low, high, p_value(differences_P, seed), detectable(differences_P), count)
+    return Comparison(mean, low, high, chance, detectable(differences_P), count)
 
 
 def p_value(differences_P: Values, seed: int, exchanges: int = EXCHANGES) -> float:

@@ -73,7 +73,12 @@ def pair_lines(data: Json, other: str) -> Iterator[str]:
     for source, found in data.items():
         yield f"{source}: more than in {other}"
         for name, of in found.items():
+            begin = f"  {name:<14} {of['difference']:+8.4f}"
+            if of["detectable"] is None:
+                how = "not at all" if of["difference"] == 0 else "by as much"
+                yield f"{begin}  all {of['prompts']} prompts differ {how}: how far others would is not known"
+                continue
             yield (
-                f"  {name:<14} {of['difference']:+8.4f}  [{of['low']:+.4f}, {of['high']:+.4f}]  p {of['p_value']:.4f}; "
+                f"{begin}  [{of['low']:+.4f}, {of['high']:+.4f}]  p {of['p_value']:.4f}; "
                 f"{of['prompts']} prompts detect {of['detectable']:.4f} with power {POWER}"
             )

@@ -58,7 +58,8 @@ def _described(run: Path) -> FoundRun:
     trainer = trainer_section(run)
     progress = _progress(run)
     total = progress.total_steps if progress else trainer.get("steps")
-    step = f"{records[-1]['step'] if records else 0}/{total or '?'}"
+    done = records[-1]["step"] if records else progress.step if progress else 0  # own dataflows write no metrics
+    step = f"{done}/{total or '?'}"
     best = best_of(records, trainer)
     return FoundRun(run, state_of(run), step, f"{best[0]} {best[1]:.4g}" if best else "")
 

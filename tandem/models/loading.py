@@ -175,7 +175,7 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
     try:
-        with _without_progress_bars():
+        with quiet_transformers():
             model, report = class_of(model_config, value_head).from_pretrained(
                 config.path,
                 config=model_config,
@@ -193,13 +193,15 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Those of transformers would be drawn across ours, once for each process."""
-    shown = transformers.logging.is_progress_bar_enabled()
+def quiet_transformers() -> Iterator[None]:
+    """Its progress bars and its reports of new value heads would be drawn across ours, once for each process."""
+    shown, verbosity = transformers.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()
     transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers.logging.set_verbosity(verbosity)
         if shown:
             transformers.logging.enable_progress_bar()
 

@@ -121,10 +121,13 @@ def read_shape(directory: Path) -> ModelShape:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except FileNotFoundError:
         raise UserError(
-            f"model: {path} cannot be read ({error}); planning needs that file of the model, and no weights"
+            f"model.path: {directory} has no config.json, which is what planning needs of a model; give the directory "
+            "of one as model.path=DIR (`hf download NAME config.json --local-dir DIR` makes it, without weights)"
         ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: {path} cannot be read: {error}") from None
     try:
         return shape_of(config)
     except (KeyError, TypeError) as error:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.classes import is_picture_model
+from tandem.models.loading import quiet_transformers
 from tandem.models.tower import is_frozen, tower_of
 from tandem.regions import Region, chunk, whole
 
@@ -79,7 +80,8 @@ class Whole:
 
     def describe(self, directory: Path) -> None:
         """Write all of a Hugging Face directory but its weights."""
-        self.model.save_pretrained(directory, state_dict={})
+        with quiet_transformers():
+            self.model.save_pretrained(directory, state_dict={})
 
 
 class Sharded(Whole):

@@ -56,8 +56,12 @@ def test_what_decides_what_is_learned_may_not() -> None:
     may_change = {key for key, rule in KEYS if rule}
     sections = ("algorithm", "data", "preference")
     assert {key for key in may_change if key.startswith(sections)} == {
-        "data.images.directory"
-    }  # pictures go by content
+        "data.images.directory",  # pictures go by content, and so do tokens
+        "data.cache",
+        "data.cache.directory",
+        "data.cache.files_from_mib",
+        "data.cache.workers",
+    }
     assert {key for key in may_change if key.startswith("model")} == {"model.trust_remote_code"}
     assert not {key for key in may_change if key.startswith("training.optimizer.")}
     fixed = {

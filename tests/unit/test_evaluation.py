@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tandem.evaluation.answered import Answered, check_same_prompts
 from tandem.evaluation.estimates import best_of, estimates, majority_of
 from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval
 from tandem.evaluation.paired import compare, detectable, p_value
-from tandem.evaluation.summary import summarize
+from tandem.evaluation.summary import pair_lines, summarize
 from tandem.rollout.transcript import trajectory_without_turns
 from tandem.types import Group, Prompt, Status
 
@@ -139,7 +140,9 @@ def test_the_detectable_difference_is_found_with_the_power_it_names() -> None:
 
 def test_a_model_does_not_differ_from_itself() -> None:
     found = compare(np.zeros(10), seed=0)
-    assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (0, 0, 0, 1, 0)
+    assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (0, None, None, 1, None)
+    (_, line) = pair_lines({"sums": {"acc/mean": asdict(found)}}, "other")
+    assert "all 10 prompts differ not at all: how far others would is not known" in line
 
 
 REWARD = """
@@ -171,7 +174,7 @@ def test_two_evaluations_are_compared_prompt_by_prompt(
     assert main(["eval", config, *SAMPLED, "--answers", str(answers)]) == 0
     assert "sort4: 6 prompts, 24 answers; 95% intervals\n" in capsys.readouterr().out
     assert main(["eval", config, *SAMPLED, "--against", str(answers), "--out", str(out)]) == 0
-    assert f"sort4: more than in {answers}\n  reward/mean     +0.0000  [" in capsys.readouterr().out
+    assert f"sort4: more than in {answers}\n  reward/mean     +0.0000  all 6 prompts differ not at all" in capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.read_text())
     metrics = found["data"]["sort4"]["metrics"]
     assert {*metrics} == {"reward/mean", "acc/mean", "acc/pass@2", "acc/pass@4", "acc/maj@4"}

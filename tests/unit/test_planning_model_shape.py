@@ -99,7 +99,7 @@ def test_a_published_config_without_what_transformers_adds_means_the_same() -> N
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"planning needs that file of the model, and no weights"):
+    with pytest.raises(UserError, match=r"no config.json, which is what planning needs of a model"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(UserError, match=r"models of type 'mamba' are; it knows deepseek_v3, "):

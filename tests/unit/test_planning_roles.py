@@ -276,7 +276,7 @@ def test_a_run_says_before_it_starts_whether_it_fits(model: Any) -> None:
     assert line.startswith("memory of main: does NOT fit, ")
     unknown = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", ["model.path=nowhere"])
     (line,) = memory_notes(unknown, H100, "NVIDIA H100")
-    assert "planning needs that file of the model" in line
+    assert "which is what planning needs of a model" in line
 
 
 def test_megatron_is_planned_by_its_degrees(model: Any) -> None:
