@@ -174,7 +174,8 @@ def test_two_evaluations_are_compared_prompt_by_prompt(
     assert main(["eval", config, *SAMPLED, "--answers", str(answers)]) == 0
     assert "sort4: 6 prompts, 24 answers; 95% intervals\n" in capsys.readouterr().out
     assert main(["eval", config, *SAMPLED, "--against", str(answers), "--out", str(out)]) == 0
-    assert f"sort4: more than in {answers}\n  reward/mean     +0.0000  all 6 prompts differ not at all" in capsys.readouterr().out
+    told = f"sort4: more than in {answers}\n  reward/mean     +0.0000  all 6 prompts differ not at all"
+    assert told in capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.read_text())
     metrics = found["data"]["sort4"]["metrics"]
     assert {*metrics} == {"reward/mean", "acc/mean", "acc/pass@2", "acc/pass@4", "acc/maj@4"}
