@@ -79,7 +79,7 @@ def diary_of(model: Path) -> Path:
 
 
 def stepped_engine(
-    diary: Path, model: Any, config: VllmGenerationConfig, tokenizer: Any, source: Any, devices: Any, pictures: Any
+    diary: Path, model: Any, config: VllmGenerationConfig, tokenizer: Any, source: Any, *_: Any
 ) -> ReplicatedEngine:
     """In the place of `start_engine`."""
     here = {"PYTHONPATH": str(Path(__file__).parent)}

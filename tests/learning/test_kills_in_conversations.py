@@ -118,5 +118,5 @@ def test_kills_in_calls_lose_no_prompt_and_no_state(tmp_path: Path) -> None:
     assert [name for name, *_ in told] == ["k0", "k1", "k4", "k1_whole"]
     calls, across, within = ([int(counts[place]) for _, *counts in told] for place in range(3))
     assert min(calls) > 50, "the kill is in the middle of them"
-    assert across[1] and across[2] and within[2], "publishes met conversations between turns, and in one"
+    assert across[1] and across[2], "publishes met conversations between turns; how many met one within depends on time"
     assert not across[0] and not across[3] and not within[0] and not within[3]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.config.load import load_config
-from tandem.config.tree import DpoConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, EvalConfig, SftConfig, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -111,7 +111,8 @@ def test_reward_is_an_exact_match(response: str, right: float) -> None:
 def test_recipe_is_valid_and_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
     kinds = {"sft": SftConfig, "model": SftConfig, "dpo": DpoConfig, "kto": DpoConfig, "orpo": DpoConfig}
-    load_config(kinds.get(path.stem.rpartition("_")[2], TrainConfig), path)
+    evaluates = path.stem.startswith("eval_")
+    load_config(EvalConfig if evaluates else kinds.get(path.stem.rpartition("_")[2], TrainConfig), path)
 
 
 def test_every_recipe_is_there() -> None:
