@@ -5,7 +5,7 @@ answers, never answers one by one. Every metric is a mean over prompts, of which
 the variance s^2 / P that is taken here as it is.
 """
 
-from math import sqrt
+from math import pi, sqrt, tan
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -31,15 +31,17 @@ def bounds_of(values_P: Values) -> Interval:
     return next((Interval(least, 1.0) for least in (0.0, -1.0) if least <= low and high <= 1), UNBOUNDED)
 
 
-def mean_interval(values_P: Values, bounds: Interval = UNBOUNDED) -> Interval:
-    """Of values with `bounds` Wilson's interval (1927), of others Student's; of two prompts or more.
+def mean_interval(values_P: Values, bounds: Interval = UNBOUNDED) -> Interval | None:
+    """Of values with `bounds` Wilson's interval (1927), of others Student's. None where nothing shows how prompts vary:
+    there is one alone, or all have the same value between the bounds.
 
     Wilson's has the variance of the mean m fall towards the bounds, as m (1 - m) / n between 0 and 1; here n is as many
     independent 0 and 1 as would vary as the prompts do, P m (1 - m) / s^2. Both have a quantile of Student's: where few
     prompts carry the variation, s says less than P - 1 degrees of freedom do.
     """
     count = len(values_P)
-    assert count > 1
+    if count == 1:
+        return None
     mean, variance = float(values_P.mean()), float(values_P.var(ddof=1))
     if np.ptp(values_P) < 1e-12:
         return _without_variation(mean, count, bounds)
@@ -56,7 +58,12 @@ def mean_interval(values_P: Values, bounds: Interval = UNBOUNDED) -> Interval:
 
 
 def student(share: float, freedom: float) -> float:
-    """A quantile of Student's t, by its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5)."""
+    """A quantile of Student's t: of 1 and 2 degrees of freedom exactly, of more by its expansion in 1 / freedom
+    (Abramowitz and Stegun 26.7.5)."""
+    if freedom == 1:
+        return tan(pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) / sqrt(2 * share * (1 - share))
     z = NormalDist().inv_cdf(share)
     terms = (
         (z**3 + z) / 4,
@@ -80,12 +87,12 @@ def _freedom(values_P: Values) -> float:
     return min(max(2 * count / spread, 2.0), count - 1) if spread > 0 else count - 1
 
 
-def _without_variation(mean: float, count: int, bounds: Interval) -> Interval:
-    """Clopper and Pearson's bound (1934) for 0 of `count`, between a bound and the other."""
+def _without_variation(mean: float, count: int, bounds: Interval) -> Interval | None:
+    """Clopper and Pearson's bound (1934) for 0 of `count`, between a bound and the other; None for another mean."""
     share, (low, high) = 1 - _TAIL ** (1 / count), bounds
     if np.isfinite(high - low):
         if abs(mean - low) < 1e-9:
             return Interval(low, low + share * (high - low))
         if abs(mean - high) < 1e-9:
             return Interval(high - share * (high - low), high)
-    return Interval(mean, mean)
+    return None

@@ -31,10 +31,10 @@ class Comparison:
 def compare(differences_P: Values, seed: int) -> Comparison:
     """Of two or more prompts: the first model's value less the second one's."""
     mean, count, chance = float(differences_P.mean()), len(differences_P), p_value(differences_P, seed)
-    if np.ptp(differences_P) < 1e-12:
+    interval = mean_interval(differences_P)
+    if interval is None:
         return Comparison(mean, None, None, chance, None, count)
-    low, high = mean_interval(differences_P)
-    return Comparison(mean, low, high, chance, detectable(differences_P), count)
+    return Comparison(mean, interval.low, interval.high, chance, detectable(differences_P), count)
 
 
 def p_value(differences_P: Values, seed: int, exchanges: int = EXCHANGES) -> float:

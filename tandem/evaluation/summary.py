@@ -24,7 +24,7 @@ def _summarize_source(prompts: Sequence[Answered], seed: int) -> Json:
     for name, values_P in estimates(prompts, seed).items():
         known_P = values_P[~np.isnan(values_P)]
         if len(known_P):
-            low, high = mean_interval(known_P, bounds_of(known_P)) if len(known_P) > 1 else (None, None)
+            low, high = mean_interval(known_P, bounds_of(known_P)) or (None, None)
             metrics[name] = {"value": float(known_P.mean()), "low": low, "high": high, "prompts": len(known_P)}
     return {
         "prompts": len(prompts),
@@ -63,7 +63,8 @@ def lines(data: Json) -> Iterator[str]:
         unscored = f", {found['unscored']} without a score" if found["unscored"] else ""
         yield f"{source}: {found['prompts']} prompts, {found['answers']} answers{unscored}; {CONFIDENCE:.0%} intervals"
         for name, of in found["metrics"].items():
-            interval = "(no interval of one prompt)" if of["low"] is None else f"[{of['low']:.4f}, {of['high']:.4f}]"
+            alike = "one prompt" if of["prompts"] == 1 else "equal prompts"
+            interval = f"(no interval of {alike})" if of["low"] is None else f"[{of['low']:.4f}, {of['high']:.4f}]"
             fewer = f"  of {of['prompts']} prompts" if of["prompts"] < found["prompts"] else ""
             yield f"  {name:<14} {of['value']:8.4f}  {interval}{fewer}"
 

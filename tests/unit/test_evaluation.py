@@ -16,9 +16,9 @@ from tandem.cli import main
 from tandem.errors import UserError
 from tandem.evaluation.answered import Answered, check_same_prompts
 from tandem.evaluation.estimates import best_of, estimates, majority_of
-from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval
+from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval, student
 from tandem.evaluation.paired import compare, detectable, p_value
-from tandem.evaluation.summary import pair_lines, summarize
+from tandem.evaluation.summary import lines, pair_lines, summarize
 from tandem.rollout.transcript import trajectory_without_turns
 from tandem.types import Group, Prompt, Status
 
@@ -63,8 +63,12 @@ def coverage(prompts: int, answers: int, a: float, b: float, k: int) -> float:
     truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])
     of_count = np.array([best_of([1.0] * right + [0.0] * (answers - right), k) for right in range(answers + 1)])
     values_NP = of_count[rng.binomial(answers, rng.beta(a, b, size=(1000, prompts)))]
-    intervals = [mean_interval(values_P, UNIT) for values_P in values_NP]
-    return float(np.mean([low <= truth <= high for low, high in intervals]))
+    return float(np.mean([holds(mean_interval(values_P, UNIT), truth) for values_P in values_NP]))
+
+
+def holds(interval: Interval | None, truth: float) -> bool:
+    """Also where nothing is said."""
+    return interval is None or interval.low <= truth <= interval.high
 
 
 DESIGNS: list[tuple[int, int, float, float, int]] = [
@@ -98,7 +102,7 @@ def test_intervals_of_differences_and_of_rewards_without_bounds_hold_the_truth()
     accuracy_NP = rng.beta(9, 1, size=(1000, 30))
     differences_NP = (rng.binomial(4, accuracy_NP) - rng.binomial(4, accuracy_NP)) / 4
     for values_NP in (differences_NP, rng.normal(size=(1000, 30))):
-        held = [low <= 0 <= high for low, high in map(mean_interval, values_NP)]
+        held = [holds(mean_interval(values_P), 0.0) for values_P in values_NP]
         assert np.mean(held) == pytest.approx(0.95, abs=0.02)
 
 
@@ -106,15 +110,34 @@ def test_bounds_are_those_of_verdicts_and_of_signs_else_there_are_none() -> None
     assert bounds_of(np.array([0.25, 1.0])) == UNIT
     assert bounds_of(np.array([-1.0, 1.0])) == (-1, 1)
     assert bounds_of(np.array([0.5, 2.0])) == UNBOUNDED
-    low, high = mean_interval(np.array([1.0] * 29 + [0.0]), UNIT)
+    low, high = mean_interval(np.array([1.0] * 29 + [0.0]), UNIT) or UNBOUNDED
     assert 0 < low < 0.9 and 29 / 30 < high < 1
     doubled = mean_interval(np.array([1.0] * 29 + [-1.0]), Interval(-1.0, 1.0))
     assert doubled == pytest.approx((2 * low - 1, 2 * high - 1))
 
 
 def test_where_every_answer_is_right_there_may_still_be_wrong_ones() -> None:
-    low, high = mean_interval(np.ones(100), UNIT)
+    low, high = mean_interval(np.ones(100), UNIT) or UNBOUNDED
     assert high == 1 and low**100 == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 5])
+def test_of_very_few_prompts_intervals_are_not_too_narrow(prompts: int) -> None:
+    assert min(coverage(prompts, 2, 20, 20, 1), coverage(prompts, 4, 2, 2, 1)) >= 0.93
+
+
+def test_prompts_of_one_value_between_the_bounds_say_nothing_of_how_prompts_vary() -> None:
+    for values in ([0.5], [0.5, 0.5], [3.0, 3.0, 3.0]):
+        assert mean_interval(np.array(values), bounds_of(np.array(values))) is None
+    answered = [Answered("a", [0.0, 1.0], [0.0, 1.0], [None, None]) for _ in range(2)]
+    summary = summarize(answered, seed=0)
+    assert summary["a"]["metrics"]["acc/mean"] == {"value": 0.5, "low": None, "high": None, "prompts": 2}
+    assert "  acc/mean         0.5000  (no interval of equal prompts)" in lines(summary)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281)])
+def test_quantiles_are_students(freedom: int, quantile: float) -> None:
+    assert student(0.975, freedom) == pytest.approx(quantile, rel=2e-3)
 
 
 def simulated_p_values(difference: float, evaluations: int = 2000, prompts: int = 60) -> np.ndarray:
