@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -221,11 +222,12 @@ def _master(parameter: nn.Parameter, on_cpu: bool) -> nn.Parameter:
 
 
 def _cut(parameters: Mapping[str, nn.Parameter], numbers: int) -> Iterator[list[str]]:
-    """Names side by side whose parameters have at most so many numbers on this rank; at least one name each."""
+    """Names side by side whose parameters have at most so many numbers on a rank, and the same names on every rank, for
+    ranks step together; at least one name each."""
     names: list[str] = []
     total = 0
     for name, parameter in parameters.items():
-        size = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+        size = _largest_part(parameter)
         if names and total + size > numbers:
             yield names
             names, total = [], 0
@@ -233,6 +235,13 @@ def _cut(parameters: Mapping[str, nn.Parameter], numbers: int) -> Iterator[list[
         total += size
     if names:
         yield names
+
+
+def _largest_part(parameter: nn.Parameter) -> int:
+    """Numbers of it on the rank that holds the most of its rows: the first ranks have as many, the last ones fewer."""
+    placed: Any = parameter
+    shards = placed.device_mesh.size(placed.device_mesh.ndim - 1) if isinstance(parameter, DTensor) else 1
+    return -(-parameter.shape[0] // shards) * parameter.shape[1:].numel() if parameter.ndim else 1
 
 
 def _whole(tensor: Tensor) -> Tensor:
