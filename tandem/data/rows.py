@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
     first: int
     """The number of the first one."""
     content: list[Any] | pa.RecordBatch
-    """Lines of JSON, objects, or a batch."""
+    """Lines of JSON, entries of a list of JSON, or a batch."""
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """Numbers and rows, without empty lines. Raises UserError where a batch holds what is no value of its type."""
@@ -52,8 +52,10 @@ class Chunk(NamedTuple):
         except (ValueError, pa.ArrowException) as error:
             raise unreadable(self.path, self.first - 1, error) from error
         for number, row in enumerate(listed, start=self.first):
-            if not isinstance(row, bytes):
+            if not isinstance(self.content, list):
                 yield number, row
+            elif not isinstance(row, bytes):
+                yield number, _object(row, "the entry")
             elif row.strip():
                 yield number, _parse_line(row)
 
@@ -112,10 +114,17 @@ def _read_json_lines(path: Path) -> Iterator[list[Any]]:
 def _parse_line(line: bytes) -> Row | BadRow:
     try:
         value = json.loads(line)
-        json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair, which no tokenizer takes
     except (ValueError, RecursionError) as error:
         return BadRow(f"the line is not valid JSON: {error}")
-    return value if isinstance(value, dict) else BadRow(f"the line holds a {type(value).__name__}, not an object {{…}}")
+    return _object(value, "the line")
+
+
+def _object(value: Any, what: str) -> Row | BadRow:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair, which no tokenizer takes
+    except (ValueError, RecursionError) as error:
+        return BadRow(f"{what} is not valid JSON: {error}")
+    return value if isinstance(value, dict) else BadRow(f"{what} holds a {type(value).__name__}, not an object {{…}}")
 
 
 def without_pictures(row: Row) -> Row:

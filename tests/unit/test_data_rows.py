@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tandem.data.rows import read_rows
+from tandem.data.rows import BadRow, read_rows
 from tandem.errors import UserError
 
 ROWS = [{"prompt": "a", "nested": {"list": [1, 2], "text": "é"}}, {"prompt": "b", "nested": {"list": [], "text": ""}}]
@@ -77,6 +77,17 @@ def test_parquet_without_rows_and_with_a_damaged_page(tmp_path: Path) -> None:
     (tmp_path / "page.parquet").write_bytes(damaged)
     with pytest.raises(UserError, match=r"page\.parquet: cannot be read"):
         list(read_rows(tmp_path / "page.parquet"))
+
+
+def test_entries_of_a_list_that_no_dataset_can_read_are_bad_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[\n1, null, {"prompt": "a"}, {"prompt": "half \\ud800"}]')
+    rows = dict(read_rows(tmp_path / "rows.json"))
+    assert rows[3] == {"prompt": "a"}
+    assert [str(rows[number]) for number in (1, 2)] == [
+        "the entry holds a int, not an object {…}",
+        "the entry holds a NoneType, not an object {…}",
+    ]
+    assert isinstance(rows[4], BadRow) and "surrogates not allowed" in str(rows[4])
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
