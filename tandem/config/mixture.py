@@ -20,7 +20,7 @@ class TrainSetConfig(Section):
     files: DataPaths = Field(min_length=1)
     """As `data.train_files`."""
     weight: PositiveFloat = 1.0
-    """Its share of the prompts is its weight over the sum of all weights, exactly."""
+    """Its share of the rows is its weight over the sum of all weights, exactly."""
 
 
 def whole_weights(weights: list[float]) -> list[int]:

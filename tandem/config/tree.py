@@ -131,6 +131,8 @@ class DataFilesConfig(Section):
     """Parquet or JSON-lines (also .gz), and ids of the Hub: `hub:OWNER/NAME/CONFIGURATION[SPLIT]`."""
 
     train_files: DataPaths = []
+    mixture: MixtureConfig = {}
+    """In the place of `train_files`: sets by name, each with its share of the rows (docs/data.md)."""
     val_files: DataPaths = []
     shuffle: bool = True
     """A new order every epoch, from `trainer.seed`."""
@@ -139,10 +141,22 @@ class DataFilesConfig(Section):
     videos: VideosConfig = VideosConfig()
     cache: MayChange[RowCacheConfig] = RowCacheConfig()
 
+    @field_validator("mixture")
+    @classmethod
+    def _is_alone(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
+        if mixture and info.data.get("train_files"):
+            raise ValueError("give the files as train_files or as sets of mixture, not both")
+        return mixture
+
     @property
     def train_paths(self) -> list[Path]:
-        """All files of rows to train on."""
-        return self.train_files
+        """`train_files`, or those of all sets one after another."""
+        return self.train_files + [path for one in self.mixture.values() for path in one.files]
+
+    @property
+    def train_key(self) -> str:
+        """The key that names them."""
+        return "data.mixture" if self.mixture else "data.train_files"
 
     @property
     def val_paths(self) -> list[Path]:
@@ -153,8 +167,6 @@ class DataFilesConfig(Section):
 class DataConfig(DataFilesConfig):
     """One row a prompt."""
 
-    mixture: MixtureConfig = {}
-    """In the place of `train_files`: sets by name, each with its share of the prompts (docs/data.md)."""
     val_sets: dict[SetName, ValSetConfig] = {}
     """Besides `val_files`: sets by name, each with a sampling and metrics of its own (docs/data.md)."""
     dataset: Reference | None = None
@@ -166,13 +178,6 @@ class DataConfig(DataFilesConfig):
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row."""
-
-    @field_validator("mixture")
-    @classmethod
-    def _is_alone(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
-        if mixture and info.data.get("train_files"):
-            raise ValueError("give the files as train_files or as sets of mixture, not both")
-        return mixture
 
     @field_validator("dataset")
     @classmethod
@@ -189,11 +194,6 @@ class DataConfig(DataFilesConfig):
         return sampler
 
     @property
-    def train_paths(self) -> list[Path]:
-        """`train_files`, or those of all sets one after another."""
-        return self.train_files + [path for one in self.mixture.values() for path in one.files]
-
-    @property
     def val_paths(self) -> list[Path]:
         """`val_files`, then those of all sets one after another."""
         return self.val_files + [path for one in self.val_sets.values() for path in one.files]
@@ -202,7 +202,6 @@ class DataConfig(DataFilesConfig):
 class SftDataConfig(DataFilesConfig):
     """One row a demonstration (`messages`, or `prompt` + `completion`), or a pair of answers (`chosen`, `rejected`)."""
 
-    train_files: DataPaths = Field(min_length=1)
     rows_per_step: PositiveInt = 128
     max_tokens: PositiveInt = 2048
     """Prompt and answer together; a longer row is a bad row."""

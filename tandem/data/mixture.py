@@ -1,17 +1,18 @@
 """The sampler of a run, and how many rows each set of a mixture has."""
 
 from itertools import islice
+from typing import Any
 
 from tandem.config.sampler import EpochsSamplerConfig, OwnSamplerConfig, SolveRateSamplerConfig
-from tandem.config.tree import DataConfig
-from tandem.data.dataset import RLHFDataset
+from tandem.config.tree import DataConfig, DataFilesConfig
+from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.learning_sampler import LearningSampler, load_sampler
 from tandem.data.sampler import MixtureSampler, Sampler
 from tandem.data.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 
 
-def set_sizes(config: DataConfig, dataset: RLHFDataset) -> dict[str, int]:
+def set_sizes(config: DataFilesConfig, dataset: Dataset[Any, Any]) -> dict[str, int]:
     """Rows of each set of `data.mixture`, from a data set of its files. Raises UserError where one has none left."""
     counts = iter(dataset.items_of_files)
     sizes = {name: sum(islice(counts, len(one.files))) for name, one in config.mixture.items()}
@@ -31,8 +32,12 @@ def make_sampler(config: DataConfig, dataset: RLHFDataset, seed: int) -> Sampler
             by_rate = SolveRateSampler(rows, size, seed, sampler.discount)
             return LearningSampler(by_rate, "data.sampler", sampler.model_dump(), rows, size, seed)
         case EpochsSamplerConfig():
-            pass
+            return sampler_of_epochs(config, dataset, size, seed)
+
+
+def sampler_of_epochs(config: DataFilesConfig, dataset: Dataset[Any, Any], rows_per_step: int, seed: int) -> Sampler:
+    """Every row once before any comes again, of each set in its share. Raises UserError for sets without a row."""
     if not config.mixture:
-        return Sampler(rows, size, config.shuffle, seed)
+        return Sampler(len(dataset), rows_per_step, config.shuffle, seed)
     weights = [one.weight for one in config.mixture.values()]
-    return MixtureSampler(set_sizes(config, dataset), weights, size, config.shuffle, seed)
+    return MixtureSampler(set_sizes(config, dataset), weights, rows_per_step, config.shuffle, seed)

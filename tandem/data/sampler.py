@@ -9,7 +9,7 @@ import numpy as np
 from tandem.config.mixture import whole_weights
 from tandem.data.turns import turns
 from tandem.errors import UserError
-from tandem.types import IntArray
+from tandem.types import IntArray, StepMetrics
 
 
 class Outcome(NamedTuple):
@@ -137,6 +137,11 @@ class MixtureSampler(Sampler):
     def state(self) -> dict[str, Any]:
         mixture = [*map(list, zip(self._names, self._lengths, self._weights, strict=True))]
         return {**super().state(), "mixture": mixture}
+
+
+def mixture_epochs(sampler: Sampler) -> StepMetrics:
+    """How often the run went through each set of a mixture."""
+    return {f"mixture/{name}/epoch": epoch for name, epoch in sampler.epochs.items()}
 
 
 class _Order:

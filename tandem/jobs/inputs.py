@@ -12,7 +12,7 @@ from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import RLHFDataset
-from tandem.data.mixture import make_sampler
+from tandem.data.mixture import make_sampler, set_sizes
 from tandem.data.own import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
@@ -40,7 +40,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     _refuse(find_mistakes(config))
     problems: list[str] = []
     tokenizer = _catch(problems, load_tokenizer, config.model)
-    train = "data.mixture" if getattr(config.data, "mixture", None) else "data.train_files"
+    train = config.data.train_key
     val = "data.val_files" if config.data.val_files or not config.data.val_paths else "data.val_sets"
     files = {train: config.data.train_paths, val: config.data.val_paths}
     if isinstance(config, EvalConfig):
@@ -70,8 +70,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):
         _catch(problems, ValidationSets, read[val], config)
-    if isinstance(config, TrainConfig) and isinstance(read[train], RLHFDataset):
-        _catch(problems, make_sampler, config.data, read[train], config.trainer.seed)
+    _catch(problems, _check_order, config, read[train])
     _refuse(problems)
     assert tokenizer is not None
     return Inputs(tokenizer, read[train], read[val])
@@ -89,6 +88,16 @@ def _catch(problems: list[str], call: Callable[..., R], *args: Any, key: str = "
     except UserError as error:
         problems.append(f"{key}: {error}" if key else str(error))
         return None
+
+
+def _check_order(config: TrainConfig | EvalConfig | SftConfig, train: Any) -> None:
+    """Raises UserError where there is none in which rows can be trained on."""
+    if train is None:
+        return
+    if isinstance(config, TrainConfig):
+        make_sampler(config.data, train, config.trainer.seed)
+    else:
+        set_sizes(config.data, train)
 
 
 def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,13 +13,14 @@ from tandem.planning.roles import moments
 
 
 def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
-    """`rows`: the usable ones of `data.train_files`."""
+    """`rows`: the usable ones to train on."""
     if isinstance(config, SftConfig):
         key, step = "data.rows_per_step", config.data.rows_per_step
     else:
         key, step = "data.prompts_per_step", config.data.prompts_per_step
     if rows < step:
-        yield f"{key}: {step:,}, but data.train_files have {rows:,} rows: every step takes some of them repeatedly"
+        holds = f"{config.data.train_key} holds {rows:,} rows"
+        yield f"{key}: {step:,}, but {holds}: every step takes some of them repeatedly"
     if isinstance(config, TrainConfig) and config.trainer.max_staleness > 1 and not config.algorithm.loss.bounds_ratio:
         loss = config.algorithm.loss.type
         yield (

@@ -27,7 +27,7 @@ from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.roles import MovingReference
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
-from tandem.data.sampler import Outcome, Sampler
+from tandem.data.sampler import Outcome, Sampler, mixture_epochs
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
@@ -196,7 +196,7 @@ def mixture_metrics(groups: Sequence[Group], sampler: Sampler) -> StepMetrics:
         if name is not None:
             rewards[name] += [score.value for score in group.scores if score.value is not None]
     means = {f"mixture/{name}/reward": fmean(values) for name, values in rewards.items() if values}
-    return means | {f"mixture/{name}/epoch": epoch for name, epoch in sampler.epochs.items()}
+    return means | mixture_epochs(sampler)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from tandem.controller.assembly import pictures_of
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Trained
-from tandem.data.sampler import Sampler
+from tandem.data.mixture import sampler_of_epochs
+from tandem.data.sampler import mixture_epochs
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.callbacks import Callback
@@ -54,7 +55,7 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         self._inputs = inputs
         self._train = inputs.train
         trainer = config.trainer
-        self._sampler = Sampler(len(inputs.train), config.data.rows_per_step, config.data.shuffle, trainer.seed)
+        self._sampler = sampler_of_epochs(config.data, inputs.train, config.data.rows_per_step, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self.placement = placement
         start = branch.weights.get(POLICY, config.model.path) if branch else config.model.path
@@ -89,7 +90,8 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         batch, learned = self.learn([self._train[row] for row in next(self._sampler)])
         metrics = {f"{self.name}/{name.rpartition('/')[2]}": value for name, value in learned.items()}
         tokens = len(batch.prompt_ids) + len(batch.response_ids)
-        return {**metrics, "perf/tokens": float(tokens), "data/epoch": self._sampler.epoch}
+        epochs = {"data/epoch": self._sampler.epoch, **mixture_epochs(self._sampler)}
+        return {**metrics, "perf/tokens": float(tokens), **epochs}
 
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val

@@ -40,8 +40,9 @@ def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], 
     """Row `number`, from 1 on, of the `train` or `val` files: what is made of it, line by line."""
     tokenizer = load_tokenizer(config.model)
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
-    files = config.data.train_paths if split == "train" else config.data.val_paths
-    path, row = _find(files, split, number)
+    data = config.data
+    of_split = (data.train_paths, data.train_key) if split == "train" else (data.val_paths, "data.val_files")
+    path, row = _find(*of_split, number)
     try:
         row_format, items = dataset([], tokenizer, config.data, pictures).read(row, path.parent)
     except BadRow as error:
@@ -64,17 +65,17 @@ def dataset_for(config: TrainConfig | SftConfig) -> type[Dataset[Any, Any]]:
             return SftDataset
 
 
-def _find(files: Sequence[Path], split: str, number: int) -> tuple[Path, Row | BadRow]:
+def _find(files: Sequence[Path], key: str, number: int) -> tuple[Path, Row | BadRow]:
     """Rows are counted through all files."""
     if not files:
-        raise UserError(f"data.{split}_files: there are none; give some")
+        raise UserError(f"{key}: there are none; give some")
     count = 0
     for path in files:
         for _, row in read_rows(path):
             count += 1
             if count == number:
                 return path, row
-    raise UserError(f"--row {number}: data.{split}_files have {count:,} rows")
+    raise UserError(f"--row {number}: {key} holds {count:,} rows")
 
 
 def _described(

@@ -1,13 +1,13 @@
 """The names of all metrics. docs/metrics.md says what each means; `<…>` stands for what a run fills in."""
 
-OF_EVERY_RUN = ("data/epoch", "time/step_s", "time/checkpoint_s", "time/checkpoint_wait_s", "perf/tokens",
-                "perf/tokens_per_s", "perf/tokens_per_s_per_gpu",
+OF_EVERY_RUN = ("data/epoch", "mixture/<set>/epoch", "time/step_s", "time/checkpoint_s", "time/checkpoint_wait_s",
+                "perf/tokens", "perf/tokens_per_s", "perf/tokens_per_s_per_gpu",
                 "perf/peak_memory_gib", "perf/peak_memory_gib/<phase>")  # fmt: skip
 OF_ANSWERS = (
     "conversation/turns", "conversation/out_of_turns", "conversation/environment_errors", "conversation/<number>",
     "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>", "reward/errors", "reward/timeouts",
     "reward/not_scored", "reward/group_std/zero_share",
-    "mixture/<set>/reward", "mixture/<set>/epoch", "response_length/mean", "response_length/max",
+    "mixture/<set>/reward", "response_length/mean", "response_length/max",
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
     "rollout/mismatch_kl", "rollout/mismatch_max", "rollout/mismatch_share", "rollout/correction_mean",
     "rollout/correction_share", "rollout/staleness/mean", "rollout/staleness/max", "rollout/mixed_share",

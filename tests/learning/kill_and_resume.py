@@ -1,6 +1,6 @@
 """Runs a training again and again, killed at some point and resumed. Prints `done` when every one ended the same.
 
-    python kill_and_resume.py CONFIG DIRECTORY STEPS [kills] [seed]
+    python kill_and_resume.py CONFIG DIRECTORY STEPS [kills] [seed] [command]
 
 A program of its own: it forks after the expensive imports, which only a process without threads may do.
 """
@@ -23,8 +23,11 @@ from typing import Any, TypeVar
 import torch
 
 import tandem.checkpoint.store
+import tandem.jobs.preference
 import tandem.jobs.rl
+import tandem.jobs.sft
 from tandem.cli import main
+from tandem.data.sampler import Sampler
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 
@@ -91,6 +94,23 @@ def kill_at_save(nth: int) -> Callable[[], None]:
     return arm
 
 
+def record_rows(path: Path) -> Callable[[], None]:
+    """The rows that the process draws are written to `path`, a line a step."""
+
+    def arm() -> None:
+        original = Sampler.__next__
+
+        def draw(sampler: Sampler) -> list[int]:
+            rows = original(sampler)
+            with path.open("a") as file:
+                print(*rows, file=file)
+            return rows
+
+        Sampler.__next__ = draw  # type: ignore[method-assign]
+
+    return arm
+
+
 def outcome(run: Path, steps: int) -> dict[str, Any]:
     """What must not depend on kills."""
     numbers = [
@@ -103,6 +123,8 @@ def outcome(run: Path, steps: int) -> dict[str, Any]:
         for path in sorted(checkpoint.rglob("*"))
         if path.suffix == ".safetensors"
     }
+    if not (run / "trajectories").is_dir():
+        return {"numbers": numbers, "weights": weights}
     tables = [read_trajectories(run / f"trajectories/step_{step:06d}.parquet") for step in range(1, steps + 1)]
     answers = [sha256(repr(table.drop(OF_THE_CLOCK).to_pydict()).encode()).hexdigest() for table in tables]
     used = [
@@ -124,12 +146,14 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: int = 0) -> None:
+def run_all(
+    config: str, directory: Path, steps: int, kills: int = KILLS, seed: int = 0, command: str = "train"
+) -> None:
     def arguments(run: Path) -> list[str]:
-        return ["train", config, f"trainer.run_dir={run}"]
+        return [command, config, f"trainer.run_dir={run}"]
 
     start = time.monotonic()
-    assert finished(child(arguments(directory / "whole")))
+    assert finished(child(arguments(directory / "whole"), record_rows(directory / "rows.txt")))
     seconds = time.monotonic() - start
     expected = apart(outcome, directory / "whole", steps)
     critic = "critic_optimizer" in Path(config).read_text()
@@ -152,7 +176,7 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
         reached = len(read_metrics(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
-        resume = ["train", "--resume", str(run)] if (run / "config.yaml").exists() else arguments(run)
+        resume = [command, "--resume", str(run)] if (run / "config.yaml").exists() else arguments(run)
         assert finished(child(resume)), f"kill {kill}: the resumed run failed"
         assert apart(outcome, run, steps) == expected, f"kill {kill}: another outcome"
         print(f"kill {kill}: after {reached} of {steps} steps, same outcome", flush=True)
@@ -162,4 +186,4 @@ def run_all(config: str, directory: Path, steps: int, kills: int = KILLS, seed: 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run_all(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    run_all(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6]), *sys.argv[6:])

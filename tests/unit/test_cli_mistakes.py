@@ -111,7 +111,7 @@ def test_what_is_seldom_meant_is_said(
     few_rows, many_ranks = f"data.train_files=[{tmp_path}/three.jsonl]", f"cluster.ranks={2 * os.cpu_count()}"
     assert main(["train", str(grpo_config), few_rows, many_ranks, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "note: data.prompts_per_step: 4, but data.train_files have 3 rows" in printed
+    assert "note: data.prompts_per_step: 4, but data.train_files holds 3 rows" in printed
     if not torch.cuda.is_available():
         assert f"note: cluster.ranks: {2 * os.cpu_count()} processes compute on" in printed
     assert main(["train", str(grpo_config), "--dry-run"]) == 0

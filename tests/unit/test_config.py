@@ -239,11 +239,11 @@ def test_every_mistake_is_listed_at_once(sound: Path) -> None:
 
 
 def test_supervised_fine_tuning_has_its_own_tree(sound: Path) -> None:
-    listed = problems(sound, "data.train_files=[]", kind=SftConfig)
+    listed = problems(sound, "data.rows_per_step=0", kind=SftConfig)
     assert listed == [
         "algorithm: unknown key",
         "data.prompts_per_step: unknown key; did you mean data.rows_per_step?",
-        "data.train_files: list should have at least 1 item after validation, not 0, not []",
+        "data.rows_per_step: input should be greater than 0, not 0",
     ]
 
 

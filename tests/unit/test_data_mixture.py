@@ -10,9 +10,10 @@ import pytest
 from data_tokenizer import char_tokenizer, write_lines
 
 from tandem.config.mixture import whole_weights
-from tandem.config.tree import DataConfig
+from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
-from tandem.data.mixture import make_sampler
+from tandem.data.mixture import make_sampler, sampler_of_epochs
+from tandem.data.preference import RatedDataset
 from tandem.data.sampler import MixtureSampler
 from tandem.data.turns import turns
 from tandem.errors import UserError
@@ -112,6 +113,17 @@ def test_a_set_without_usable_rows_is_named(tmp_path: Path) -> None:
         make_sampler(config, dataset, 0)
 
 
+def test_a_row_that_makes_several_demonstrations_counts_as_so_many(tmp_path: Path) -> None:
+    pair = {"prompt": "1=", "chosen": "1", "rejected": "2"}
+    files = [write_lines(tmp_path / "pairs.jsonl", [pair] * 2)]
+    files.append(write_lines(tmp_path / "rated.jsonl", [{"prompt": "1=", "completion": "1", "label": True}] * 2))
+    mixture = {name: {"files": [file]} for name, file in zip(("pairs", "rated"), files, strict=True)}
+    config = SftDataConfig.model_validate({"mixture": mixture})
+    made = sampler_of_epochs(config, RatedDataset(config.train_paths, char_tokenizer(), config), 3, 0)
+    assert [made.set_of(row) for row in range(6)] == ["pairs"] * 4 + ["rated"] * 2
+    assert made.epochs == {"pairs": 0, "rated": 0} and made.steps_for(1) == 3
+
+
 @pytest.mark.parametrize(
     ("mixture", "said"),
     [
@@ -124,6 +136,8 @@ def test_a_set_without_usable_rows_is_named(tmp_path: Path) -> None:
 def test_what_no_mixture_can_be(mixture: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DataConfig.model_validate({"mixture": mixture})
+    with pytest.raises(ValueError, match=said):
+        SftDataConfig.model_validate({"mixture": mixture})
 
 
 def test_files_are_given_once() -> None:

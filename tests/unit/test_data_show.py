@@ -43,7 +43,7 @@ def test_a_demonstration(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         "--- learned, 3 tokens", "c<|im_end|>", "",
     ]  # fmt: skip
     assert main(["data", "show", str(tmp_path / "config.yaml"), "--row", "3"]) == 2
-    assert "--row 3: data.train_files have 2 rows" in capsys.readouterr().err
+    assert "--row 3: data.train_files holds 2 rows" in capsys.readouterr().err
     assert main(["data", "show", str(tmp_path / "config.yaml"), "--split", "val"]) == 2
     assert "data.val_files: there are none" in capsys.readouterr().err
 

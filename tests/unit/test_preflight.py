@@ -88,6 +88,17 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every: 1 needs data.val_files"]),
     ("sft", "data.train_files=[{0}/questions.jsonl]", ["column `prompt` is missing; the row has question"]),
     ("dpo", "data.train_files=[{0}/prompts.jsonl]", ["column `chosen` is missing"]),
+    ("sft", "data.train_files=[]", ["data.train_files: no file given; name some, or sets of data.mixture"]),
+    (
+        "sft",
+        "data.mixture={{a: {{files: [{0}/prompts.jsonl]}}}}",
+        ["data.mixture: ", "as train_files or as sets of mixture"],
+    ),
+    (
+        "dpo",
+        "data.train_files=[]|data.mixture={{a: {{files: [{0}/prompts.jsonl]}}}}",
+        ["data.mixture.a.files: 1 of the first 1 rows are bad", "column `chosen` is missing"],
+    ),
     ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo', 'simpo', 'orpo' or 'kto', not 'dpx'"]),
     ("dpo", "preference={{loss: dpo, undesirable_weight: 2}}", ["undesirable_weight are of loss: kto, not of dpo"]),
     ("dpo", "preference.loss=kto|data.rows_per_step=1", ["preference: loss: kto estimates the KL", "2 or more"]),

@@ -51,7 +51,7 @@ def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iter
     needed, sets = ("val_files", "val_sets") if isinstance(config, EvalConfig) else ("train_files", "mixture")
     own = needed == "train_files" and getattr(config.data, "dataset", None)
     if not (own or getattr(config.data, needed) or getattr(config.data, sets, None)):
-        yield f"data.{needed}: no file given"
+        yield f"data.{needed}: no file given; name some, or sets of data.{sets}"
 
 
 def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
