@@ -17,7 +17,7 @@ class Best(NamedTuple):
     """The best value that a run has reached."""
 
     metric: str
-    """`trainer.best_metric`, or else a validation's accuracy, the reward, or the loss."""
+    """`trainer.best_metric`, or else a validation's accuracy, reward or loss, or else the reward."""
     value: float
     step: int
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,10 @@ from tandem.tracking.jsonl import read_metrics
 ENDED = "ended"
 """The file in a run directory that says how its last process ended: finished, stopped or failed."""
 _DEPTH = 3
-_USUAL = ("reward/mean", "val/loss", "sft/loss", "dpo/loss", "reward_model/loss")
+_VALIDATED = (r"val/.+/acc/mean@\d+", r"val/.+/reward/mean@\d+", "val/accuracy", "val/loss")
+"""What a run is judged by, the first one that it measures. Of training it is the reward alone: a loss is of one step's
+rows, and its lowest value says which rows were easy."""
+_TRAINING_LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss")
 
 
 class FoundRun(NamedTuple):
@@ -60,8 +64,16 @@ def _described(run: Path) -> FoundRun:
     total = progress.total_steps if progress else trainer.get("steps")
     done = records[-1]["step"] if records else progress.step if progress else 0  # own dataflows write no metrics
     step = f"{done}/{total or '?'}"
-    best = best_of(records, trainer)
-    return FoundRun(run, state_of(run), step, f"{best[0]} {best[1]:.4g}" if best else "")
+    return FoundRun(run, state_of(run), step, _reached(records, trainer))
+
+
+def _reached(records: list[dict[str, Any]], trainer: dict[str, Any]) -> str:
+    """The best value with its name and what makes it the best, or else the last training loss."""
+    if best := best_of(records, trainer):
+        metric, value, _ = best
+        return f"{metric} {value:.4g} {_mode(metric, trainer)}"
+    last = records[-1] if records else {}
+    return next((f"{name} {last[name]:.4g} last" for name in _TRAINING_LOSSES if name in last), "")
 
 
 def trainer_section(run: Path) -> dict[str, Any]:
@@ -103,19 +115,26 @@ def _is_locked(lock: Path) -> bool:
 
 
 def best_of(records: list[dict[str, Any]], trainer: dict[str, Any]) -> tuple[str, float, int] | None:
-    """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, the reward, or the loss."""
-    measured = {name for record in records for name in record}
-    accuracies = sorted(name for name in measured if name.startswith("val/") and "/acc/mean@" in name)
-    wanted = [trainer.get("best_metric"), *accuracies, *_USUAL]
+    """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, reward or loss, or else of
+    the reward."""
+    measured = sorted({name for record in records for name in record})
+    validated = [name for pattern in _VALIDATED for name in measured if re.fullmatch(pattern, name)]
+    wanted = [trainer.get("best_metric"), *validated, "reward/mean"]
     metric = next((name for name in wanted if name in measured), None)
     if metric is None:
         return None
     values = [(record[metric], record["step"]) for record in records if not math.isnan(record.get(metric, math.nan))]
-    lower = trainer.get("best_mode") == "min" if trainer.get("best_mode") else lower_is_better(metric)
     if not values:
         return None
-    value, step = min(values) if lower else max(values, key=lambda one: one[0])
+    choose = min if _mode(metric, trainer) == "min" else max
+    value, step = choose(values, key=lambda one: one[0])
     return metric, value, step
+
+
+def _mode(metric: str, trainer: dict[str, Any]) -> str:
+    """min or max: `trainer.best_mode` of `trainer.best_metric`, by its name of any other."""
+    given = trainer.get("best_mode") if metric == trainer.get("best_metric") else None
+    return given or ("min" if lower_is_better(metric) else "max")
 
 
 def _cut(text: str, width: int) -> str:

@@ -12,6 +12,8 @@ import pytest
 
 from tandem.checkpoint.progress import Progress
 from tandem.cli import main
+from tandem.jobs.result import Run
+from tandem.jobs.runs import find_runs
 
 
 def make_run(path: Path, values: list[float | None], metric: str = "reward/mean", trainer: str = "{steps: 3}") -> Path:
@@ -51,12 +53,12 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     heading, *rows = [line.split() for line in printed.splitlines()]
     assert heading == ["run", "state", "step", "best"]
     assert [row for row in rows if not row[0].startswith("…")] == [
-        ["deep/killed", "killed", "1/7", "sft/loss", "0.5"],
-        ["failed", "failed", "3/3", "reward/mean", "0.3"],
-        ["finished", "finished", "3/3", "reward/mean", "0.3"],
-        ["old", "finished", "2/2", "val/a/kl", "0.25"],
+        ["deep/killed", "killed", "1/7", "sft/loss", "0.5", "last"],
+        ["failed", "failed", "3/3", "reward/mean", "0.3", "max"],
+        ["finished", "finished", "3/3", "reward/mean", "0.3", "max"],
+        ["old", "finished", "2/2", "val/a/kl", "0.25", "min"],
         ["running", "running", "0/3"],
-        ["stopped", "stopped", "3/3", "reward/mean", "0.3"],
+        ["stopped", "stopped", "3/3", "reward/mean", "0.3", "max"],
     ]
     assert max(map(len, printed.splitlines())) <= 80 and len(rows) == 7
 
@@ -64,7 +66,7 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", [0.1])
     assert main(["runs", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["run", "killed", "1/3", "reward/mean", "0.1"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["run", "killed", "1/3", "reward/mean", "0.1", "max"]
     with (tmp_path / "run/.lock").open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -72,3 +74,27 @@ def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_directory_that_is_none_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert "no such directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("records", "trainer", "best", "shown"),
+    [
+        ([{"sft/loss": 0.1, "val/loss": 0.9}, {"sft/loss": 0.3, "val/loss": 0.4}, {"sft/loss": 0.2, "val/loss": 0.5}],
+         "{steps: 3}", ("val/loss", 0.4, 2), "val/loss 0.4 min"),
+        ([{"dpo/loss": 0.1, "val/loss": 0.9, "val/accuracy": 0.8}, {"val/loss": 0.4, "val/accuracy": 0.7}],
+         "{steps: 2}", ("val/accuracy", 0.8, 1), "val/accuracy 0.8 max"),
+        ([{"sft/loss": 0.1}, {"sft/loss": 0.3}], "{steps: 2}", None, "sft/loss 0.3 last"),
+        ([{"reward/mean": 0.9, "val/a/reward/mean@1": 0.2}, {"reward/mean": 0.8, "val/a/reward/mean@1": 0.3}],
+         "{steps: 2}", ("val/a/reward/mean@1", 0.3, 2), "val/a/reward/mean@1 0.3 max"),
+        ([{"val/loss": 0.9, "val/margin": 2.0}, {"val/loss": 0.4, "val/margin": 1.0}],
+         "{steps: 2, best_metric: val/margin, best_mode: min}", ("val/margin", 1.0, 2), "val/margin 1 min"),
+    ],
+)  # fmt: skip
+def test_the_best_is_of_a_metric_that_says_something(
+    records: list[dict[str, float]], trainer: str, best: object, shown: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", [], trainer=trainer)
+    lines = [json.dumps({"step": step, **record}) for step, record in enumerate(records, 1)]
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert Run(run).best == best
+    assert find_runs(tmp_path)[0].best == shown
