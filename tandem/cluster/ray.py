@@ -27,6 +27,7 @@ import psutil
 import ray
 from ray import ObjectRef, cloudpickle
 from ray._private import ray_constants
+from ray._private.services import resolve_ip_for_localhost
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -49,6 +50,8 @@ _CPUS = 0.01  # that a process reserves: the pool says how many share a node, no
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
 _IN_A_MESSAGE_BYTES = 1 << 16
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
+_LISTENS_S = 60.0  # for a cluster at an address to take connections
+_CONNECT_S = 5.0  # for one connection
 _LOOK_S = 1.0  # between two looks at whether all processes are alive, while a call runs
 _POLL_S = 0.02  # between two looks at the sources, for which Ray cannot wait
 _FORWARDED = (
@@ -408,6 +411,47 @@ class RayRanks:
             remove_placement_group(self._group)
 
 
+def _connect(address: str | None, patience_s: float) -> None:
+    """Connect this process to the Ray cluster at `address`, or start one here that only this machine reaches.
+
+    Where nothing listens at HOST:PORT, `ray.init` would try for minutes: this raises UserError after `patience_s`.
+    """
+    reached_by_others = address is not None
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        # Ray takes a loopback address for this machine's own, where a cluster that only this machine reaches isn't.
+        own = resolve_ip_for_localhost(host)
+        reached_by_others = _listening([host] if own == host else [own, host], int(port), patience_s) == own
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = reached_by_others
+    try:
+        ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _listening(hosts: list[str], port: int, patience_s: float) -> str:
+    """The first of `hosts` that takes a connection at `port`."""
+    begin = time.monotonic()
+    said = False
+    while True:
+        for host in hosts:
+            try:
+                socket.create_connection((host, port), timeout=_CONNECT_S).close()
+            except OSError as error:
+                reason = error
+            else:
+                return host
+        tried = " or ".join(f"{host}:{port}" for host in hosts)
+        where = f"cluster.address or RAY_ADDRESS: no Ray at {tried} ({reason})"
+        if time.monotonic() - begin >= patience_s:
+            raise UserError(f"{where} for {patience_s:g} s; `ray start --head --port={port}` starts one there")
+        if not said:
+            print(f"{where}; waiting", flush=True)
+            said = True
+        time.sleep(min(_LOOK_S, patience_s))
+
+
 class RayCluster:
     """Pools on the Ray cluster at `address`, else at RAY_ADDRESS, else on one that is started on this machine.
 
@@ -422,9 +466,7 @@ class RayCluster:
         self._looked = time.monotonic()
         self._connected = not ray.is_initialized()
         if self._connected:
-            address = address or os.environ.get("RAY_ADDRESS")
-            ray_constants.ENABLE_RAY_CLUSTER = address is not None  # Ray's own switch: False stays on loopback
-            ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
+            _connect(address or os.environ.get("RAY_ADDRESS"), min(_LISTENS_S, start_timeout_s))
 
     def spawn(self, pool: ResourcePool) -> RayRanks:
         """Waits up to `start_timeout_s` for nodes that hold the pool, such as one that replaces a lost one."""

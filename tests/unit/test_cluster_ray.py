@@ -1,6 +1,7 @@
 """Pools on Ray's nodes: two real ones on this machine, and the cluster that Tandem starts itself."""
 
 import os
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -145,9 +146,12 @@ OWN_CLUSTER = """
 from tandem.cluster.ray import RayCluster
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
+from tandem.errors import UserError
 from tandem.workers.registration import Dispatch, register
 from tandem.workers.host import Worker
 import ray, select, sys, torch
+
+here = ray.util.get_node_ip_address()
 
 class Answer:
     value = 3
@@ -167,11 +171,17 @@ print("told", ray._raylet.get_authentication_mode() == ray._raylet.Authenticatio
 while not select.select([sys.stdin], [], [], 0.5)[0]:
     mine.answer().get()  # again: Ray may lose what is printed while a cluster is new
 cluster.close()
+assert ray.util.get_node_ip_address() == here  # a cluster that this process starts now is within others' reach
+try:
+    RayCluster("127.0.0.1:1", start_timeout_s=0.1)
+except UserError as error:
+    print(error)
 """
 
 
 def test_the_cluster_that_tandem_starts_stays_on_loopback(tmp_path: Path) -> None:
-    """It asks for a token, too; takes worker classes of `__main__`, and forwards what they print."""
+    """It asks for a token, too; takes worker classes of `__main__`, and forwards what they print. Then: nobody at an
+    address."""
     script = tmp_path / "script.py"
     script.write_text(OWN_CLUSTER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -188,9 +198,12 @@ def test_the_cluster_that_tandem_starts_stays_on_loopback(tmp_path: Path) -> Non
         assert any("(main rank " in line for line in printed)  # of lines that ranks have in common, Ray shows one
         assert "told True\n" in printed
         addresses = listening(process.pid)
-        process.communicate("\n", timeout=120)
+        end = process.communicate("\n", timeout=120)[0]
     assert len(addresses) >= 5
     assert set(addresses) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert process.returncode == 0
+    assert re.search(r"cluster.address or RAY_ADDRESS: no Ray at \S+:1 .*refused\); waiting\n", end)
+    assert re.search(r"no Ray at \S+:1 .*refused\) for 0.1 s; `ray start --head --port=1` starts one there\n", end)
 
 
 def listening(root: int) -> list[str]:
