@@ -35,7 +35,7 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sampler import Sampler
 from tandem.jobs.inputs import read_inputs
-from tandem.jobs.validation import summarize, validate
+from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.reward.manager import RewardManager
 from tandem.types import Group, Prompt, StepMetrics
 from tandem.workers.rollout import seeded_requests
@@ -81,7 +81,8 @@ def run(correction: str, staleness: int, seed: int, steps: int, model: Path) -> 
     ):
         roles = make_roles(config, inputs.tokenizer, algorithm, steps, placement, reward)
         learned = list(train(roles, algorithm, config, inputs.train, staleness, steps))
-        accuracy = summarize(validate(roles.experience, inputs.val, config, seed, steps))["val/sort4/acc/mean@4"]
+        groups = validate(roles.experience, inputs.val, ValidationSets(inputs.val, config), seed, steps)
+        accuracy = summarize(groups)["val/sort4/acc/mean@4"]
     return Run(
         accuracy, *(mean_of(name, learned) for name in ("rollout/drift_kl", "rollout/ess", "actor/clip_fraction"))
     )

@@ -38,16 +38,16 @@ def evaluate_model(
     """
     assert inputs.val is not None
     saved = None if against is None else _read_answers(against, inputs.val)
+    sets = ValidationSets(inputs.val, config)
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
         roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
-        groups = validate(roles, inputs.val, config, config.seed, step=0)
+        groups = validate(roles, inputs.val, sets, config.seed, step=0)
         if answers is not None:
             write_trajectories(answers, 0, groups, to_batch(groups))
         roles.reward.check_share(groups)
-    label = ValidationSets(inputs.val, config).label
-    answered = answered_of(groups, label)
-    compared = {} if saved is None else summarize_pair(answered, answered_of(saved, label), config.seed)
-    return Evaluation(metrics_of(groups, label), summarize(answered, config.seed), compared)
+    answered = answered_of(groups, sets.label)
+    compared = {} if saved is None else summarize_pair(answered, answered_of(saved, sets.label), config.seed)
+    return Evaluation(metrics_of(groups, sets.label), summarize(answered, config.seed), compared)
 
 
 def _read_answers(path: Path, prompts: RLHFDataset) -> list[Group]:

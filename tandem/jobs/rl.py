@@ -56,6 +56,7 @@ class RlJob:
         self._config = config
         self._inputs = inputs
         self._train = inputs.train
+        self._val_sets = None if inputs.val is None else ValidationSets(inputs.val, config)
         trainer = config.trainer
         self._sampler = make_sampler(config.data, inputs.train, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
@@ -117,18 +118,18 @@ class RlJob:
         return done
 
     def evaluate(self, step: int) -> StepMetrics:
-        val = self._inputs.val
-        assert val is not None
+        val, sets = self._inputs.val, self._val_sets
+        assert val is not None and sets is not None
         roles, trainer = self._roles.experience, self._config.trainer
         if self._val_reward is not None:
             roles = replace(roles, reward=self._val_reward)
         self._rollouts.settle()
-        groups = validate(roles, val, self._config, trainer.seed, step)
+        groups = validate(roles, val, sets, trainer.seed, step)
         check_versions(groups, step)
         path = validation_path(trainer.run_dir, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
         roles.reward.check_share(groups)
-        return summarize(groups, ValidationSets(val, self._config).label)
+        return summarize(groups, sets.label)
 
     def save(self, draft: Draft) -> None:
         for name, group in self._roles.trained.items():

@@ -33,17 +33,20 @@ class ValidationSets:
     def __init__(self, dataset: RLHFDataset, config: RolloutConfig) -> None:
         """Raises UserError where a set has no row left, and where two would have the same metrics."""
         data, usual = config.data, config.generation.eval
-        files = [(None, len(data.val_files), usual)]
+        files: list[tuple[str | None, int, EvalSamplingConfig]] = []
+        if data.val_files:
+            files.append((None, len(data.val_files), usual))
         files += [(name, len(one.files), one.sampling(usual)) for name, one in data.val_sets.items()]
         counts, first = iter(dataset.items_of_files), 0
         self.sets: list[ValidationSet] = []
         for name, of_set, sampling in files:
             rows = range(first, first := first + sum(islice(counts, of_set)))
-            if of_set and not rows:
+            if not rows:
                 key = "data.val_files" if name is None else f"data.val_sets.{name}"
                 raise UserError(f"{key}: no usable row is left; mend its rows, or remove it")
             self.sets.append(ValidationSet(name, rows, sampling))
-        self._refuse_same_labels(dataset)
+        if len(self.sets) > 1:
+            self._refuse_same_labels(dataset)
 
     def label(self, prompt: Prompt) -> str:
         """What the metrics of a row are called after `val/`: its data source, behind the name of its set."""
@@ -60,11 +63,11 @@ class ValidationSets:
                 )
 
 
-def validate(roles: ExperienceRoles, dataset: RLHFDataset, config: RolloutConfig, seed: int, step: int) -> list[Group]:
+def validate(roles: ExperienceRoles, dataset: RLHFDataset, sets: ValidationSets, seed: int, step: int) -> list[Group]:
     """Answer every prompt as its set says, with seeds drawn from `seed`, and score the answers; in the rows' order."""
     requests = [
         seeded_request(dataset[row], one.sampling.samples, seed, EVAL, step, row)._replace(sampling=one.sampling)
-        for one in ValidationSets(dataset, config).sets
+        for one in sets.sets
         for row in one.rows
     ]
     begin("validation", len(requests), "prompts")
