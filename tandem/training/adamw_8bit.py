@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tandem.training.shards import local_shard
+
 LEAST_BLOCK, LARGEST_BLOCK = 32, 256
 """Numbers in a block: the largest divisor of a row's length between these."""
 LEAST_WEIGHT = 4096
@@ -52,7 +54,7 @@ class BlockwiseAdamW(torch.optim.Optimizer):
         codes = {device: (_Code(True, device), _Code(False, device)) for device in {one.device for one in moving}}
         for weight in moving:
             self.state[weight]["step"] += 1
-            for rows in _rows(_local(weight)):
+            for rows in _rows(local_shard(weight)):
                 self._move(weight, rows, *codes[weight.device])
 
     def _move(self, weight: nn.Parameter, rows: slice, means: "_Code", squares: "_Code") -> None:
@@ -113,7 +115,7 @@ def _rows(weight: Tensor) -> Iterator[slice]:
 def _matrix(tensor: Tensor | None, rows: slice) -> Tensor:
     """These rows, each in one piece."""
     assert tensor is not None
-    return _local(tensor)[rows].flatten(1)
+    return local_shard(tensor)[rows].flatten(1)
 
 
 def _scales(weight: nn.Parameter) -> Tensor:
@@ -121,13 +123,9 @@ def _scales(weight: nn.Parameter) -> Tensor:
     block = block_of(weight.shape)
     assert block is not None
     shape = torch.Size((weight.shape[0], weight.shape[1:].numel() // block))
-    local = torch.zeros(len(_local(weight)), shape[1], device=weight.device)
+    local = torch.zeros(len(local_shard(weight)), shape[1], device=weight.device)
     if not isinstance(weight, DTensor):
         return local
     where = (weight.device_mesh, weight.placements)
     scales = DTensor.from_local(local, *where, run_check=False, shape=shape, stride=(shape[1], 1))
     return scales.to(weight.device)  # which is not that of the mesh when the weight is offloaded
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -27,6 +27,7 @@ from tandem.models.classes import is_picture_model
 from tandem.models.loading import quiet_transformers
 from tandem.models.tower import is_frozen, tower_of
 from tandem.regions import Region, chunk, whole
+from tandem.training.shards import full_tensor, local_shard
 
 T = TypeVar("T")
 
@@ -193,12 +194,10 @@ class Sharded(Whole):
         return everyone
 
     def full(self, parameter: Tensor) -> Tensor:
-        here = parameter.detach().to(self.device, self.dtype)
-        return here.full_tensor() if isinstance(here, DTensor) else here
+        return full_tensor(parameter.detach().to(self.device, self.dtype))
 
     def local(self, parameter: Tensor) -> Tensor:
-        held = parameter.detach()
-        return held.to_local() if isinstance(held, DTensor) else held
+        return local_shard(parameter.detach())
 
     def region(self, parameter: Tensor) -> Region:
         everything = whole(tuple(parameter.shape))

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+from tandem.training.shards import local_shard, shards_of
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
@@ -47,13 +48,13 @@ class ShardedMuon(torch.optim.Optimizer):
         for together in _rounds(moving):
             updates = [self._momentum(matrix, group["momentum"]) for matrix in together]
             for matrix, direction in zip(together, _whitened(together, updates), strict=True):
-                _local(matrix).mul_(1 - group["lr"] * group["weight_decay"])
-                _local(matrix).add_(direction.to(matrix.device), alpha=group["lr"])
+                local_shard(matrix).mul_(1 - group["lr"] * group["weight_decay"])
+                local_shard(matrix).add_(direction.to(matrix.device), alpha=group["lr"])
 
     def _momentum(self, matrix: nn.Parameter, momentum: float) -> Tensor:
         """This rank's part of the way to go."""
         assert matrix.grad is not None
-        gradient, buffer = _local(matrix.grad), _local(self.state[matrix]["momentum_buffer"])
+        gradient, buffer = local_shard(matrix.grad), local_shard(self.state[matrix]["momentum_buffer"])
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum)
 
@@ -61,14 +62,14 @@ class ShardedMuon(torch.optim.Optimizer):
 def _rounds(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """As many at a time as ranks share one, the largest first: ranks have one each, of about the same size."""
     ordered = sorted(matrices, key=lambda matrix: -matrix.numel())
-    size = _shards(ordered[0]) if ordered else 1
+    size = shards_of(ordered[0]) if ordered else 1
     for first in range(0, len(ordered), size):
         yield ordered[first : first + size]
 
 
 def _whitened(matrices: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> list[Tensor]:
     """This rank's part of each matrix's step for a learning rate of 1."""
-    shards = _shards(matrices[0])
+    shards = shards_of(matrices[0])
     if shards == 1:
         return [_newton_schulz(update, torch.zeros_like(update)) for update in updates]
     placed: Any = matrices[0]
@@ -113,12 +114,3 @@ def _padded(part: Tensor, rows: int) -> Tensor:
 def _wait(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()
-
-
-def _shards(parameter: Tensor) -> int:
-    """How many ranks hold a part of it each."""
-    return parameter.device_mesh.size(parameter.device_mesh.ndim - 1) if isinstance(parameter, DTensor) else 1
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,11 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError, UserError
@@ -16,6 +14,7 @@ from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_fil
 from tandem.training.adamw_8bit import BlockwiseAdamW, block_of
 from tandem.training.copies import HostCopies
 from tandem.training.muon import ShardedMuon, hidden_matrices
+from tandem.training.shards import full_tensor, shards_of
 
 _NUMBERS_AT_ONCE = 2**26
 """Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""
@@ -113,12 +112,11 @@ class MasterOptimizer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, dtype=self.masters[name].dtype)
         gradients = {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
-        norm = _whole(nn.utils.get_total_norm(gradients.values()))
+        norm = full_tensor(nn.utils.get_total_norm(gradients.values()))
         if not norm.isfinite():
-            bad = next(
-                (name for name, gradient in gradients.items() if not _whole(gradient.isfinite().all())), "their sum"
-            )
-            raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {bad}")
+            bad = (name for name, gradient in gradients.items() if not full_tensor(gradient.isfinite().all()))
+            first = next(bad, "their sum")
+            raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {first}")
         nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         lr = learning_rate(self._config, step, self._total_steps)
         self._set_rates(lr)
@@ -239,10 +237,4 @@ def _cut(parameters: Mapping[str, nn.Parameter], numbers: int) -> Iterator[list[
 
 def _largest_part(parameter: nn.Parameter) -> int:
     """Numbers of it on the rank that holds the most of its rows: the first ranks have as many, the last ones fewer."""
-    placed: Any = parameter
-    shards = placed.device_mesh.size(placed.device_mesh.ndim - 1) if isinstance(parameter, DTensor) else 1
-    return -(-parameter.shape[0] // shards) * parameter.shape[1:].numel() if parameter.ndim else 1
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return -(-parameter.shape[0] // shards_of(parameter)) * parameter.shape[1:].numel() if parameter.ndim else 1
