@@ -10,11 +10,21 @@ draws between two updates, and a resumed run has the same ones.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tandem.data.sampler import Outcome, Sampler
+from tandem.data.sampler import Sampler
 from tandem.errors import UserError
 from tandem.files import load_named, users_traceback
+
+
+class Outcome(NamedTuple):
+    """What became of a draw, whether it was trained on or dropped."""
+
+    row: int
+    rewards: tuple[float, ...]
+    """Of the answers that have one."""
+    accuracies: tuple[float, ...]
+    """`acc` of the same answers; empty where the reward function does not report it."""
 
 
 class RowSampler(Protocol):
@@ -79,6 +89,7 @@ class LearningSampler(Sampler):
         return self._assigned[position]
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
+        """What became of a step's draws, in their order; `drawn` says already that they are behind."""
         self._call("update", list(outcomes))
         self._assigned = {draw: row for draw, row in self._assigned.items() if draw >= self.drawn}
 

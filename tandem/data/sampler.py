@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -10,16 +10,6 @@ from tandem.config.mixture import whole_weights
 from tandem.data.turns import turns
 from tandem.errors import UserError
 from tandem.types import IntArray, StepMetrics
-
-
-class Outcome(NamedTuple):
-    """What became of a draw, whether it was trained on or dropped."""
-
-    row: int
-    rewards: tuple[float, ...]
-    """Of the answers that have one."""
-    accuracies: tuple[float, ...]
-    """`acc` of the same answers; empty where the reward function does not report it."""
 
 
 class Sampler(Iterator[list[int]]):
@@ -59,9 +49,6 @@ class Sampler(Iterator[list[int]]):
     def set_of(self, row: int) -> str | None:
         """The named set that a row is of."""
         return None
-
-    def update(self, outcomes: Sequence[Outcome]) -> None:
-        """What became of a step's draws, in their order; `drawn` says already that they are behind."""
 
     def steps_for(self, epochs: int) -> int:
         """Steps until every row has been used `epochs` times."""

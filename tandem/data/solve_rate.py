@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.data.sampler import Outcome
+from tandem.data.learning_sampler import Outcome
 from tandem.types import IntArray
 
 

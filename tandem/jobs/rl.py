@@ -26,8 +26,9 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.roles import MovingReference
 from tandem.data.dataset import RLHFDataset
+from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
-from tandem.data.sampler import Outcome, Sampler, mixture_epochs
+from tandem.data.sampler import Sampler, mixture_epochs
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs
@@ -114,7 +115,8 @@ class RlJob:
         """One step of the dataflow."""
         done = train_step(self._roles, self._algorithm, self._config, self._rollouts, step)
         self._sampler.drawn = self._rollouts.cursor
-        self._sampler.update([_outcome(group) for _, group in sorted(self._rollouts.decided.items())])
+        if isinstance(self._sampler, LearningSampler):
+            self._sampler.update([_outcome(group) for _, group in sorted(self._rollouts.decided.items())])
         return done
 
     def evaluate(self, step: int) -> StepMetrics:

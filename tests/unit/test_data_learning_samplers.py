@@ -9,10 +9,9 @@ import pytest
 from data_tokenizer import char_tokenizer
 
 from tandem.config.tree import DataConfig
-from tandem.data.learning_sampler import LearningSampler
+from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
 from tandem.data.own import OwnDataset
-from tandem.data.sampler import Outcome, Sampler
 from tandem.data.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 
@@ -108,10 +107,12 @@ def dataset(own: str, name: str = "Sums", pairs: int = 4, **section: Any) -> Own
     return OwnDataset([], TOKENIZER, DataConfig.model_validate({**keys, **section}))
 
 
-def sampler(own: str, name: str = "Backwards", **arguments: Any) -> Sampler:
+def sampler(own: str, name: str = "Backwards", **arguments: Any) -> LearningSampler:
     section = {"type": "own", "sampler": f"{own}:{name}", "arguments": arguments}
     config = DataConfig.model_validate({"sampler": section, "prompts_per_step": 3})
-    return make_sampler(config, dataset(own), seed=7)
+    made = make_sampler(config, dataset(own), seed=7)
+    assert isinstance(made, LearningSampler)
+    return made
 
 
 def by_rate(rows: int = 10, per_step: int = 4, seed: int = 3) -> LearningSampler:
@@ -122,7 +123,7 @@ def outcome(row: int, solved: int, of: int = 8) -> Outcome:
     return Outcome(row, (1.0,) * solved + (0.0,) * (of - solved), ())
 
 
-def step(of: Sampler) -> list[int]:
+def step(of: LearningSampler) -> list[int]:
     """Rows of a step; each is then solved as often as its number says, of nine."""
     rows = next(of)
     of.update([outcome(row, min(row, 9), 9) for row in rows])
@@ -157,7 +158,7 @@ def test_rows_are_drawn_in_proportion_and_no_step_has_one_twice() -> None:
 @pytest.mark.parametrize("kind", ["solve_rate", "own"])
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_resumed_one_goes_on_as_the_one_that_was_not_stopped(kind: str, stop: int, own: str) -> None:
-    def make() -> Sampler:
+    def make() -> LearningSampler:
         return by_rate() if kind == "solve_rate" else sampler(own)
 
     whole, first = make(), make()
