@@ -19,8 +19,8 @@ from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.rl import RlJob, failed_answers_saved
 from tandem.jobs.run import run_job
-from tandem.pictures.store import PictureStore
-from tandem.pictures.thumbnails import store_of_run
+from tandem.jobs.runs import stored_config
+from tandem.pictures.store import PictureStore, store_of_run
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
@@ -71,7 +71,8 @@ class ReplayJob(RlJob):
             rows = (row for group in groups for one in group.trajectories for row in one.every_branch)
             keys = {picture.key for row in rows for picture in row.pictures}
             # What tools and worlds have shown is only where it was shown; data rows are stored anew.
-            PictureStore(directory).bring(keys, store_of_run(self._files[step - 1].parent.parent, None))
+            run_dir = self._files[step - 1].parent.parent
+            PictureStore(directory).bring(keys, store_of_run(run_dir, stored_config(run_dir)))
         self._roles.experience.reward.check_share(groups)
         return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tandem.config.paths import absolute
 from tandem.errors import UserError
-from tandem.jobs.runs import best_of, state_of, trainer_section
+from tandem.jobs.runs import best_of, state_of, stored_config
 from tandem.signals import StopReason
 from tandem.tracking.jsonl import read_metrics
 from tandem.types import StepMetrics
@@ -66,7 +66,7 @@ class Run:
     @property
     def best(self) -> Best | None:
         """None where nothing of the kind was measured."""
-        found = best_of(self._records(), trainer_section(self.directory))
+        found = best_of(self._records(), stored_config(self.directory).get("trainer") or {})
         return None if found is None else Best(*found)
 
     @property

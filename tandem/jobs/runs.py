@@ -59,7 +59,7 @@ def _run_dirs(directory: Path, depth: int) -> Iterator[Path]:
 
 def _described(run: Path) -> FoundRun:
     records = read_metrics(run / "metrics.jsonl")
-    trainer = trainer_section(run)
+    trainer = stored_config(run).get("trainer") or {}
     progress = _progress(run)
     total = progress.total_steps if progress else trainer.get("steps")
     done = records[-1]["step"] if records else progress.step if progress else 0  # own dataflows write no metrics
@@ -76,12 +76,13 @@ def _reached(records: list[dict[str, Any]], trainer: dict[str, Any]) -> str:
     return next((f"{name} {last[name]:.4g} last" for name in _TRAINING_LOSSES if name in last), "")
 
 
-def trainer_section(run: Path) -> dict[str, Any]:
-    """Of the run's configuration; empty where that cannot be read."""
+def stored_config(run: Path) -> dict[str, Any]:
+    """The tree of the run's config.yaml; empty where that cannot be read."""
     try:
-        return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["trainer"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        config: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _progress(run: Path) -> Progress | None:

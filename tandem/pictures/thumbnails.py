@@ -2,7 +2,6 @@
 
 import base64
 import io
-from pathlib import Path
 
 import numpy as np
 
@@ -37,8 +36,3 @@ def small_pixels(store: PictureStore, key: str) -> Pixels | None:
     width, height = (max(1, round(side * scale)) for side in picture.size)
     smooth = Image.Resampling.BICUBIC if scale < 1 else Image.Resampling.NEAREST
     return np.asarray(picture.resize((width, height), smooth))
-
-
-def store_of_run(run_dir: Path, directory: str | None) -> PictureStore:
-    """`directory`: the run's `data.images.directory`."""
-    return PictureStore(run_dir / "pictures" if directory is None else Path(directory))

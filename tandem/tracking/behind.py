@@ -21,8 +21,7 @@ from typing import TypeVar
 
 from tandem.config.trackers import TrackerConfig
 from tandem.files import users_traceback, write_text
-from tandem.pictures.store import PictureStore
-from tandem.pictures.thumbnails import store_of_run
+from tandem.pictures.store import store_of_run
 from tandem.signals import stop_signals_blocked
 from tandem.tracking.base import Ended, Recorder, TrackedRun, Tracker
 from tandem.tracking.described import described
@@ -148,16 +147,12 @@ class Behind(Recorder):
         for table, path in files.items():
             try:
                 if path.exists():
-                    tracker.log_samples(step, table, table_of(path, self._options.samples, self._pictures()))
+                    pictures = store_of_run(self._run_dir, described(self._run_dir)[0])
+                    tracker.log_samples(step, table, table_of(path, self._options.samples, pictures))
             except Exception as error:  # noqa: BLE001  a package or the user's code may raise anything
                 self._failed_samples += 1
                 if self._failed_samples == 1:
                     self._say(f"{table} of step {step} were not taken; the run goes on:\n{self._shown(error)}")
-
-    def _pictures(self) -> PictureStore:
-        config, _ = described(self._run_dir)
-        images = (config.get("data") or {}).get("images") or {}
-        return store_of_run(self._run_dir, images.get("directory"))
 
     def _until_it_succeeds(self, call: Callable[[], T]) -> T:
         wait_s = _FIRST_WAIT_S

@@ -9,8 +9,7 @@ import yaml
 
 from tandem.errors import TandemError, UserError
 from tandem.files import write_text
-from tandem.pictures.store import PictureStore
-from tandem.pictures.thumbnails import store_of_run
+from tandem.pictures.store import store_of_run
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.samples import samples
 from tandem.tracking.trajectories import files_by_step
@@ -44,7 +43,7 @@ def write_report(run_dir: Path) -> Path:
         "summary": json.loads(files.pop("summary.json", "{}")),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": samples([*files_by_step(run_dir / "trajectories").values()], _pictures(run_dir, config)),
+        "samples": samples([*files_by_step(run_dir / "trajectories").values()], store_of_run(run_dir, config)),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
@@ -55,11 +54,6 @@ def write_report(run_dir: Path) -> Path:
     except OSError as error:
         raise TandemError(f"{report}: the report cannot be written ({error}); the run itself is whole") from None
     return report
-
-
-def _pictures(run_dir: Path, config: dict[str, Any]) -> PictureStore:
-    images = (config.get("data") or {}).get("images") or {}
-    return store_of_run(run_dir, images.get("directory"))
 
 
 def _kind(config: dict[str, Any], curves: dict[str, Curve]) -> str:

@@ -74,9 +74,9 @@ def test_engine_and_trainer_agree_on_what_was_said_after_a_picture(run: Path) ->
 
 
 def test_what_was_said_and_shown_is_trained_on_again(run: Path) -> None:
-    """From the files of the run, without an engine or a tool."""
+    """From the files of a run and its store of pictures, without an engine or a tool."""
     two = ["trainer.steps=2", "trainer.save_every=2"]
-    assert main(["train", *arguments(run.parent, "first", *two)]) == 0
+    assert main(["train", *arguments(run.parent, "first", *two, f"data.images.directory={run.parent}/store")]) == 0
     saved = str(run.with_name("first") / "trajectories")
     assert main(["train", *arguments(run.parent, "again", *two), "--debug-train", saved]) == 0
     weights = "checkpoints/step_000002/model/model.safetensors"
