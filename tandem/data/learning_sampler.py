@@ -10,6 +10,7 @@ draws between two updates, and a resumed run has the same ones.
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple, Protocol
 
 from tandem.data.sampler import Sampler
@@ -118,8 +119,8 @@ class LearningSampler(Sampler):
 
     def _checked(self, row: Any) -> int:
         try:
-            place = row.__index__()
-        except AttributeError:
+            place = index(row)
+        except TypeError:
             place = -1
         if not 0 <= place < self._length:
             raise UserError(f"{self._name}: draw() gave {row!r}, which is no row of 0 to {self._length - 1}")

@@ -66,12 +66,12 @@ class OwnDataset(RLHFDataset):
         return self._first
 
     def __getitem__(self, index: int) -> Prompt:
-        row = self._called(self._rows.__getitem__, index)
+        row = self._called(self._rows.__getitem__, index, what=f", row {index} of {len(self):,}")
         try:
             if not isinstance(row, dict):
                 raise BadRow(f"it is a {type(row).__name__}, not a dict of columns")
             _, (prompt,) = self.read(cast(Row, row), Path.cwd())
-        except BadRow as error:
+        except (BadRow, TypeError, ValueError) as error:  # values of other types than files have: arrays, say
             raise UserError(f"{self._what}, row {index}: {error}") from None
         return replace(prompt, index=index)
 
@@ -83,8 +83,8 @@ class OwnDataset(RLHFDataset):
             raise UserError(f"{self._what} lacks {', '.join(lacking)}; a data set has {', '.join(_METHODS)}")
         return self._called(kind, list(files), **self._config.dataset_arguments)
 
-    def _called(self, function: Any, *arguments: Any, **named: Any) -> Any:
+    def _called(self, function: Any, *arguments: Any, what: str = "", **named: Any) -> Any:
         try:
             return function(*arguments, **named)
         except Exception as error:  # the user's code may raise anything
-            raise UserError(f"{self._what} failed:\n{users_traceback(error, __file__)}") from error
+            raise UserError(f"{self._what}{what} failed:\n{users_traceback(error, __file__)}") from error

@@ -35,6 +35,20 @@ class Later(Sums):
         return super().__getitem__(index) if index < 3 else {"answer": 0}
 
 
+class Arrays(Sums):
+    def __getitem__(self, index):
+        import numpy
+        return {"prompt": "1+1=", "tools": numpy.array([1, 2])}
+
+
+class Longer(Sums):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return [Sums.__getitem__(self, place) for place in range(3)][index]
+
+
 class Listed(Sums):
     def __getitem__(self, index):
         return [index]
@@ -75,6 +89,12 @@ class Backwards:
 class Outside(Backwards):
     def draw(self):
         return self.rows
+
+
+class Array(Backwards):
+    def draw(self):
+        import numpy
+        return numpy.array([3])
 
 
 class Unwritable(Backwards):
@@ -189,6 +209,7 @@ def test_dropped_groups_count(own: str) -> None:
         ("Forgetful", r"own.py:Forgetful lacks state, load_state; a sampler has draw, update, state, load_state"),
         ("Nothing", "names no class"),
         ("Outside", "gave 8, which is no row of 0 to 7"),
+        ("Array", r"gave array\(\[3\]\), which is no row"),
         ("Unwritable", r"JSON changes what state\(\) gives"),
         ("Failing", "(?s)draw failed:.*no row is left"),
     ],
@@ -223,6 +244,8 @@ def test_rows_of_a_class_are_read_when_they_are_drawn(own: str) -> None:
         ("Listed", "row 0: it is a list, not a dict of columns"),
         ("Later", "row 3: column `prompt` is missing"),
         ("Unfit", "(?s)failed:.*TypeError"),
+        ("Arrays", "row 0: The truth value of an array"),
+        ("Longer", r"(?s)row 3 of 9 failed:.*IndexError"),
     ],
 )
 def test_mistakes_in_classes_of_rows_are_told(name: str, told: str, own: str) -> None:
