@@ -81,24 +81,27 @@ def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgett
     """`val/<label>/<what>/mean@N | best@N | maj@N`, averaged over prompts; answers without a score are counted, not 0.
 
     `acc` comes beside `reward` where the reward function reports it. N is the largest number of answers that a prompt
-    has; best and maj need N > 1, maj also predictions (`pred`).
+    has, with those without a score, so that a curve keeps its name where one is lost; best and maj need N > 1, maj also
+    predictions (`pred`).
     """
     by_label: dict[str, list[list[Score]]] = defaultdict(list)
     lost: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
     for group in groups:
         called = label(group.trajectories[0].prompt)
         scored = [score for score in group.scores if score.value is not None]
         lost[called] += len(group.scores) - len(scored)
+        answers[called] = max(answers[called], len(group.scores))
         by_label[called] += [scored] if scored else []
     metrics: StepMetrics = {f"val/{called}/unscored": float(count) for called, count in lost.items()}
     for called, prompts in by_label.items():
         if prompts:
-            metrics |= {f"val/{called}/{name}": value for name, value in _summarize_source(prompts).items()}
+            of_source = _summarize_source(prompts, answers[called])
+            metrics |= {f"val/{called}/{name}": value for name, value in of_source.items()}
     return metrics
 
 
-def _summarize_source(prompts: Sequence[Sequence[Score]]) -> StepMetrics:
-    n = max(len(scores) for scores in prompts)
+def _summarize_source(prompts: Sequence[Sequence[Score]], n: int) -> StepMetrics:
     metrics = {f"reward/mean@{n}": fmean(fmean(s.value for s in scores if s.value is not None) for scores in prompts)}
     if all("acc" in score.parts for scores in prompts for score in scores):
         metrics[f"acc/mean@{n}"] = fmean(fmean(s.parts["acc"] for s in scores) for scores in prompts)

@@ -19,8 +19,9 @@ from tandem.evaluation.estimates import best_of, estimates, majority_of
 from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval, student
 from tandem.evaluation.paired import compare, detectable, p_value
 from tandem.evaluation.summary import lines, pair_lines, summarize
+from tandem.jobs.validation import summarize as metrics_of
 from tandem.rollout.transcript import trajectory_without_turns
-from tandem.types import Group, Prompt, Status
+from tandem.types import Group, Prompt, Score, Status
 
 UNIT = Interval(0.0, 1.0)
 
@@ -55,6 +56,13 @@ def test_answers_without_a_score_are_counted_and_never_zero() -> None:
     assert summary["a"]["answers"] == 4 and summary["a"]["unscored"] == 1
     assert summary["a"]["metrics"]["acc/pass@2"] == {"value": 1.0, "low": None, "high": None, "prompts": 1}
     assert summary["b"] == {"prompts": 1, "answers": 2, "unscored": 2, "metrics": {}}
+
+
+def test_a_validation_metric_keeps_its_name_where_a_score_is_lost() -> None:
+    prompt = Prompt(0, np.zeros(1, np.int32), "a", "sums", None, {})
+    group = Group([trajectory_without_turns(prompt, 0, Status.COMPLETED, "")] * 3, [])
+    group.scores = [Score(1.0), Score(None, failure=Status.REWARD_ERROR), Score(0.0)]
+    assert metrics_of([group]) == {"val/sums/unscored": 1.0, "val/sums/reward/mean@3": 0.5}
 
 
 def coverage(prompts: int, answers: int, a: float, b: float, k: int) -> float:
