@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from tandem.data.packed import Packed, checksum, pack
-from tandem.data.rows import BadRow, Chunk, Row, read_chunks
+from tandem.data.rows import BadRow, Chunk, Row, content_digest, read_chunks
 from tandem.errors import UserError
 from tandem.files import replacing, write_text
 
@@ -134,12 +134,10 @@ class RowCache:
         self._directory = directory.expanduser()
         self._workers = workers or len(os.sched_getaffinity(0))
 
-    def find_or_make(self, path: Path, reader: Reads, made_of: str) -> tuple[Path, Summary] | None:
+    def find_or_make(self, path: Path, digest: str, reader: Reads, made_of: str) -> tuple[Path, Summary] | None:
         """The Arrow file of a data file's items, made where it is not there; None where they cannot be packed, or no
-        file can be written. `made_of` says what they depend on besides the file's content. Raises UserError where the
-        data file cannot be read."""
-        with _read_errors(path), path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file can be written. `digest`: that of the file's content; `made_of` says what items depend on besides. Raises
+        UserError where the data file cannot be read, or changes while it is."""
         key = hashlib.sha256(json.dumps([_FORMAT, digest, path.suffix, made_of]).encode()).hexdigest()[:32]
         arrow, described = self._directory / f"{key}.arrow", self._directory / f"{key}.json"
         try:
@@ -148,6 +146,8 @@ class RowCache:
                 with _alone(self._directory / f"{key}.lock"):
                     if (summary := _read_summary(described, arrow)) is None:
                         summary = self._make(path, reader, arrow)
+                        if content_digest(path) != digest:
+                            raise UserError(f"{path}: it has changed while it was read; start again when it is whole")
                         write_text(described, json.dumps(asdict(summary)))
         except NotPackable as error:
             print(f"{path.name}: {error}; its rows are tokenised at each start and kept in memory", flush=True)
@@ -203,16 +203,6 @@ def _alone(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file (relative paths start at {Path.cwd()})") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
 
 
 def tokenizer_of(tokenizer: Any) -> str | None:

@@ -1,5 +1,6 @@
 """Rows to ask, flat or in verl's form -> Prompt. docs/data.md has a table of the columns."""
 
+import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -18,8 +19,8 @@ from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.forms import forms
 from tandem.data.packed import Packed, PackedItems
 from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
-from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows
-from tandem.errors import UserError
+from tandem.data.rows import BadRow, Row, cell, content_digest, ground_truth_of, read_rows
+from tandem.errors import UserError, for_terminal
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.videos import Video
@@ -61,14 +62,18 @@ class Dataset(ABC, Generic[Item, Config]):
         """Items of the files up to each."""
         self._kinds: dict[str, tuple[int, int]] = {}
         whole, bad = Summary(), list[str]()
+        digests: list[str] = []
         for path in data_files:
-            part, summary = self._load(path)
+            digests.append(content_digest(path))
+            part, summary = self._load(path, digests[-1])
             self._parts.append(part)
             self._count = whole.items + len(part)
             self._ends.append(self._count)
             bad += [f"{path}, row {number}: {reason}" for number, reason in summary.first_bad]
             whole.extend(summary)
         self._kinds = whole.kinds
+        self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+        """Of the files' content."""
         if whole.bad and (config.on_bad_row == "error" or not len(self)):
             mend = "mend them, or leave them out with data.on_bad_row=skip" if len(self) else "no usable row is left"
             first = "\n  ".join(bad[:10])
@@ -104,11 +109,13 @@ class Dataset(ABC, Generic[Item, Config]):
         rows = (getattr(item, "row", {}) for item, _ in self.kinds)
         return forms(self.formats, rows)
 
-    def _load(self, path: Path) -> tuple[Sequence[Item], Summary]:
+    def _load(self, path: Path, digest: str) -> tuple[Sequence[Item], Summary]:
         """The items of a file: of a large one in a memory map, where the cache can hold them."""
         cache, made_of = self._config.cache, self._made_of()
         if made_of is not None and _is_large(path, cache.files_from_mib):
-            found = RowCache(cache.directory or _CACHE, cache.workers).find_or_make(path, self._reader(), made_of)
+            found = RowCache(cache.directory or _CACHE, cache.workers).find_or_make(
+                path, digest, self._reader(), made_of
+            )
             if found is not None:
                 arrow, summary = found
                 return PackedItems(arrow, summary.sizes, self.unpack, len(self)), summary
@@ -290,6 +297,10 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
             raise BadRow(f"column `prompt` is {length_of(token_ids, placed)}; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if has_source else "default"
+        if for_terminal(data_source) != data_source or len(data_source.splitlines()) > 1:
+            raise BadRow(
+                f"column `data_source` has control characters or several lines, and names metrics: {data_source!r}"
+            )
         prompt = Prompt(len(self), token_ids, text, data_source, ground_truth_of(row), row, placed)
         if row.get("reward_model"):
             return "verl", [prompt]

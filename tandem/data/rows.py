@@ -1,6 +1,7 @@
 """Data files -> numbered rows -> checked cells."""
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,17 @@ Value = TypeVar("Value")
 
 class BadRow(Exception):
     """A row that cannot be used; the message names the column and the reason."""
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file. Raises UserError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file (relative paths start at {Path.cwd()})") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:

@@ -1,6 +1,6 @@
 """What a run reads, checked before anything is allocated: tokenizer, data, reward functions, model directory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -74,6 +74,16 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     _refuse(problems)
     assert tokenizer is not None
     return Inputs(tokenizer, read[train], read[val])
+
+
+def tell_changed_rows(state: Mapping[str, Any], digest: str) -> None:
+    """Where training files do not hold what they held when a checkpoint was written, of which `state` is a part."""
+    if state.get("data", digest) != digest:
+        print(
+            "changed since the checkpoint: the content of the training files; the order goes on, with the rows as they "
+            "are now, so this is not the run that it would have been",
+            flush=True,
+        )
 
 
 def _refuse(problems: Sequence[str]) -> None:

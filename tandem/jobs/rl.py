@@ -31,7 +31,7 @@ from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler, mixture_epochs
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
-from tandem.jobs.inputs import Inputs
+from tandem.jobs.inputs import Inputs, tell_changed_rows
 from tandem.jobs.run import run_job
 from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.models.loading import save_processors
@@ -142,7 +142,7 @@ class RlJob:
         draft.writes.append(
             partial(save_processors, self._inputs.tokenizer, self._config.model.path, directory / "model")
         )
-        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
+        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state(), "data": self._train.digest}
         write_text(directory / "state" / "rl.json", json.dumps(state))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:
             draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
@@ -155,6 +155,7 @@ class RlJob:
             self._roles.reference.load(directory)
         state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
+        tell_changed_rows(state, self._train.digest)
         self._algorithm.load_state(state["algorithm"])
         step = Progress.read(directory).step
         self._roles.publish(step)

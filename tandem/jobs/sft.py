@@ -25,7 +25,7 @@ from tandem.data.sampler import mixture_epochs
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.callbacks import Callback
-from tandem.jobs.inputs import Inputs
+from tandem.jobs.inputs import Inputs, tell_changed_rows
 from tandem.jobs.run import run_job
 from tandem.models.loading import save_processors
 from tandem.signals import StopReason
@@ -103,12 +103,14 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         self._model.save(draft)
         model = draft.directory / "model"
         draft.writes.append(partial(save_processors, self._inputs.tokenizer, self._config.model.path, model))
-        write_text(draft.directory / "state" / "data.json", json.dumps({"sampler": self._sampler.state()}))
+        state = {"sampler": self._sampler.state(), "data": self._train.digest}
+        write_text(draft.directory / "state" / "data.json", json.dumps(state))
 
     def load(self, directory: Path) -> None:
         self._model.load(directory).get()
         state = json.loads((directory / "state" / "data.json").read_text(encoding="utf-8"))
         self._sampler.load_state(state["sampler"])
+        tell_changed_rows(state, self._train.digest)
 
     def close(self) -> None:
         self.placement.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,21 @@ def test_adapters_on_weights_of_another_run_generate_with_all_of_them(recipe: Pa
     branch = train(recipe, "adapters on two ranks", f"trainer.branch_from={parent}", *settings)
     record = read_metrics(branch / "metrics.jsonl")[-1]
     assert record["rollout/mismatch_max"] < 1e-4
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_resumed_run_says_that_its_rows_are_others(
+    changed: bool, recipe: Path, sort4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (sort4 / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(rows[:8]))
+    short = [f"data.train_files=[{tmp_path}/rows.jsonl]", "trainer.eval_every=0"]
+    train(recipe, f"rows {changed}", *short, "trainer.steps=1")
+    if changed:  # as many bytes, and the same time
+        times = (tmp_path / "rows.jsonl").stat()
+        (tmp_path / "rows.jsonl").write_text("".join(rows[8:16]))
+        os.utime(tmp_path / "rows.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
+    capsys.readouterr()
+    train(recipe, f"rows {changed}", *short, "trainer.steps=2", "trainer.resume=true")
+    told = "changed since the checkpoint: the content of the training files"
+    assert (told in capsys.readouterr().out) == changed

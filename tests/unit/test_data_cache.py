@@ -13,8 +13,11 @@ import pytest
 from data_tokenizer import char_tokenizer, verl_row, write_lines
 
 from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.data.cache import RowCache
 from tandem.data.dataset import Dataset, RLHFDataset
+from tandem.data.packed import Packed
 from tandem.data.preference import PreferenceDataset, RatedDataset
+from tandem.data.rows import BadRow, Row, content_digest
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 
@@ -147,6 +150,23 @@ def test_a_damaged_file_is_not_read(damage: str, tmp_path: Path) -> None:
         [*load(RLHFDataset, path, tmp_path / "cache")]
     arrow.unlink()
     assert len([*load(RLHFDataset, path, tmp_path / "cache")]) == 2 * ROWS
+
+
+class Appending:
+    """A reader during whose work the file grows."""
+
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
+        with (folder / "rows.jsonl").open("a") as file:
+            file.write('{"prompt": "late"}\n')
+        return "`prompt`", [(Packed((np.zeros(1, np.int32),), "x"), "")]
+
+
+def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    cache = RowCache(tmp_path / "cache", workers=1)
+    with pytest.raises(UserError, match=r"rows\.jsonl: it has changed while it was read"):
+        cache.find_or_make(path, content_digest(path), Appending(), "one way")
+    assert not [*(tmp_path / "cache").glob("*.json")]
 
 
 def test_a_cache_that_cannot_be_written_stops_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
