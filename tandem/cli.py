@@ -19,7 +19,7 @@ from tandem.commands.search import search_app
 from tandem.commands.shared import ConfigAndOverrides, configure, naming, token
 from tandem.config.load import config_of, refuse
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, ServeConfig, SftConfig, TrainConfig
-from tandem.errors import TandemError, UserError, with_notes
+from tandem.errors import TandemError, UserError, for_terminal, with_notes
 from tandem.files import make_room_for
 from tandem.importing.command import import_app
 from tandem.planning.command import plan
@@ -290,9 +290,9 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason
 
     inputs = _read(config, dataset)
     for read in filter(None, (inputs.train, inputs.val)):
-        print(read.description)
+        print(for_terminal(read.description))
         for form in read.forms:
-            print(f"  rows are read as {form}")
+            print(for_terminal(f"  rows are read as {form}"))
     for note in notes(config, len(inputs.train)):
         print(f"note: {note}")
     if dry_run:

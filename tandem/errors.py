@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,18 @@ class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but line ends and tabs; what turns the direction of letters; halves of surrogate pairs."""
+
+
+def for_terminal(text: str) -> str:
+    """What data, models and users' code say, with control characters spelled out: they do nothing to a terminal."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 def with_notes(error: TandemError) -> str:
-    """The message, and the lines of its notes: as in which optimizer step a worker raised it."""
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+    """The message, and the lines of its notes, as in which optimizer step a worker raised it; for a terminal."""
+    return for_terminal("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 class UserError(TandemError, ValueError):

@@ -13,7 +13,7 @@ from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.preference import PreferenceDataset, dataset_of
 from tandem.data.rows import BadRow, Row, read_rows
 from tandem.data.sft import SftDataset
-from tandem.errors import UserError
+from tandem.errors import UserError, for_terminal
 from tandem.models.loading import load_tokenizer
 from tandem.pictures.shown import ModelPictures
 from tandem.types import BoolArray, Demonstration, IntArray, Preference, Prompt, RatedAnswer
@@ -111,7 +111,8 @@ def _shown(tokenizer: PreTrainedTokenizerBase, runs: Sequence[Run]) -> Iterator[
         text, styles = Text(), _STYLES[run.kind]
         for place, (token, group) in enumerate(groupby(run.token_ids.tolist())):
             count = len(list(group))
-            spelled = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            decoded = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            spelled = for_terminal(decoded)
             if count > _REPEATED:
                 text.append(f"{spelled} x {count}", style=f"bold {styles[place % 2]}")
                 continue

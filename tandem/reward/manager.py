@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tandem.config.tree import RewardConfig
-from tandem.errors import RewardShareExceeded, UserError
+from tandem.errors import RewardShareExceeded, UserError, for_terminal
 from tandem.reward.functions import Call, Kind, RewardFunction, check_functions, column_value
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.workers import WorkerPool
@@ -188,7 +188,8 @@ class RewardManager:
                 error = f"reward function {function.reference!r} on {place}: {score.error}"
                 if (function.reference, score.failure) not in self._shown:
                     self._shown.add((function.reference, score.failure))
-                    _log.error("%s\n(the first of its kind; all are counted in reward/errors, timeouts)", error)
+                    counted = "(the first of its kind; all are counted in reward/errors, timeouts)"
+                    _log.error("%s\n%s", for_terminal(error), counted)
                 return replace(score, error=error, seconds=seconds)
         weighted = [(f.name, f.weight * s.value, s.value) for f, s in scores if s.value is not None]
         if trajectory.reward is not None:

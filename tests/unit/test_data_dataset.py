@@ -124,6 +124,8 @@ BAD_ROWS = [
     (verl_row(videos=["a.mp4"]), "files of videos are not decoded"),
     (verl_row(tools=[{}]), "column `tools` is not supported yet"),
     (verl_row(data_source=3), "column `data_source` has the wrong type: int, not str"),
+    (verl_row(data_source="a\x1b[2Jb"), "column `data_source` has control characters or several lines"),
+    (verl_row(data_source="a\nb"), "column `data_source` has control characters or several lines"),
     (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: str, not dict"),
     ([1], "the line holds a list, not an object"),
 ]

@@ -48,6 +48,20 @@ def test_a_demonstration(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "data.val_files: there are none" in capsys.readouterr().err
 
 
+def test_what_rows_hold_does_nothing_to_a_terminal(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"a\x1b]0;title\x07\u202eb": 1}))
+    tree = {
+        "model": {"path": str(model)},
+        "data": {"train_files": [str(tmp_path / "rows.jsonl")]},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(tree))
+    assert main(["sft", str(tmp_path / "config.yaml")]) == 2
+    assert r"the row has a\x1b]0;title\x07\u202eb" in capsys.readouterr().err
+
+
 def test_a_prompt_with_pictures(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = question(*next(puzzles(tmp_path, "train", 1, 0, 28 * 4)))
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
