@@ -13,6 +13,8 @@ from tandem.config.sections import FoundIn
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 OptimizerType = Literal["adamw", "adamw_8bit", "muon"]
+Decay = Annotated[Share, Field(lt=1)]
+"""What stays of a mean each step; of 1 nothing new would come in."""
 Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
 
 
@@ -27,9 +29,9 @@ class OptimizerConfig(Section):
     """muon: as long a step as adamw's of this rate (arXiv:2502.16982)."""
     adamw_lr: PositiveFloat | None = None
     """muon: of embeddings, output layers, norms and biases. Default: `lr`."""
-    momentum: Share = 0.95
+    momentum: Decay = 0.95
     """muon: the share of the last step's momentum in this one's."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0

@@ -223,7 +223,7 @@ def test_every_mistake_is_listed_at_once(sound: Path) -> None:
         sound,
         "model.pth=x",
         "trainer.steps=many",
-        "training.optimizer.betas=[0.9, 2]",
+        "training.optimizer.betas=[0.9, 1]",
         "generation.eval.samples=0",
         "algorithm.minibatches=9",
         "oops",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
@@ -43,6 +44,11 @@ def test_a_first_step_goes_the_gradients_way_with_every_singular_value_about_one
     torch.testing.assert_close(found - torch.diag(found.diag()), torch.zeros(6, 6), rtol=0, atol=0.03)
     assert found.diag().min() > 0.6 and found.diag().max() < 1.3
     torch.testing.assert_close(bias - layer.bias.detach(), torch.full((6,), 0.125))  # AdamW's first step is its rate
+
+
+def test_a_momentum_that_takes_nothing_in_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum"):
+        OptimizerConfig(type="muon", momentum=1.0)
 
 
 def test_steps_are_those_of_torch() -> None:
