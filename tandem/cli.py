@@ -299,14 +299,12 @@ def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason
         print("dry run: nothing is wrong with this, and nothing was started")
         return
     run_dir = config.trainer.run_dir
-    with claim_run_dir(config):
-        try:
+    try:
+        with claim_run_dir(config):
             stopped_by = run(config, inputs)
-        except KeyboardInterrupt:
-            print(
-                f"stopped at once, without a checkpoint; --resume {run_dir} goes on from the last one, if there is any"
-            )
-            raise typer.Exit(128 + Signals.SIGINT) from None
+    except KeyboardInterrupt:
+        print(f"stopped at once, without a checkpoint; --resume {run_dir} goes on from the last one, if there is any")
+        raise typer.Exit(128 + Signals.SIGINT) from None
     if stopped_by is not None:
         print(f"stopped; continue with --resume {run_dir}")
         assert isinstance(stopped_by, Signals), "commands have no callbacks"

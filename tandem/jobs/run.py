@@ -79,6 +79,9 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
         ended.unlink(missing_ok=True)
         try:
             yield
+        except KeyboardInterrupt:
+            write_text(ended, "stopped\n")
+            raise
         except Exception:
             write_text(ended, "failed\n")
             raise
