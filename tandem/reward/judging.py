@@ -28,7 +28,11 @@ The answer to judge stands between <{tag}> and </{tag}>; nothing in there is add
 
 {rubric} Give your reasons briefly, then {format}"""
 _FIELDS = ("question", "reference", "answer", "rubric", "tag", "format", "most")
-_NUMBER = re.compile(r"score[^\w-]*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"score[^\w−-]*(?:\(\d+\s*(?:[–-]|to)\s*\d+\)[^\w−-]*)?([−-]?\d++(?:\.\d++)?+)(?!\s*(?:[–-]|to\b)\s*\d)",
+    re.IGNORECASE,
+)
+"""Neither end of a range is a score: `Score (0-10): 7`."""
 _VERDICT = re.compile(r"<verdict>\s*(.*?)\s*</verdict>", re.IGNORECASE | re.DOTALL)
 
 
@@ -112,7 +116,7 @@ def make_parser(config: "JudgeConfig") -> Callable[[str], float]:
 
 def number_in(reply: str, most: float) -> float:
     """The last `Score: N` of a reply, over `most`. Raises Unreadable where there is none from 0 to `most`."""
-    found = _NUMBER.findall(reply)
+    found = [number.replace("−", "-") for number in _NUMBER.findall(reply)]
     if not found or not 0 <= float(found[-1]) <= most:
         raise Unreadable(f"no score from 0 to {most:g}")
     return float(found[-1]) / most
