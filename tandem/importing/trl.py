@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.importing.outcome import Imported, Keys, Source, known, listed, put, sort_the_rest, whole
-from tandem.importing.trl_tables import COUNTERPARTS, HARMLESS, WITHOUT_EFFECT
+from tandem.importing.trl_tables import COUNTERPARTS, EIGHT_BITS, HARMLESS, WITHOUT_EFFECT
 
 COMMANDS: Mapping[str, str] = {
     "sft": "sft", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "reward": "reward-model", "grpo": "train", "rloo": "train",
@@ -301,7 +301,10 @@ def _ppo(keys: Keys, method: str, made: Imported) -> None:
     coefficient = keys.take("kl_coef", "algorithm.kl.coefficient", 0.05)
     estimator = keys.take("kl_estimator", "algorithm.kl.estimator", "k1")
     algorithm["kl"] = {"place": "reward", "coefficient": coefficient, "estimator": estimator}
-    algorithm["critic_optimizer"] = {"lr": keys.values.get("learning_rate", _LEARNING_RATES["ppo"])}
+    critic: dict[str, Any] = {"lr": keys.values.get("learning_rate", _LEARNING_RATES["ppo"])}
+    if keys.values.get("optim") in EIGHT_BITS:
+        critic["type"] = "adamw_8bit"
+    algorithm["critic_optimizer"] = critic
     made.tree["algorithm"] = algorithm
     model = made.tree["model"]
     model["reward_model_path"] = keys.take("reward_model_path", "model.reward_model_path", "REWARD_MODEL_DIRECTORY")
@@ -320,6 +323,8 @@ def _ppo(keys: Keys, method: str, made: Imported) -> None:
 
 def _optimizer(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
     optimizer: dict[str, Any] = {"lr": keys.take("learning_rate", "training.optimizer.lr", _LEARNING_RATES[method])}
+    if keys.values.get("optim") in EIGHT_BITS:
+        optimizer["type"] = _eight_bits(keys, made)
     put(optimizer, "weight_decay", keys.take("weight_decay", "training.optimizer.weight_decay", 0.0), default=0.0)
     first = keys.take("adam_beta1", "training.optimizer.betas", 0.9)
     second = keys.take("adam_beta2", "training.optimizer.betas", 0.999)
@@ -342,6 +347,17 @@ def _optimizer(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
         made.notes.append(f"warm-up over {share:g} of the run: give training.optimizer.warmup_steps, a number of steps")
     put(optimizer, "warmup_steps", whole(warmup), default=0)
     return optimizer
+
+
+def _eight_bits(keys: Keys, made: Imported) -> str:
+    """The type of an optimizer that is bitsandbytes' there."""
+    given = keys.take("optim", "training.optimizer.type")
+    paged = "; nothing is paged: training.optimizer_offload has the state in host memory" if "paged" in given else ""
+    made.notes.append(
+        f"optim={given}: adamw_8bit is our own, with blocks of at most 256 numbers within a row, where bitsandbytes' "
+        f"are of the whole weight, and with embeddings in 8 bits, which transformers leaves in 32{paged}"
+    )
+    return "adamw_8bit"
 
 
 def _trainer(keys: Keys, method: str, tree: Mapping[str, Any], made: Imported) -> dict[str, Any]:

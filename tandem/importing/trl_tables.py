@@ -98,12 +98,14 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "eval_strategy": ("no",),
 }
 """Pattern of an argument -> values with which it does nothing that we do not do."""
+EIGHT_BITS = ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit")
+"""Values of `optim` that are AdamW with moments of 8 bits."""
 COUNTERPARTS: Mapping[str, str] = {
     "push_to_hub": "nothing is uploaded while training; give the run directory to `hf upload`",
     "eval_strategy": "trainer.eval_every and data.val_files",
     "max_tool_calling_iterations": "conversation.max_turns beside conversation.environment",
     "min_p": "generation.top_p",
-    "optim": "training.optimizer, which is AdamW",
+    "optim": "training.optimizer.type: adamw, adamw_8bit or muon",
     "load_in_4bit": "model.lora alone: weights are not quantised",
     "load_in_8bit": "model.lora alone: weights are not quantised",
     "lora_dropout": "nothing: adapters have no dropout",

@@ -157,6 +157,16 @@ def test_what_cannot_be_taken_over_is_told() -> None:
     assert ppo["trainer"]["steps"] == 469 and ppo["algorithm"]["epochs"] == 4
 
 
+@pytest.mark.parametrize("name", ["paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"])
+def test_moments_in_8_bits_are_taken_over_and_what_differs_is_told(name: str) -> None:
+    made = _of("ppo", optim=name, learning_rate=2e-6, total_episodes=300)
+    assert made.tree["training"]["optimizer"]["type"] == made.tree["algorithm"]["critic_optimizer"]["type"]
+    assert made.tree["training"]["optimizer"] | {"schedule": ""} == {"lr": 2e-6, "type": "adamw_8bit", "schedule": ""}
+    assert f"optim={name}: training.optimizer.type" in made.mapped
+    (note,) = (line for line in made.notes if line.startswith("optim="))
+    assert "embeddings in 8 bits" in note and ("optimizer_offload" in note) == name.startswith("paged")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
     (tmp_path / "plain.yaml").write_text("learning_rate: 1e-5\n")
