@@ -119,7 +119,7 @@ def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
     spell = partial(answerer.decode, special_tokens=True)
     if isinstance(params, ChatParameters):
         return ChatShape(spell, params.logprobs)
-    return TextShape(spell, params.logprobs is not None)
+    return TextShape(spell, params.logprobs is not None, params.prompt_logprobs is not None)
 
 
 def _served(request: Request) -> Request:

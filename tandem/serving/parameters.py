@@ -103,17 +103,24 @@ class CompletionParameters(Parameters):
     max_tokens: int = Field(default=16, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=5)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """No parameter of OpenAI's but of vLLM's: the prompt's own log-probs by token id, and so many of the most probable
+    tokens' in each place."""
     best_of: int | None = None
 
     @property
     def scores_prompts(self) -> bool:
         """The prompt's own log-probs are wanted."""
-        return self.echo and self.logprobs is not None
+        return (self.echo and self.logprobs is not None) or self.prompt_logprobs is not None
 
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.best_of not in (None, self.n):
             raise _unsupported("best_of", f"it may only be n, here {self.n}")
+        if self.prompt_logprobs is not None and (self.logprobs is not None or self.stream):
+            raise RequestError(
+                "prompt_logprobs: not together with logprobs or stream", param="prompt_logprobs", code="invalid_value"
+            )
 
 
 class ChatParameters(Parameters):

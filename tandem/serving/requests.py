@@ -69,7 +69,9 @@ def _sampling(params: AnyParameters, answerer: Answerer, prompt: IntArray) -> Sa
 
 
 def _top_logprobs(params: AnyParameters) -> int:
-    return (params.top_logprobs if isinstance(params, ChatParameters) else params.logprobs) or 0
+    if isinstance(params, ChatParameters):
+        return params.top_logprobs or 0
+    return params.prompt_logprobs or params.logprobs or 0
 
 
 def _check(request: Request, answerer: Answerer, param: str) -> None:

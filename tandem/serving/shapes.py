@@ -39,13 +39,15 @@ class TextShape:
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, spell: Decoder, with_logprobs: bool) -> None:
+    def __init__(self, spell: Decoder, with_logprobs: bool, with_prompt_logprobs: bool = False) -> None:
         """`spell`: the text of tokens, special ones too."""
         self._spell = spell
         self._with_logprobs = with_logprobs
+        self._with_prompt_logprobs = with_prompt_logprobs
 
     def choice(self, piece: Piece) -> Object:
-        return {
+        by_id = {"prompt_logprobs": [self._by_id(token) for token in piece.prompt]}
+        return (by_id if self._with_prompt_logprobs else {}) | {
             "index": piece.index,
             "text": piece.text,
             "logprobs": self._logprobs([*piece.prompt, *piece.tokens]) if self._with_logprobs else None,
@@ -65,6 +67,15 @@ class TextShape:
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
+        }
+
+    def _by_id(self, token: Token) -> Object | None:
+        """The most probable tokens and the token itself, as vLLM's server tells them; it gives ranks besides."""
+        if token.logprob is None:
+            return None
+        return {
+            str(token_id): {"logprob": logprob, "decoded_token": self._spell([token_id])}
+            for token_id, logprob in [*token.top, (token.token_id, token.logprob)]
         }
 
     def _top(self, token: Token) -> Object | None:

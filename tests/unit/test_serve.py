@@ -240,6 +240,22 @@ def test_an_echo_with_log_probs_scores_the_prompt(client: OpenAI, endless: OpenA
     )
 
 
+def test_the_prompts_log_probs_come_by_token_id_where_they_are_asked_for_so(client: OpenAI) -> None:
+    asked = complete(client, "4821=", max_tokens=1, extra_body={"prompt_logprobs": 2}).choices[0]
+    scored = complete(client, "4821=", max_tokens=0, echo=True, logprobs=2).choices[0].logprobs
+    assert asked.text != "4821=" and asked.model_extra and scored and scored.token_logprobs and scored.top_logprobs
+    first, *told = asked.model_extra["prompt_logprobs"]
+    assert first is None and len(told) == 4
+    for one, token, logprob, top in zip(
+        told, complete_ids(client, "821="), scored.token_logprobs[1:], scored.top_logprobs[1:], strict=True
+    ):
+        assert one[str(token)]["logprob"] == pytest.approx(logprob, abs=1e-6)
+        assert {name["decoded_token"] for name in one.values()} == set(top) and len(one) >= 2
+    for how in ({"logprobs": 1}, {"stream": True}):
+        error = refusal(lambda how=how: complete(client, extra_body={"prompt_logprobs": 2, **how}))
+        assert (error.status_code, error.param, error.code) == (400, "prompt_logprobs", "invalid_value")
+
+
 def complete_ids(client: OpenAI, text: str) -> list[int]:
     """The tokens of a text, which are its letters."""
     listed = [complete(client, [[token] for token in range(99)], max_tokens=0, echo=True).choices]
