@@ -375,7 +375,8 @@ class Finished:
 
 @dataclass(slots=True)
 class TokenColumns(Generic[Array]):
-    """One number a response token; a column that nothing has filled is None. numpy at rest, torch inside an engine."""
+    """One number a response token, or several; a column that nothing has filled is None. numpy at rest, torch inside an
+    engine."""
 
     rollout_logprobs: Array | None = None
     old_logprobs: Array | None = None
@@ -383,6 +384,10 @@ class TokenColumns(Generic[Array]):
     `rollout_correction.skip_old_logprobs` the engine's, until the update is done."""
     ref_logprobs: Array | None = None
     teacher_logprobs: Array | None = None
+    teacher_top_ids: Array | None = None
+    """`[T, k]`: the tokens that the teacher finds the most probable, whichever was sampled."""
+    teacher_top_logprobs: Array | None = None
+    """`[T, k]`: the teacher's log-probs of them."""
     values: Array | None = None
     """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None
@@ -513,6 +518,10 @@ class Outputs(Generic[Array]):
     values_S: Array | None = None
     squared_probs_S: Array | None = None
     """Sum of softmax(logits / temperature) squared; of a forward pass without gradient."""
+    top_ids_S: Array | None = None
+    """`[S, k]`: the most probable tokens, of a forward pass of an engine that is made with `TopTokens`."""
+    top_logprobs_S: Array | None = None
+    """`[S, k]`: log-probs of these, or, of a pass with a loss, of the tokens in `columns.teacher_top_ids`."""
 
     def slice(self, start: int, stop: int) -> "Outputs[Array]":
         """Scored tokens `start … stop`: a view."""
@@ -520,7 +529,7 @@ class Outputs(Generic[Array]):
 
     def map(self, function: Callable[[Array], OtherArray]) -> "Outputs[OtherArray]":
         """The columns with `function` applied to each that is filled."""
-        columns = (self.logprobs_S, self.entropy_S, self.values_S, self.squared_probs_S)
+        columns = (getattr(self, f.name) for f in fields(self))
         return Outputs(*(None if column is None else function(column) for column in columns))
 
 

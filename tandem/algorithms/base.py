@@ -23,6 +23,7 @@ class Signal(Enum):
     POLICY_LOGPROBS = "log-probs of the policy before the update, by the trainer"
     REF_LOGPROBS = "log-probs of the frozen reference policy"
     TEACHER_LOGPROBS = "log-probs of the teacher that is distilled"
+    TEACHER_TOP_LOGPROBS = "the teacher's most probable tokens at each position, and their log-probs"
     VALUES = "values of a critic"
     GREEDY_REWARDS = "the reward of each prompt's greedy answer"
     REWARD_PARTS = "the parts that rewards are made of"

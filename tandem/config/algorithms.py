@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 from tandem.config.paths import Reference
 from tandem.config.sections import FoundIn
+from tandem.config.teacher import TeacherConfig
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 OptimizerType = Literal["adamw", "adamw_8bit", "muon"]
@@ -223,9 +224,19 @@ class PolicyGradientConfig(Section):
     advantages_by_token: ClassVar[bool] = False
     """Advantages may differ between the tokens of a trajectory."""
     has_teacher: ClassVar[bool] = False
-    """Another model tells the log-probs of the sampled tokens: `model.teacher_path`."""
+    """Another model tells the log-probs of the sampled tokens: `model.teacher_path`, or a served one."""
     needs_trainer_logprobs: ClassVar[bool] = False
     """Advantages need the log-probs of the weights before the step: those of older weights do not do."""
+
+    @property
+    def served_teacher(self) -> TeacherConfig | None:
+        """The teacher, where it is no model of the run."""
+        return None
+
+    @property
+    def top_tokens(self) -> int:
+        """How many of the tokens that a teacher finds likely the loss reads the policy's log-probs of."""
+        return 0
 
     @model_validator(mode="before")
     @classmethod

@@ -581,11 +581,30 @@ class TrainConfig(RolloutConfig, RunConfig):
         model = info.data.get("model")  # None where unsound
         if model is None or isinstance(algorithm, OwnAlgorithmConfig):
             return algorithm
-        if algorithm.has_teacher and model.teacher_path is None:
-            raise ValueError(f"{algorithm.type} learns from a teacher; give its directory as model.teacher_path")
+        served = algorithm.served_teacher
+        if algorithm.has_teacher and model.teacher_path is None and served is None:
+            raise ValueError(
+                f"{algorithm.type} learns from a teacher; give its directory as model.teacher_path, or the section "
+                "algorithm.teacher of a served one"
+            )
+        if served is not None and model.teacher_path:
+            raise ValueError("teacher: model.teacher_path is another one; give one of them")
         if model.teacher_path and not algorithm.has_teacher:
             mend = "remove model.teacher_path or use algorithm.type: on_policy_distillation"
             raise ValueError(f"{algorithm.type} has no teacher; {mend}")
+        return algorithm
+
+    @field_validator("algorithm")
+    @classmethod
+    def _can_ask_its_teacher(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
+        generation, training = info.data.get("generation"), info.data.get("training")  # None where unsound
+        if algorithm.served_teacher is not None and generation and generation.temperature != 1:
+            raise ValueError(
+                "teacher: servers tell log-probs at temperature 1, and the student's would be at "
+                f"generation.temperature: {generation.temperature:g}; give 1, or a model.teacher_path"
+            )
+        if algorithm.top_tokens and training and training.type != "fsdp":
+            raise ValueError(f"top_k: training.type: {training.type} tells no distributions yet; use fsdp, or top_k: 0")
         return algorithm
 
     @field_validator("algorithm")

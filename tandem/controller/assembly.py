@@ -34,15 +34,18 @@ from tandem.controller.roles import (
     Policy,
     Reference,
     Rollout,
+    Teacher,
     Trained,
     ValueModel,
     WithoutAdapters,
 )
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
+from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
 from tandem.models.families import sees_pictures
 from tandem.models.loading import load_tokenizer
+from tandem.training.base import TopTokens
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -65,7 +68,7 @@ class Roles:
     actor: Actor
     reference: Reference | None = None
     critic: Critic | None = None
-    teacher: Policy | None = None
+    teacher: Teacher | None = None
 
     @property
     def trained(self) -> dict[str, Trained]:
@@ -91,6 +94,7 @@ def make_roles(
     `branch`: the checkpoint that trained models start from, in the place of the configuration's directories.
     """
     starts: Mapping[str, Path] = branch.weights if branch else {}
+    teacher: Teacher | None = make_served_teacher(config, tokenizer, placement.watch)
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
     own_steps = (
@@ -98,15 +102,15 @@ def make_roles(
     )
     actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, own_steps), model=policy))
     models: dict[Role, Model] = {Role.Actor: actor}
-    reference = critic = teacher = None
+    reference = critic = None
     if Signal.REF_LOGPROBS in algorithm.needs:
         frozen = replace(actor_spec(config), optimizer=None)
         moves = config.algorithm.kl.refresh_steps > 0
         reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts, moves=moves)
         if isinstance(reference, Policy):
             models[Role.RefPolicy] = reference
-    if Signal.TEACHER_LOGPROBS in algorithm.needs:
-        models[Role.Teacher] = teacher = _make_teacher(config, placement)
+    if teacher is None and {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
+        teacher = models[Role.Teacher] = _make_teacher(config, tokenizer, placement)
     if Signal.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
     if branch is not None:
@@ -353,14 +357,32 @@ def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement
     return placement.group(Role.Critic, Critic, TrainWorker, spec)
 
 
-def _make_teacher(config: TrainConfig, placement: Placement) -> Policy:
+def make_served_teacher(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, watch: Callable[[float], None]
+) -> ServedTeacher | None:
+    """The teacher of `algorithm.teacher`, if there is one. Raises UserError where it is none for this policy."""
+    served = config.algorithm.served_teacher
+    longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
+    return served and ServedTeacher(served, tokenizer, watch, config.algorithm.top_tokens, longest)
+
+
+def _make_teacher(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> Policy:
     """The frozen model of `model.teacher_path`, at the temperature that the student is sampled at."""
     path = config.model.teacher_path
     if path is None:
         raise UserError(f"{config.algorithm.type} learns from a teacher; give its directory as model.teacher_path")
     model = config.model.model_copy(update={"path": path, "lora": None})
+    count = config.algorithm.top_tokens
+    top = TopTokens(count, len(tokenizer)) if count else None
+    if top is not None and count > top.vocabulary:
+        raise UserError(f"algorithm.top_k: {count}, but the tokenizer has {top.vocabulary} tokens; give fewer")
     spec = replace(
-        actor_spec(config), model=model, optimizer=None, pictures=pictures_of(config, path), processor=config.model.path
+        actor_spec(config),
+        model=model,
+        optimizer=None,
+        pictures=pictures_of(config, path),
+        processor=config.model.path,
+        top=top,
     )
     return placement.group(Role.Teacher, Policy, TrainWorker, spec)
 

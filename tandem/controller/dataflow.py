@@ -101,8 +101,11 @@ def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, placed: Pla
         filling.append(roles.actor.logprobs(placed.rows(fills=(old,))))
     if roles.reference:
         filling.append(roles.reference.logprobs(placed.rows(fills=("ref_logprobs",))))
-    if roles.teacher:
+    if roles.teacher and Signal.TEACHER_LOGPROBS in algorithm.needs:
         filling.append(roles.teacher.logprobs(placed.rows(fills=("teacher_logprobs",))))
+    if roles.teacher and Signal.TEACHER_TOP_LOGPROBS in algorithm.needs:
+        fills = ("teacher_top_ids", "teacher_top_logprobs")
+        filling.append(roles.teacher.top_logprobs(placed.rows(fills=fills)))
     if roles.critic:
         filling.append(roles.critic.values(placed.rows(fills=("values",))))
     for column in filling:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem.checkpoint.draft import Draft
 from tandem.controller.groups import Future, Ranks, RemoteWorkers
 from tandem.controller.placed import PlacedRows, PlacedSteps
-from tandem.types import Batch, FloatArray, Prompt, StepMetrics, TokenLoss, Trajectory
+from tandem.types import Batch, FloatArray, IntArray, Prompt, StepMetrics, TokenLoss, Trajectory
 from tandem.weights.bridge import Address
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker
@@ -78,12 +78,29 @@ class Policy(Model):
         response token, `[T]` each, 0 outside `loss_mask`."""
         return self.call_rows(TrainWorker.token_statistics, batch)
 
+    def top_logprobs(self, batch: Batch | PlacedRows) -> Future[tuple[IntArray, FloatArray]]:
+        """The most probable tokens in the place of each response token, and their log-probs, `[T, k]` each, 0 outside
+        `loss_mask`; k is `TrainSpec.top.count`."""
+        return self.call_rows(TrainWorker.top_logprobs, batch)
+
 
 class Reference(Protocol):
     """What the policy is compared with."""
 
     def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:
         """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
+        ...
+
+
+class Teacher(Protocol):
+    """What is distilled: a model of the run, or a served one."""
+
+    def logprobs(self, batch: PlacedRows) -> Future[FloatArray]:
+        """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
+        ...
+
+    def top_logprobs(self, batch: PlacedRows) -> Future[tuple[IntArray, FloatArray]]:
+        """As `Policy.top_logprobs`."""
         ...
 
 

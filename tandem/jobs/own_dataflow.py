@@ -114,9 +114,10 @@ def _refuse_what_loops_do(config: TrainConfig) -> None:
     if config.model.judge_path or config.reward.judge:
         mend = "leave it out, and ask a model with placement.group(Role.Judge, Rollout, …)"
         raise UserError(f"reward.judge: a dataflow of your own is scored by functions alone; {mend}")
-    if config.model.teacher_path:
+    if config.model.teacher_path or config.algorithm.served_teacher:
+        key = "model.teacher_path" if config.model.teacher_path else "algorithm.teacher"
         mend = "leave it out, and make one with placement.group(Role.Teacher, Policy, …)"
-        raise UserError(f"model.teacher_path: a dataflow of your own says itself which models there are; {mend}")
+        raise UserError(f"{key}: a dataflow of your own says itself which models there are; {mend}")
     if config.model.reward_model_path:
         mend = "leave it out, and make a reward model with placement.group(Role.RewardModel, ValueModel, …)"
         raise UserError(f"model.reward_model_path: a dataflow of your own is scored by functions alone; {mend}")

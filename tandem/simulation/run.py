@@ -113,6 +113,10 @@ def refuse_unsimulated(config: TrainConfig) -> None:
         )
     if config.model.judge_path is not None:
         raise UserError("model.judge_path: a judge is not simulated; leave it out, and give its time with --reward-s")
+    if config.algorithm.served_teacher is not None:
+        raise UserError("algorithm.teacher: a served teacher is not simulated; give a model.teacher_path")
+    if config.algorithm.top_tokens:
+        raise UserError("algorithm.top_k: it is not simulated; leave it out, for it takes no other time")
     if not isinstance(config.generation, NativeGenerationConfig) and config.generation.replicas > 1:
         raise UserError("generation.replicas: several engines on a rank are not simulated; give each a rank")
     if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:

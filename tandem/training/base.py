@@ -15,6 +15,15 @@ from tandem.types import MicroBatch, Outputs, TokenLoss
 
 
 @dataclass(frozen=True, slots=True)
+class TopTokens:
+    """How many of the most probable tokens a frozen policy tells at each position."""
+
+    count: int
+    vocabulary: int
+    """Of the token ids below this one: a model may have rows for more than its tokenizer has tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossResult:
     """What one micro-batch leaves behind, detached and on the device: nothing has waited for it."""
 

@@ -95,7 +95,7 @@ class ContextParallel:
             return outputs
 
         def whole(column: Tensor) -> Tensor:
-            everyones = column.new_zeros(part.size).index_copy(0, part.mine, column)
+            everyones = column.new_zeros(part.size, *column.shape[1:]).index_copy(0, part.mine, column)
             dist.all_reduce(everyones, group=self._group)
             return everyones
 

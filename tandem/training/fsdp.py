@@ -29,7 +29,7 @@ from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
 from tandem.regions import Shard
-from tandem.training.base import LossResult, PassResult, TrainEngine, sum_parts, sum_results
+from tandem.training.base import LossResult, PassResult, TopTokens, TrainEngine, sum_parts, sum_results
 from tandem.training.checkpointing import checkpointed_layers, checkpointing
 from tandem.training.context import ContextParallel, Head, LocalMicroBatch
 from tandem.training.copies import HostCopies, copy_adapters, copy_model
@@ -67,12 +67,13 @@ class FsdpEngine:
         temperature: float = 1.0,
         layout: Whole | None = None,
         tower: PictureTower | None = None,
+        top: TopTokens | None = None,
     ) -> None:
         """A language model is a policy, `temperature` that of its log-probs; a token-classification one is a critic.
 
         `total_steps`: optimizer steps of the run. Without `optimizer` the model is frozen: `forward` only. `layout`:
         of the model over the ranks; default: all of it on this one. `tower`: the model's, for micro-batches with
-        pictures.
+        pictures. `top`: what `forward` of a policy tells of the most probable tokens.
         """
         self.model = model.eval()
         if not optimizer:
@@ -85,7 +86,7 @@ class FsdpEngine:
         how = config.activation_checkpointing
         self._checkpointed = checkpointed_layers(model, selective=how == "selective") if how else []
         self._compiled = _compiled_layers(model) if config.compile else nullcontext
-        self._head = _head_of(model, temperature, self._layout.device)
+        self._head = _head_of(model, temperature, self._layout.device, top)
         self._copies = HostCopies()
         self._tower = tower
         self._placeholder = model.config.image_token_id if is_picture_model(model.config) else None
@@ -235,11 +236,12 @@ def make_engine(
     value_head: bool = False,
     pictures: Path | None = None,
     processor: Path | None = None,
+    top: TopTokens | None = None,
 ) -> TrainEngine:
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several.
 
     `pictures`: the directory where those of the rows are stored, for a model that sees them; `processor`: the model
-    directory whose image processor prepares them, default: that of this model.
+    directory whose image processor prepares them, default: that of this model. `top` as in FsdpEngine.
     """
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
     loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
@@ -259,7 +261,7 @@ def make_engine(
     if pictures is not None:
         device = layout.device if layout is not None else None
         tower = PictureTower(loaded, processor or model.path, PictureStore(pictures).read, device)
-    return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout, tower)
+    return FsdpEngine(loaded, training, optimizer, total_steps, temperature, layout, tower, top)
 
 
 def _refuse_single_pictures(model: PreTrainedModel) -> None:
@@ -290,15 +292,15 @@ def _compiled_layers(model: PreTrainedModel) -> Callable[[], AbstractContextMana
     return CompiledLayers(model).passing
 
 
-def _head_of(model: PreTrainedModel, temperature: float, device: torch.device) -> Head:
+def _head_of(model: PreTrainedModel, temperature: float, device: torch.device, top: TopTokens | None) -> Head:
     layer: Any = model.get_output_embeddings()
     if layer is None:
         return ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
     bend = Bend.of(model.config)
     if device.type != "cuda":
-        return VocabularyHead(layer, temperature, bend=bend)
-    tiled = TiledVocabularyHead(layer, temperature, bend)
+        return VocabularyHead(layer, temperature, bend=bend, top=top)
+    tiled = TiledVocabularyHead(layer, temperature, bend, top=top)
     if layer.out_features > tiled.tile_vocabulary:
         return tiled
     # Rows are no wider than tiles: their logits are kept rather than made twice.
-    return VocabularyHead(layer, temperature, tiled.tile_tokens * tiled.tile_vocabulary, bend)
+    return VocabularyHead(layer, temperature, tiled.tile_tokens * tiled.tile_vocabulary, bend, top)

@@ -9,7 +9,8 @@ A second sweep makes each tile's logits again, and its gradient by the closed fo
 product of tokens x vocabulary x hidden more than where whole rows are kept, and no memory that grows with tokens
 times vocabulary, nor any float32 copy of the layer's weight but its gradient.
 
-Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary.
+Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary, `_K`
+some tokens of it.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tandem.models.logits import NO_BEND, Bend
-from tandem.training.base import LossResult
-from tandem.training.head import Columns, differentiate, empty_outputs, float32_gradient
+from tandem.training.base import LossResult, TopTokens
+from tandem.training.head import Columns, asked_tokens, differentiate, empty_outputs, float32_gradient, set_top
 from tandem.types import Outputs, TokenLoss
 
 
@@ -34,16 +35,19 @@ class TiledVocabularyHead:
     tile_tokens: int = 8192
     tile_vocabulary: int = 8192
     """Both large enough that a GPU's products run at full speed: a float32 tile has 256 MiB."""
+    top: TopTokens | None = None
+    """What `forward` tells of the most probable tokens."""
 
     @torch.no_grad()
     def forward(self, hidden_S: Tensor, targets_S: Tensor) -> Outputs[Tensor]:
         """`hidden_S` `[S, hidden]`; `targets_S` int64, the tokens that were chosen."""
-        return self._outputs(hidden_S, targets_S)[0]
+        return self._outputs(hidden_S, targets_S, None, self.top)[0]
 
     @torch.no_grad()
     def backward(self, hidden_S: Tensor, targets_S: Tensor, columns: Columns, loss: TokenLoss[Tensor]) -> LossResult:
         """The loss; its gradient goes on through `hidden_S` and into the layer's parameters."""
-        outputs, log_total_S = self._outputs(hidden_S, targets_S)
+        asked_SK = asked_tokens(columns)
+        outputs, log_total_S = self._outputs(hidden_S, targets_S, asked_SK, None)
         outputs.squared_probs_S = None  # no loss reads it
         grad_hidden_S = torch.empty_like(hidden_S)
         if not len(hidden_S):  # no loss is asked about no tokens
@@ -52,26 +56,38 @@ class TiledVocabularyHead:
         value, metrics, gradients = differentiate(loss, outputs, columns)
         for cut in self._tokens(hidden_S):
             at = _Tokens(
-                hidden_S[cut], targets_S[cut], log_total_S[cut],
+                hidden_S[cut], targets_S[cut], None if asked_SK is None else asked_SK[cut], log_total_S[cut],
                 outputs.slice(cut.start, cut.stop), gradients.slice(cut.start, cut.stop),
             )  # fmt: skip
             grad_hidden_S[cut] = self._add_gradient(at)
         hidden_S.backward(grad_hidden_S)
         return LossResult.of([(value, metrics)], outputs)
 
-    def _outputs(self, hidden_S: Tensor, targets_S: Tensor) -> tuple[Outputs[Tensor], Tensor]:
-        """What the head answers, and log sum exp of the logits, `[S]`."""
+    def _outputs(
+        self, hidden_S: Tensor, targets_S: Tensor, asked_SK: Tensor | None, top: TopTokens | None
+    ) -> tuple[Outputs[Tensor], Tensor]:
+        """What the head answers, and log sum exp of the logits, `[S]`; with the log-probs of the tokens that are asked
+        about, or of the most probable ones."""
         outputs = empty_outputs(hidden_S)
         outputs.squared_probs_S, log_total_S = hidden_S.new_empty(2, len(hidden_S), dtype=torch.float32)
         assert outputs.logprobs_S is not None and outputs.entropy_S is not None
+        if asked_SK is not None:
+            outputs.top_logprobs_S = torch.empty_like(asked_SK, dtype=torch.float32)
+        top_CK: list[tuple[Tensor, Tensor]] = []
         for cut in self._tokens(hidden_S):
-            sums = _Sums(targets_S[cut])
+            sums = _Sums(targets_S[cut], None if asked_SK is None else asked_SK[cut], top)
             for part in self._vocabulary():
                 sums.add(self._logits(hidden_S[cut], part)[0], part)
             log_total_S[cut] = sums.maximum_C + sums.total_C.log()
             outputs.logprobs_S[cut] = sums.chosen_C - log_total_S[cut]
             outputs.entropy_S[cut] = sums.total_C.log() - sums.weighted_C / sums.total_C
             outputs.squared_probs_S[cut] = sums.squares_C / sums.total_C.square()
+            if outputs.top_logprobs_S is not None and sums.asked_logits_CK is not None:
+                outputs.top_logprobs_S[cut] = sums.asked_logits_CK - log_total_S[cut, None]
+            if sums.best_CK is not None:
+                top_CK.append((sums.best_CK[0] - log_total_S[cut, None], sums.best_CK[1]))
+        if top is not None:
+            set_top(outputs, hidden_S, top, top_CK)
         return outputs, log_total_S
 
     def _add_gradient(self, at: "_Tokens") -> Tensor:
@@ -97,7 +113,10 @@ class TiledVocabularyHead:
         grad_CW = log_softmax_CW.exp()
         assert at.gradients_C.logprobs_S is not None and at.outputs_C.entropy_S is not None
         factor = self.bend.factor / self.temperature
-        by_logprob_C = at.gradients_C.logprobs_S * factor
+        by_chosen_C = by_logprob_C = at.gradients_C.logprobs_S * factor
+        by_asked_CK = None if at.gradients_C.top_logprobs_S is None else at.gradients_C.top_logprobs_S * factor
+        if by_asked_CK is not None:
+            by_logprob_C = by_chosen_C + by_asked_CK.sum(-1)
         if at.gradients_C.entropy_S is None:
             grad_CW.mul_(-by_logprob_C[:, None])
         else:
@@ -105,7 +124,10 @@ class TiledVocabularyHead:
             log_softmax_CW.add_(at.outputs_C.entropy_S[:, None]).mul_(-by_entropy_C[:, None])
             grad_CW.mul_(log_softmax_CW.sub_(by_logprob_C[:, None]))
         place_C, elsewhere_C = _places(at.targets_C, part, grad_CW)
-        grad_CW.scatter_add_(1, place_C[:, None], by_logprob_C.masked_fill(elsewhere_C, 0)[:, None])
+        grad_CW.scatter_add_(1, place_C[:, None], by_chosen_C.masked_fill(elsewhere_C, 0)[:, None])
+        if by_asked_CK is not None and at.asked_CK is not None:
+            place_CK, elsewhere_CK = _places(at.asked_CK, part, grad_CW)
+            grad_CW.scatter_add_(1, place_CK, by_asked_CK.masked_fill(elsewhere_CK, 0))
         return grad_CW if slope_CW is None else grad_CW.mul_(slope_CW)
 
     def _logits(self, hidden_C: Tensor, part: slice) -> tuple[Tensor, Tensor | None]:
@@ -129,6 +151,7 @@ class _Tokens:
 
     hidden_C: Tensor
     targets_C: Tensor
+    asked_CK: Tensor | None
     log_total_C: Tensor
     outputs_C: Outputs[Tensor]
     gradients_C: Outputs[Tensor]
@@ -141,6 +164,11 @@ class _Sums:
     arXiv:1805.02867."""
 
     targets_C: Tensor
+    asked_CK: Tensor | None = None
+    top: TopTokens | None = None
+    asked_logits_CK: Tensor | None = field(init=False, default=None)
+    best_CK: tuple[Tensor, Tensor] | None = field(init=False, default=None)
+    """The largest logits so far, and whose they are; at most `top.count`."""
     maximum_C: Tensor = field(init=False)
     total_C: Tensor = field(init=False)
     """sum exp(z - m)"""
@@ -155,12 +183,19 @@ class _Sums:
         nothing_C = torch.zeros_like(self.targets_C, dtype=torch.float32)
         self.maximum_C = torch.full_like(nothing_C, torch.finfo(torch.float32).min)
         self.total_C = self.weighted_C = self.squares_C = self.chosen_C = nothing_C
+        if self.asked_CK is not None:
+            self.asked_logits_CK = torch.zeros_like(self.asked_CK, dtype=torch.float32)
 
     def add(self, logits_CW: Tensor, part: slice) -> None:
         """Another tile, whose memory is used up."""
         place_C, elsewhere_C = _places(self.targets_C, part, logits_CW)
         chosen_C = logits_CW.gather(1, place_C[:, None])[:, 0]
         self.chosen_C = torch.where(elsewhere_C, self.chosen_C, chosen_C)
+        if self.asked_CK is not None and self.asked_logits_CK is not None:
+            place_CK, elsewhere_CK = _places(self.asked_CK, part, logits_CW)
+            self.asked_logits_CK = torch.where(elsewhere_CK, self.asked_logits_CK, logits_CW.gather(1, place_CK))
+        if self.top is not None and part.start < self.top.vocabulary:
+            self._add_best(self.top, logits_CW[:, : self.top.vocabulary - part.start], part)
         maximum_C = torch.maximum(self.maximum_C, logits_CW.amax(-1))
         moved_C = self.maximum_C - maximum_C
         scale_C = moved_C.exp()
@@ -171,6 +206,14 @@ class _Sums:
         self.total_C = scale_C * self.total_C + exp_CW.sum(-1)
         self.weighted_C = weighted_C + exp_CW.mul_(shifted_CW).sum(-1)
         self.maximum_C = maximum_C
+
+    def _add_best(self, top: TopTokens, logits_CW: Tensor, part: slice) -> None:
+        values_CK, places_CK = logits_CW.topk(min(top.count, logits_CW.shape[1]))
+        ids_CK = places_CK + part.start
+        if self.best_CK is not None:
+            values_CK, ids_CK = torch.cat((self.best_CK[0], values_CK), 1), torch.cat((self.best_CK[1], ids_CK), 1)
+        values_CK, order_CK = values_CK.topk(min(top.count, values_CK.shape[1]))
+        self.best_CK = values_CK, ids_CK.gather(1, order_CK)
 
 
 def _places(targets_C: Tensor, part: slice, tile_CW: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import TrainingConfig
 from tandem.config.tree import ModelConfig
 from tandem.models.loading import model_cost
-from tandem.training.base import TrainEngine
-from tandem.types import Batch, FloatArray, MicroBatch, Outputs, StepMetrics, TokenLoss
+from tandem.training.base import TopTokens, TrainEngine
+from tandem.types import Batch, FloatArray, IntArray, MicroBatch, Outputs, StepMetrics, TokenLoss
 from tandem.weights.bridge import Address, Sender, open_bridge
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Dispatch, Mesh, Returns, register
@@ -41,6 +41,8 @@ class TrainSpec:
     """Where the pictures of rows are stored, for a model that sees them."""
     processor: Path | None = None
     """The model directory whose image processor prepares them: the policy's; default: that of the model itself."""
+    top: TopTokens | None = None
+    """What `top_logprobs` of a frozen policy tells; `training.type: fsdp` alone."""
 
 
 class TrainWorker(Worker[TrainSpec]):
@@ -70,6 +72,20 @@ class TrainWorker(Worker[TrainSpec]):
         vocabulary; float32 `[T]` each, 0 outside `loss_mask`."""
         logprobs_T, squared_probs_T = self._score(batch, lambda outputs: (outputs.logprobs_S, outputs.squared_probs_S))
         return logprobs_T, squared_probs_T
+
+    @register(Dispatch.DATA_PARALLEL, returns=(Returns.PER_TOKEN, Returns.PER_TOKEN))
+    def top_logprobs(self, batch: Batch) -> tuple[IntArray, FloatArray]:
+        """The policy's most probable tokens in the place of each response token, and their log-probs; int32 and float32
+        `[T, spec.top.count]`, 0 outside `loss_mask`."""
+        assert self.spec.top is not None, "this policy was made without `top`"
+        shape = len(batch.response_ids), self.spec.top.count
+        ids_TK, logprobs_TK = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32)
+        packed = self._micro_batches(batch)
+        for micro_batch, outputs in zip(packed, self.engine.forward(packed), strict=True):
+            assert outputs.top_ids_S is not None and outputs.top_logprobs_S is not None
+            ids_TK[micro_batch.source] = outputs.top_ids_S.int().cpu().numpy()
+            logprobs_TK[micro_batch.source] = outputs.top_logprobs_S.float().cpu().numpy()
+        return ids_TK, logprobs_TK
 
     @register(Dispatch.DATA_PARALLEL, returns=Returns.PER_TOKEN)
     def base_logprobs(self, batch: Batch) -> FloatArray:
@@ -209,4 +225,5 @@ def make_engine(spec: TrainSpec) -> TrainEngine:
         value_head=spec.value_head,
         pictures=spec.pictures,
         processor=spec.processor,
+        top=spec.top,
     )

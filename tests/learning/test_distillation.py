@@ -18,16 +18,19 @@ from tandem.batching.packing import to_batch
 from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.tree import ModelConfig, ServeConfig, TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
 from tandem.controller.learning import placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Policy
+from tandem.jobs.serve import make_answerer
 from tandem.tracking.jsonl import read_metrics
+from tandem.training.base import TopTokens
 from tandem.types import Group
 from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT
+from tests.endpoint import TOKEN, served
 from tests.learning.test_oracle import (
     EPS,
     LR,
@@ -52,12 +55,17 @@ def write_model(path: Path, seed: int, width: int) -> Path:
 
 
 def logprobs(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
+    return distributions(model, prompt, response)[range(len(response)), response]
+
+
+def distributions(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
     logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
-    return logits.log_softmax(-1)[range(len(response)), response]
+    return logits.log_softmax(-1)
 
 
-def plain_step(student: Path, teacher: Path, groups: list[Group]) -> Any:
-    """One AdamW step down the mean over trained tokens of (log pi - log teacher) without gradient, times log pi."""
+def plain_step(student: Path, teacher: Path, groups: list[Group], whole: bool) -> Any:
+    """One AdamW step down the mean over trained tokens of (log pi - log teacher) without gradient, times log pi; or,
+    with `whole`, of the distributions' KL(pi || teacher)."""
     policy, frozen = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (student, teacher))
     terms = []
     for trajectory, score in (
@@ -65,6 +73,10 @@ def plain_step(student: Path, teacher: Path, groups: list[Group]) -> Any:
     ):
         ids = trajectory.prompt.token_ids.tolist(), trajectory.response_ids.tolist()
         made = torch.as_tensor(trajectory.loss_mask) & (score.value is not None)
+        if whole:
+            log_p = distributions(policy, *ids)
+            terms.append((log_p.exp() * (log_p - distributions(frozen, *ids).detach())).sum(-1)[made])
+            continue
         ours = logprobs(policy, *ids)
         with torch.no_grad():
             apart = ours - logprobs(frozen, *ids)
@@ -75,13 +87,15 @@ def plain_step(student: Path, teacher: Path, groups: list[Group]) -> Any:
     return policy
 
 
-def test_one_step_is_that_of_plain_torch_with_a_teacher_of_another_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_one_step_is_that_of_plain_torch_with_a_teacher_of_another_size(tmp_path: Path, top_k: int) -> None:
+    """The vocabulary has 40 tokens."""
     student, teacher = write_model(tmp_path / "student", 0, 32), write_model(tmp_path / "teacher", 1, 64)
     config = TrainConfig.model_validate(
         {
             "model": {"path": student, "teacher_path": teacher},
             "data": {"train_files": ["unused"]},
-            "algorithm": {"type": "on_policy_distillation"},
+            "algorithm": {"type": "on_policy_distillation", "top_k": top_k},
             "generation": {"temperature": TEMPERATURE, "max_response_tokens": MAX_RESPONSE},
             "training": {"optimizer": {"lr": LR, "eps": EPS, "max_grad_norm": 0.5}, "tokens_per_micro_batch": 40},
             "trainer": {"run_dir": "unused", "steps": 1},
@@ -93,15 +107,17 @@ def test_one_step_is_that_of_plain_torch_with_a_teacher_of_another_size(tmp_path
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
     spec = TrainSpec(config.model, config.training, config.training.optimizer, total_steps=2, temperature=TEMPERATURE)
     actor = Actor(ranks, "actor", TrainWorker, spec)
-    frozen = Policy(ranks, "teacher", TrainWorker, replace(spec, model=ModelConfig(path=teacher), optimizer=None))
+    top = TopTokens(top_k, 40) if top_k else None
+    frozen_spec = replace(spec, model=ModelConfig(path=teacher), optimizer=None, top=top)
+    frozen = Policy(ranks, "teacher", TrainWorker, frozen_spec)
     with placed_step(batch, algorithm, config, step=1) as placed:
         prepare(Roles(NO_EXPERIENCE, actor, teacher=frozen), algorithm, config, placed)
         metrics = compute_advantages(algorithm, (), batch, (0, 1))
-        update(actor, None, algorithm, placed, config)
+        metrics |= update(actor, None, algorithm, placed, config)
     ours = ranks.host.workers["actor"].engine.model
     assert metrics["teacher/kl"] != 0
     assert largest_difference(ours, AutoModelForCausalLM.from_pretrained(student)) > 1e-4
-    assert largest_difference(ours, plain_step(student, teacher, groups)) < 1e-6
+    assert largest_difference(ours, plain_step(student, teacher, groups, whole=top_k > 0)) < 1e-6
 
 
 @pytest.fixture
@@ -136,6 +152,26 @@ def test_a_resumed_run_is_the_undisturbed_one(grpo_config: Path, teacher: Path, 
         for run in ("whole", "parts")
     )
     assert len(found) == 4 and found == again and len({*found}) == 4
+
+
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_a_served_teacher_teaches_what_one_in_the_run_does(
+    grpo_config: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_k: int
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", TOKEN)
+    fixed = ["trainer.steps=2", "training.optimizer.lr=0.01", "trainer.eval_every=0", "generation.temperature=1"]
+
+    def train(run: str, *overrides: str) -> list[float]:
+        arguments = [f"trainer.run_dir={tmp_path / run}", DISTILL, f"algorithm.top_k={top_k}", *fixed, *overrides]
+        assert main(["train", str(grpo_config), *arguments]) == 0
+        return [step["teacher/kl"] for step in read_metrics(tmp_path / run / "metrics.jsonl") if "teacher/kl" in step]
+
+    inside = train("inside", f"model.teacher_path={teacher}")
+    answerer = make_answerer(ServeConfig(model=ModelConfig(path=teacher)), "teacher")
+    with served(answerer) as (url,):
+        outside = train("outside", f"algorithm.teacher={{url: '{url}', model: teacher, api_key_env: TEACHER_KEY}}")
+    answerer.engine.close()
+    assert len(inside) == 2 and outside == pytest.approx(inside, abs=1e-5) and min(inside) > 1e-3
 
 
 def test_a_teacher_with_other_tokens_is_refused_in_one_message(

@@ -49,6 +49,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
+    "sort4_kto": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
+    "sort4_orpo": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
     "sort4_judge_sft": [{"prompt": "12:12?", "completion": "yes"}],
     "sort4_sft": [{"prompt": "21=", "completion": "12"}],
     "sort4": [{"prompt": "21=", "data_source": "sort4", "ground_truth": "12"}],
@@ -144,7 +146,8 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
         arguments += [f"conversation.environment.tools=[{{type: search, index: {tmp_path}/index}}]"]
     arguments += [f"model.judge_path={models}/policy"] if recipe == "sort4_judged" else []
     arguments += ["reward.judge.unparsed=0"] if recipe == "sort4_judged" else []
-    arguments += [f"model.teacher_path={models}/policy"] if recipe == "sort4_distillation" else []
+    arguments += [f"model.teacher_path={models}/policy"] if recipe.startswith("sort4_distillation") else []
+    arguments += ["algorithm.teacher=null"] if recipe == "sort4_distillation_served" else []
     arguments += [f"model.reward_model_path={models}/judge"] if recipe == "hh_ppo" else []
     assert main([command, f"recipes/{recipe}.yaml", *arguments]) == 0
     last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]

@@ -135,6 +135,31 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not a local"]),
     ("train", "model.teacher_path={0}/whole", ["grpo has no teacher; remove model.teacher_path"]),
+    (
+        "train",
+        "model.teacher_path={0}/whole|algorithm={{type: on_policy_distillation, teacher: {{url: u, model: m}}}}",
+        ["teacher: model.teacher_path is another one"],
+    ),
+    (
+        "train",
+        "algorithm={{type: on_policy_distillation, teacher: {{url: u, model: m}}}}|generation.temperature=0.7",
+        ["teacher: servers tell log-probs at temperature 1, and the student's would be at generation.temperature: 0.7"],
+    ),
+    (
+        "train",
+        "algorithm={{type: on_policy_distillation, top_k: 8}}|model.teacher_path={0}/whole|training.type=megatron",
+        ["top_k: training.type: megatron tells no distributions yet"],
+    ),
+    (
+        "train",
+        "algorithm={{type: on_policy_distillation, top_k: 8, gamma: 0.5}}|model.teacher_path={0}/whole",
+        ["gamma: with top_k each token answers for its own distribution"],
+    ),
+    (
+        "train",
+        "algorithm={{type: on_policy_distillation, top_k: 8, loss: {{type: gspo}}}}|model.teacher_path={0}/whole",
+        ["loss.type: gspo reads no distributions; with top_k use clip"],
+    ),
     ("train", "algorithm.type=on_policy_distillation", ["learns from a teacher; give its directory as model.teacher"]),
     (
         "train",

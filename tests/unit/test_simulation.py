@@ -376,6 +376,19 @@ NEEDED = ["--iteration-ms", "10", "--train-s", "5", "--response-tokens", "100"]
         ([*NEEDED, "--steps", "20"], "--steps 20: with k = 8 a run goes evenly from step 18 on, and is measured from"),
         ([*NEEDED, "algorithm={type: rloo, group_size: 2}"], "refuses this configuration with k = 1: "),
         ([*NEEDED, "algorithm={type: remax}", "--staleness", "0"], "algorithm.type: remax has a greedy answer"),
+        (
+            [*NEEDED, "algorithm={type: on_policy_distillation, teacher: {url: u, model: m}}", "--staleness", "0"],
+            "algorithm.teacher: a served teacher is not simulated",
+        ),
+        (
+            [
+                *NEEDED,
+                "algorithm={type: on_policy_distillation, top_k: 4}",
+                "model.teacher_path=/nowhere",
+                "--staleness=0",
+            ],
+            "algorithm.top_k: it is not simulated",
+        ),
         ([*NEEDED, "model.reward_model_path=/nowhere"], "model.reward_model_path: a reward model is not simulated"),
         ([*NEEDED, "generation={type: vllm, replicas: 2}"], "generation.replicas: several engines on a rank"),
         ([*NEEDED, f"conversation={CONVERSATION}"], "conversation: answers of several turns are not simulated"),

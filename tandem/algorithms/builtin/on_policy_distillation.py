@@ -1,7 +1,9 @@
-"""On-policy distillation: a teacher scores each token that the student samples; their log-ratio is the advantage."""
+"""On-policy distillation: a teacher scores each token that the student samples, and the log-ratio is the advantage; or,
+with the teacher's likeliest tokens, the distance of the two distributions is the loss."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -10,7 +12,8 @@ from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.group_relative import GroupRelative, Siblings
 from tandem.algorithms.returns import discounted_returns
 from tandem.config.algorithms import PolicyGradientConfig, refuse_shaped_rewards
-from tandem.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from tandem.config.teacher import TeacherConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +30,32 @@ class OnPolicyDistillationConfig(PolicyGradientConfig):
     group_size: PositiveInt = 1
     """Samples a prompt; siblings are compared with `reward_weight` alone."""
     distillation_coefficient: PositiveFloat = 1.0
-    """Factor of the log-ratio of teacher and student."""
+    """Factor of the log-ratio of teacher and student; with `top_k`, of their KL."""
+    top_k: NonNegativeInt = 0
+    """0: the sampled tokens are compared. k: the distributions in the place of each of them, over the teacher's k
+    likeliest tokens and all others as one."""
+    teacher: TeacherConfig | None = None
+    """A served teacher, in the place of `model.teacher_path`; for `generation.temperature: 1`."""
     gamma: Share = 0.0
     """Discount of the log-ratios of later tokens. 0: a token answers for its own; 1: for all that follow it."""
     reward_weight: NonNegativeFloat = 0.0
     """Factor of GRPO's advantage, which is added; with 0 rewards are metrics alone."""
+
+    @property
+    def served_teacher(self) -> TeacherConfig | None:
+        return self.teacher
+
+    @property
+    def top_tokens(self) -> int:
+        return self.top_k
+
+    @model_validator(mode="after")
+    def _compares_distributions(self) -> Self:
+        if self.top_k and self.gamma:
+            raise ValueError("gamma: with top_k each token answers for its own distribution; leave it out")
+        if self.top_k and self.loss.type != "clip":
+            raise ValueError(f"loss.type: {self.loss.type} reads no distributions; with top_k use clip")
+        return self
 
     @model_validator(mode="after")
     def _uses_what_is_given(self) -> Self:
@@ -53,19 +77,29 @@ class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
 
     with c `distillation_coefficient`, w `reward_weight`, and 0^0 = 1. Log-probs are of the sampled tokens, both at the
     sampling temperature. With gamma 0 and w 0 the expected gradient at the present policy is that of c times the
-    token-wise KL(student || teacher), on contexts that the student made and that take no gradient.
+    token-wise KL(student || teacher), on contexts that the student made and that take no gradient. With top_k the first
+    term is 0, and the loss is `TopKDistillationLoss`.
     """
 
     def __init__(self, config: OnPolicyDistillationConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.POLICY_LOGPROBS, Signal.TEACHER_LOGPROBS}
+        if config.top_k:
+            from tandem.algorithms.distillation import TopKDistillationLoss
+
+            self.loss = TopKDistillationLoss(self.loss.config, config, config.distillation_coefficient)
+            self.needs |= {Signal.TEACHER_TOP_LOGPROBS}
+        else:
+            self.needs |= {Signal.POLICY_LOGPROBS, Signal.TEACHER_LOGPROBS}
 
     def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         return self.config.reward_weight * (rewards_B - siblings.mean(rewards_B)) / (siblings.std(rewards_B) + 1e-6)
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
-        assert rollouts.policy_logprobs_T is not None and rollouts.teacher_logprobs_T is not None
         mask_T, config = rollouts.mask_T, self.config
+        if config.top_k:
+            rewarded = super().estimate(rollouts, rewards_T)
+            return replace(rewarded, metrics=rewarded.metrics if config.reward_weight else {})
+        assert rollouts.policy_logprobs_T is not None and rollouts.teacher_logprobs_T is not None
         log_ratio_T = (rollouts.teacher_logprobs_T - rollouts.policy_logprobs_T) * mask_T
         return_T = discounted_returns(log_ratio_T, mask_T, rollouts.sequences_T, gamma=config.gamma)
         metrics = {"teacher/kl": -log_ratio_T.double().sum().item() / max(int(mask_T.sum()), 1)}

@@ -86,6 +86,9 @@ def find_sight_mistakes(config: Any) -> Iterator[str]:
     model: ModelConfig = config.model
     if not sees_pictures(model.path):
         return
+    if isinstance(config, TrainConfig) and config.algorithm.served_teacher is not None:
+        mend = "give a model.teacher_path"
+        yield f"algorithm.teacher: {model.path} sees pictures, and a served teacher is shown none; {mend}"
     cut = _picture_cut(model.path)
     for key in ("critic_path", "teacher_path", "reward_model_path"):
         path = getattr(model, key)

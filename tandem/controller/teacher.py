@@ -1,0 +1,188 @@
+"""A teacher that is served: log-probs of the student's answers over HTTP, by token id.
+
+    rows of the step --a request each, several at once--> /v1/completions, prompt_logprobs --> columns of the batch
+
+vLLM's server and `tandem serve` answer so. Every request is tried again while that may help; then the run stops.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import Future as Answer
+from itertools import chain
+from math import isfinite
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.teacher import TeacherConfig
+from tandem.controller.groups import Future
+from tandem.controller.placed import PlacedRows
+from tandem.errors import TandemError, UserError
+from tandem.http import post_json
+from tandem.types import Batch, FloatArray, IntArray
+
+_PROBED = 256
+"""Tokens whose text the server is asked for, to tell the tokenizers apart."""
+_PATIENCE_S = 0.05
+_UNFINISHED = "\ufffd"
+"""What the text of a part of a letter has, which servers may show as more of the letter."""
+
+
+class Scored(NamedTuple):
+    """What the teacher says of some tokens."""
+
+    logprobs: FloatArray
+    """`[tokens]`"""
+    top_ids: IntArray
+    """`[tokens, k]`"""
+    top_logprobs: FloatArray
+    """`[tokens, k]`, falling."""
+
+
+class ServedTeacher:
+    """What answers as a role's group of workers does; nothing waits for it before `get`."""
+
+    def __init__(
+        self,
+        config: TeacherConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        watch: Callable[[float], None],
+        top_k: int = 0,
+        longest: int = _PROBED,
+    ) -> None:
+        """Raises UserError where the server's tokens are not the tokenizer's, or it does not tell as many as `top_k`.
+
+        `watch` lets others have what they wait for, meanwhile. `longest`: tokens of a prompt that the teacher can read.
+        """
+        self._config = config
+        self._watch = watch
+        self._top_k = top_k
+        self._vocabulary = len(tokenizer)
+        self._url = f"{config.url.rstrip('/')}/completions"
+        key = os.environ.get(config.api_key_env)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="teacher")
+        self._check_tokens(tokenizer, max(longest, 2))
+
+    def logprobs(self, batch: PlacedRows) -> Future[FloatArray]:
+        """The log-prob of each response token, `[T]`, 0 outside `loss_mask`."""
+        return self._columns(batch, 0).map(lambda columns: columns.logprobs)
+
+    def top_logprobs(self, batch: PlacedRows) -> Future[tuple[IntArray, FloatArray]]:
+        """As `Policy.top_logprobs`."""
+        return self._columns(batch, self._top_k).map(lambda columns: (columns.top_ids, columns.top_logprobs))
+
+    def _columns(self, rows: PlacedRows, top_k: int) -> Future[Scored]:
+        """Of all response tokens; the batch's columns that the rows name are filled, too."""
+        batch = rows.whole()
+        asked = [row for row, tokens in enumerate(batch.tokens_by_row(batch.loss_mask)) if tokens]
+        answers = [self._threads.submit(self._scored, *_asked_about(batch, row), top_k) for row in asked]
+
+        def finished() -> Scored:
+            columns = _empty(len(batch.response_ids), top_k)
+            self._wait_for(answers)
+            for row, answer in zip(asked, answers, strict=True):
+                start, stop = batch.response_offsets[row : row + 2]
+                trained = start + np.flatnonzero(batch.loss_mask[start:stop])
+                for column, values in zip(columns, answer.result(), strict=True):
+                    column[trained] = values
+            given = columns[1:] if top_k else columns[:1]
+            for name, column in zip(rows.fills, given, strict=True):
+                assert name is not None
+                setattr(rows.placed.batch.tokens, name, column)
+            return columns
+
+        return Future(finished, _unwatched)
+
+    def _wait_for(self, answers: Sequence["Answer[Scored]"]) -> None:
+        """Raises what a request that failed raised; those that have not begun are then left out."""
+        pending = set(answers)
+        while pending:
+            done, pending = wait(pending, timeout=_PATIENCE_S, return_when=FIRST_EXCEPTION)
+            failed = next((error for answer in done if (error := answer.exception())), None)
+            if failed is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
+                raise failed
+            self._watch(0.0)
+
+    def _scored(self, ids: list[int], places: list[int], top_k: int) -> Scored:
+        """What the teacher says of the tokens at these places, each the next one after those before it."""
+        told = self._told(ids, top_k)
+        scored = _empty(len(places), top_k)
+        for number, place in enumerate(places):
+            found = {int(token): float(one["logprob"]) for token, one in told[place].items()}
+            likeliest = sorted(found, key=lambda token: -found[token])[:top_k]
+            if not all(map(isfinite, found.values())) or max(likeliest, default=0) >= self._vocabulary:
+                raise TandemError(f"algorithm.teacher: {self._url} told of {ids[place]} after {place} tokens: {found}")
+            scored.logprobs[number] = found[ids[place]]
+            scored.top_ids[number] = likeliest
+            scored.top_logprobs[number] = [found[token] for token in likeliest]
+        return scored
+
+    def _told(self, ids: list[int], top_k: int) -> list[Any]:
+        """What the server says of each token, by token id; null of the first one."""
+        body = {"model": self._config.model, "prompt": ids, "max_tokens": 1, "temperature": 1, "prompt_logprobs": top_k}
+        config = self._config
+        try:
+            answer = post_json(
+                self._url, body, timeout_s=config.timeout_s, attempts=config.attempts, headers=self._headers
+            )
+        except TandemError as error:
+            raise TandemError(f"algorithm.teacher: {error}") from None
+        told: list[Any] = []
+        try:
+            told = answer["choices"][0]["prompt_logprobs"]
+            whole = len(told) == len(ids) and all(
+                len(one) >= max(top_k, 1) and str(token) in one for token, one in zip(ids[1:], told[1:], strict=True)
+            )
+        except (KeyError, IndexError, TypeError):
+            whole = False
+        if not whole:
+            raise TandemError(
+                f"algorithm.teacher: {self._url} does not tell prompt_logprobs: {top_k} of every token, as vLLM's "
+                "server and `tandem serve` do"
+            )
+        return told
+
+    def _check_tokens(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+        """Asks for the text of tokens from all of the vocabulary."""
+
+        def told_of(part: list[int]) -> list[Any]:
+            return self._told([ids[0], *part], self._top_k)[1:]
+
+        spread = np.linspace(0, self._vocabulary - 1, min(_PROBED, self._vocabulary)).astype(int)
+        ids: list[int] = sorted({*spread.tolist(), *tokenizer.all_special_ids})
+        untyped = cast(Any, tokenizer)  # what decode takes and gives is not known in full
+        parts = [ids[start : start + longest - 1] for start in range(0, len(ids), longest - 1)]
+        try:
+            told = list(self._threads.map(told_of, parts))
+        except TandemError as error:
+            raise UserError(f"{error}. It was asked about tokens of the policy's tokenizer") from None
+        for token, one in zip(ids, chain.from_iterable(told), strict=True):
+            theirs, ours = one[str(token)].get("decoded_token"), str(untyped.decode([token]))
+            if theirs is None or (_UNFINISHED not in theirs + ours and theirs.strip() != ours.strip()):
+                mend = "give a teacher with the same tokenizer"
+                raise UserError(
+                    f"algorithm.teacher: the tokenizer of {self._config.model} at {self._config.url} is not the "
+                    f"policy's: token {token} is {theirs!r} there and {ours!r} here; {mend}"
+                )
+
+
+def _asked_about(batch: Batch, row: int) -> tuple[list[int], list[int]]:
+    """The row's tokens, and the places of the trained ones among them."""
+    prompt = batch.prompt_ids[batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]]
+    response = slice(*batch.response_offsets[row : row + 2])
+    places = len(prompt) + np.flatnonzero(batch.loss_mask[response])
+    return [*prompt.tolist(), *batch.response_ids[response].tolist()], places.tolist()
+
+
+def _empty(tokens: int, top_k: int) -> Scored:
+    return Scored(
+        np.zeros(tokens, np.float32), np.zeros((tokens, top_k), np.int32), np.zeros((tokens, top_k), np.float32)
+    )
+
+
+def _unwatched(callback: Callable[[], None]) -> NoReturn:
+    raise AssertionError("an answer over HTTP is waited for with get")
