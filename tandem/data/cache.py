@@ -143,7 +143,7 @@ class RowCache:
         try:
             if (summary := _read_summary(described, arrow)) is None:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                with _alone(self._directory / f"{key}.lock"):
+                with _alone(self._directory / f"{key}.lock", path.name):
                     if (summary := _read_summary(described, arrow)) is None:
                         summary = self._make(path, reader, arrow)
                         if content_digest(path) != digest:
@@ -198,10 +198,14 @@ def _read_summary(described: Path, arrow: Path) -> Summary | None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, data_file: str) -> Iterator[None]:
     """Wait until no other run makes the same."""
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{data_file}: another run is tokenising its rows; waiting for them", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -1,6 +1,8 @@
 """Rows that are tokenised once: items from the cache are those in memory, and what has changed has another key."""
 
+import fcntl
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from datetime import date
 from pathlib import Path
@@ -167,6 +169,23 @@ def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl: it has changed while it was read"):
         cache.find_or_make(path, content_digest(path), Appending(), "one way")
     assert not [*(tmp_path / "cache").glob("*.json")]
+
+
+def test_a_run_that_waits_for_another_ones_rows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, cache = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}]), tmp_path / "cache"
+    load(RLHFDataset, path, cache)
+    for described in cache.glob("*.json"):
+        described.unlink()
+    (lock,) = cache.glob("*.lock")
+    with ThreadPoolExecutor() as threads:
+        with lock.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            waiting = threads.submit(load, RLHFDataset, path, cache)
+            told = ""
+            while not told:
+                told = capsys.readouterr().out
+            assert told == "rows.jsonl: another run is tokenising its rows; waiting for them\n" and not waiting.done()
+        assert len(waiting.result()) == 2
 
 
 def test_a_cache_that_cannot_be_written_stops_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
