@@ -5,7 +5,7 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -38,6 +38,19 @@ def load_named(reference: str, what: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything
         raise UserError(f"{what} {reference!r}: importing {place} failed:\n{users_traceback(error)}") from error
+
+
+def load_class(reference: str, key: str, what: str, methods: Sequence[str]) -> type[Any]:
+    """The user's class that `reference` names, as `load_named` takes it. Raises UserError where it is none, or lacks
+    one of the methods; `what` the class is, with an article, and the `key` that names it are in the message."""
+    kind = load_named(reference, f"{key}:")
+    if not isinstance(kind, type):
+        raise UserError(f"{key}: {reference} names no class; give path/to/file.py:Class")
+    if lacking := [name for name in methods if not callable(getattr(kind, name, None))]:
+        raise UserError(
+            f"{key}: {reference} lacks {', '.join(lacking)}; {what} has {', '.join(methods)} (docs/data.md)"
+        )
+    return kind
 
 
 def users_traceback(error: BaseException, caller: str = __file__) -> str:

@@ -3,8 +3,8 @@
     chunks of a file --processes--> batches of packed items --> <key>.arrow, then <key>.json: what is whole has it
 
 The key is a digest of the file's content, the tokenizer with its chat template, the kind of data set, the keys of the
-configuration that change its items, and the versions of what computes them. So nothing has to be invalidated: what has
-changed has another key.
+configuration that change its items, and what computes them: our own files of code, and the versions of packages. So
+nothing has to be invalidated: what has changed has another key.
 
 consumes:     chunks, read by this process
 produces:     the two files, batches in the order of the chunks
@@ -19,7 +19,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -33,19 +32,30 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from tandem.data.packed import Packed, checksum, pack
-from tandem.data.rows import BadRow, Chunk, Row, content_digest, read_chunks
+from tandem.data.rows import BadRow, Chunk, Pace, Row, content_digest, read_chunks
 from tandem.errors import UserError
 from tandem.files import replacing, write_text
 
-_FORMAT = 1
-_PACKAGES = ("tandem-rl", "transformers", "tokenizers", "jinja2")
-"""What computes items of rows."""
+_PACKAGES = ("transformers", "tokenizers", "jinja2")
+"""Those that compute items of rows."""
+CODE = (
+    "data/cache.py", "data/chat.py", "data/dataset.py", "data/packed.py", "data/pictures.py", "data/preference.py",
+    "data/rows.py", "data/sft.py", "pictures/sources.py",
+)  # fmt: skip
+"""Our own files that decide what is made of a row, and how a file holds it."""
 _SHOWN = 10
 """Bad rows that are kept with their reasons."""
 _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.data.cache import main; main()"
 """The process finds modules where its parent does, and does not run the parent's `__main__` again."""
-_FIRST_LINE_S, _LINE_S = 2.0, 10.0
-"""Until the first line of progress, and between two."""
+
+
+def code_digest(package: Path) -> str:
+    """Of the files of `CODE` in the package's directory."""
+    return hashlib.sha256(b"".join(hashlib.sha256((package / path).read_bytes()).digest() for path in CODE)).hexdigest()
+
+
+_CODE_DIGEST = code_digest(Path(__file__).parents[1])
+"""Of the code that this process runs: an edit while it runs does not change it."""
 
 
 class NotPackable(Exception):
@@ -138,7 +148,7 @@ class RowCache:
         """The Arrow file of a data file's items, made where it is not there; None where they cannot be packed, or no
         file can be written. `digest`: that of the file's content; `made_of` says what items depend on besides. Raises
         UserError where the data file cannot be read, or changes while it is."""
-        key = hashlib.sha256(json.dumps([_FORMAT, digest, path.suffix, made_of]).encode()).hexdigest()[:32]
+        key = hashlib.sha256(json.dumps([_CODE_DIGEST, digest, path.suffix, made_of]).encode()).hexdigest()[:32]
         arrow, described = self._directory / f"{key}.arrow", self._directory / f"{key}.json"
         try:
             if (summary := _read_summary(described, arrow)) is None:
@@ -159,8 +169,7 @@ class RowCache:
 
     def _make(self, path: Path, reader: Reads, arrow: Path) -> Summary:
         whole = Summary()
-        start = time.monotonic()
-        say_at = start + _FIRST_LINE_S
+        pace = Pace()
         with replacing(arrow) as temporary, ExitStack() as stack:
             writer: Any = None
             parts = stack.enter_context(closing(self._parts(path, reader)))
@@ -170,10 +179,9 @@ class RowCache:
                     if writer is None:
                         writer = stack.enter_context(pa.ipc.new_file(str(temporary), part.batch.schema))
                     writer.write_batch(part.batch, {"crc32": part.crc32.decode()})
-                if time.monotonic() > say_at:
-                    rate = whole.items / (time.monotonic() - start)
+                if pace.is_due():
+                    rate = whole.items / pace.seconds
                     print(f"{path.name}: {whole.items:,} rows tokenised, {rate:,.0f} a second", flush=True)
-                    say_at = time.monotonic() + _LINE_S
             if writer is None:
                 stack.enter_context(pa.ipc.new_file(str(temporary), pa.schema([])))
         return whole

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.forms import forms
 from tandem.data.packed import Packed, PackedItems
 from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
-from tandem.data.rows import BadRow, Row, cell, content_digest, ground_truth_of, read_rows
+from tandem.data.rows import BadRow, Pace, Row, cell, content_digest, ground_truth_of, read_rows
 from tandem.errors import UserError, for_terminal
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
@@ -31,8 +30,6 @@ Config = TypeVar("Config", DataConfig, SftDataConfig)
 UNSUPPORTED = ("tools",)
 """Columns of the verl format that change what the prompt means."""
 _CACHE = Path("~/.cache/tandem/rows")
-_FIRST_LINE_S, _LINE_S = 2.0, 10.0
-"""Until the first line of progress, and between two."""
 
 
 class Dataset(ABC, Generic[Item, Config]):
@@ -123,11 +120,10 @@ class Dataset(ABC, Generic[Item, Config]):
 
     def _read_into_memory(self, path: Path) -> tuple[list[Item], Summary]:
         part, summary = list[Item](), Summary()
-        say_at = time.monotonic() + _FIRST_LINE_S
+        pace = Pace()
         for number, row in read_rows(path):
-            if time.monotonic() > say_at:
+            if pace.is_due():
                 print(f"{path.name}: {number:,} rows read", flush=True)
-                say_at = time.monotonic() + _LINE_S
             try:
                 row_format, items = self.read(row, path.parent)
             except BadRow as error:

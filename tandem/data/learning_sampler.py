@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tandem.data.sampler import Sampler
 from tandem.errors import UserError
-from tandem.files import load_named, users_traceback
+from tandem.files import load_class, users_traceback
 
 
 class Outcome(NamedTuple):
@@ -48,19 +48,12 @@ class RowSampler(Protocol):
         ...
 
 
-_METHODS = ("draw", "update", "state", "load_state")
-
-
 def load_sampler(
     reference: str, arguments: Mapping[str, Any], rows: int, rows_per_step: int, seed: int
 ) -> "LearningSampler":
     """A user's class. Raises UserError where it cannot be made, or lacks a method."""
     what = f"data.sampler.sampler: {reference}"
-    kind = load_named(reference, "data.sampler.sampler:")
-    if not isinstance(kind, type):
-        raise UserError(f"{what} names no class; give path/to/file.py:Class")
-    if lacking := [name for name in _METHODS if not callable(getattr(kind, name, None))]:
-        raise UserError(f"{what} lacks {', '.join(lacking)}; a sampler has {', '.join(_METHODS)} (docs/data.md)")
+    kind = load_class(reference, "data.sampler.sampler", "a sampler", ("draw", "update", "state", "load_state"))
     try:
         made: RowSampler = kind(rows, rows_per_step, seed, **arguments)
     except Exception as error:  # the user's code may raise anything

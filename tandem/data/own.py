@@ -11,13 +11,12 @@ from tandem.config.tree import DataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.rows import BadRow, Row
 from tandem.errors import UserError
-from tandem.files import load_named, users_traceback
+from tandem.files import load_class, users_traceback
 from tandem.pictures.shown import ModelPictures
 from tandem.types import Prompt
 
 _LOOKED_AT = 100
 """So many rows are read before a run starts, for what is checked there."""
-_METHODS = ("__len__", "__getitem__")
 
 
 class RowSource(Protocol):
@@ -76,11 +75,7 @@ class OwnDataset(RLHFDataset):
         return replace(prompt, index=index)
 
     def _made(self, files: Sequence[Path]) -> RowSource:
-        kind = load_named(str(self._config.dataset), "data.dataset:")
-        if not isinstance(kind, type):
-            raise UserError(f"{self._what} names no class; give path/to/file.py:Class")
-        if lacking := [name for name in _METHODS if not callable(getattr(kind, name, None))]:
-            raise UserError(f"{self._what} lacks {', '.join(lacking)}; a data set has {', '.join(_METHODS)}")
+        kind = load_class(str(self._config.dataset), "data.dataset", "a data set", ("__len__", "__getitem__"))
         return self._called(kind, list(files), **self._config.dataset_arguments)
 
     def _called(self, function: Any, *arguments: Any, what: str = "", **named: Any) -> Any:

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -19,6 +20,8 @@ Row = dict[str, Any]
 _PICTURED = ("images", "image", "videos")
 """Columns of pictures."""
 ROWS_PER_CHUNK = 1024
+_FIRST_LINE_S, _LINE_S = 2.0, 10.0
+"""Until the first line of progress, and between two."""
 _SHORT = 4096
 """Texts below this length stay where pictures go: paths, and keys of stored ones."""
 Value = TypeVar("Value")
@@ -46,6 +49,26 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     """
     for chunk in read_chunks(path):
         yield from chunk.rows()
+
+
+class Pace:
+    """When a long read prints a line of progress: after 2 seconds, then every 10."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._due = self._start + _FIRST_LINE_S
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._start
+
+    def is_due(self) -> bool:
+        """Where it is, the caller prints a line, and the next one is due in ten seconds."""
+        if time.monotonic() <= self._due:
+            return False
+        self._due = time.monotonic() + _LINE_S
+        return True
 
 
 class Chunk(NamedTuple):

@@ -1,7 +1,10 @@
 """Rows that are tokenised once: items from the cache are those in memory, and what has changed has another key."""
 
 import fcntl
+import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from datetime import date
@@ -15,13 +18,15 @@ import pytest
 from data_tokenizer import char_tokenizer, verl_row, write_lines
 
 from tandem.config.tree import DataConfig, SftDataConfig
-from tandem.data.cache import RowCache
+from tandem.data.cache import CODE, RowCache
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.packed import Packed
 from tandem.data.preference import PreferenceDataset, RatedDataset
 from tandem.data.rows import BadRow, Row, content_digest
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tests.architecture.test_imports import imports_of
+from tests.conftest import ROOT
 
 TOKENIZER = char_tokenizer()
 ROWS = 1200
@@ -110,6 +115,48 @@ def test_what_has_changed_has_another_key(tmp_path: Path) -> None:
     assert made(RLHFDataset, path, cache, tokenizer=char_tokenizer(around="<bos> $A")) == 4
     write_lines(path, [verl_row()] * 4)
     assert made(RLHFDataset, path, cache) == 5
+
+
+@pytest.mark.parametrize("edited", ["data/sampler.py", "data/chat.py"])
+def test_rows_are_made_again_where_the_code_that_makes_them_has_changed(edited: str, tmp_path: Path) -> None:
+    """And not where other code has, or the version."""
+    path = write_lines(tmp_path / "rows.jsonl", [verl_row()])
+    cache = tmp_path / "cache"
+    load(RLHFDataset, path, cache)
+    package = shutil.copytree(ROOT / "tandem", tmp_path / "other/tandem", ignore=shutil.ignore_patterns("__pycache__"))
+    with (package / edited).open("a") as file:
+        file.write("# edited\n")
+    released = tmp_path / "other/tandem_rl-99.dist-info"
+    released.mkdir()
+    (released / "METADATA").write_text("Metadata-Version: 2.1\nName: tandem-rl\nVersion: 99\n")
+    program = (
+        "from importlib.metadata import version\nfrom pathlib import Path\n"
+        "from test_data_cache import RLHFDataset, load\n"
+        f"rows = load(RLHFDataset, Path({str(path)!r}), Path({str(cache)!r}))\n"
+        "print(version('tandem-rl'), len(rows))"
+    )
+    places = os.pathsep.join([str(tmp_path / "other"), str(ROOT), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": places},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "99 2\n", done.stderr
+    assert len(list(cache.glob("*.arrow"))) == (2 if edited == "data/chat.py" else 1)
+
+
+def test_all_code_that_makes_rows_is_in_the_key() -> None:
+    """What the kinds of data sets import of this stage; but for `forms`, which is asked of rows that are there."""
+    package, seen, waiting = ROOT / "tandem", set[str](), {kind.__module__ for kind, _ in KINDS.values()}
+    while waiting:
+        seen.add(module := waiting.pop())
+        path = package.parent / f"{module.replace('.', '/')}.py"
+        waiting |= {name for name in imports_of(path) if name.startswith("tandem.data.")} - seen
+    assert {f"data/{module.rpartition('.')[2]}.py" for module in seen} - {"data/forms.py"} == {
+        path for path in CODE if path.startswith("data/")
+    }
 
 
 def test_bad_rows_are_told_as_without_a_cache(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_long_read_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(100))  # a second a look
-    monkeypatch.setattr("tandem.data.dataset.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("tandem.data.rows.time.monotonic", lambda: float(next(clock)))
     load(tmp_path, [{"prompt": "a"}] * 30)
     assert capsys.readouterr().out.splitlines()[:2] == ["rows.jsonl: 3 rows read", "rows.jsonl: 14 rows read"]
 
