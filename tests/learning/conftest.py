@@ -16,6 +16,23 @@ import yaml
 from tests.conftest import ROOT
 
 
+def kill_and_resume(tree: dict[str, Any], directory: Path, steps: int, kills: int = 2, command: str = "train") -> None:
+    """Run `tandem COMMAND` with this configuration of so many steps in `directory/whole`, and again, killed somewhere
+    and resumed, `kills` times: all of them have the same outcome, or this fails."""
+    config = directory / "killed.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    program = str(Path(__file__).with_name("kill_and_resume.py"))
+    done = subprocess.run(
+        [sys.executable, program, str(config), str(directory), str(steps), str(kills), "0", command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("same outcome") == kills
+
+
 @pytest.fixture(scope="module")
 def every_role(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """recipes/sort4_ppo.yaml with actor, critic and reference, on an untrained model that is rewarded for digits."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import yaml
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
+from tests.learning.conftest import kill_and_resume
 
 ROWS = {"long": 13, "middle": 5, "short": 2}
 STEPS, PROMPTS_PER_STEP = 6, 5
@@ -31,9 +29,7 @@ def test_kills_change_nothing_and_each_row_is_used_as_often_as_it_should_be(
     tree = yaml.safe_load(grpo_config.read_text())
     tree["data"] |= {"train_files": [], "mixture": sets, "prompts_per_step": PROMPTS_PER_STEP}
     tree["trainer"] |= {"steps": STEPS, "eval_every": 0, "save_every": 2, "trajectories_every": 1}
-    config = tmp_path / "killed.yaml"
-    config.write_text(yaml.safe_dump(tree))
-    kill_and_resume(config, tmp_path)
+    kill_and_resume(tree, tmp_path, STEPS)
     used: Counter[int] = Counter()
     for step in range(1, STEPS + 1):
         table = read_trajectories(tmp_path / f"whole/trajectories/step_{step:06d}.parquet")
@@ -68,9 +64,7 @@ def test_fine_tuning_preferences_and_reward_models_draw_alike(
         "trainer": {"steps": STEPS, "save_every": 2, "run_dir": "overridden"},
         **({"preference": preference} if preference else {}),
     }
-    config = tmp_path / "killed.yaml"
-    config.write_text(yaml.safe_dump(tree))
-    kill_and_resume(config, tmp_path, command)
+    kill_and_resume(tree, tmp_path, STEPS, command=command)
     drawn = (tmp_path / "rows.txt").read_text().splitlines()
     assert len(drawn) == STEPS
     used = Counter(int(row) for step in drawn for row in step.split())
@@ -85,20 +79,6 @@ def row_of(command: str, preference: dict[str, str] | None, line: dict[str, str]
     if preference == {"loss": "kto"}:
         return {"prompt": prompt, "completion": right, "label": int(right[0]) % 2 == 0}
     return {"prompt": prompt, "chosen": right, "rejected": right[::-1] + "0"}
-
-
-def kill_and_resume(config: Path, directory: Path, command: str = "train") -> None:
-    """Two kills, each resumed to the outcome of the run that was not killed."""
-    program = str(Path(__file__).with_name("kill_and_resume.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(config), str(directory), str(STEPS), "2", "0", command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("same outcome") == 2
 
 
 def check_uses(used: Counter[int], last: dict[str, float]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+
+from tests.learning.conftest import kill_and_resume
 
 EPOCHS, PROMPTS, PROMPTS_PER_STEP = 2, 18, 4
 STEPS = EPOCHS * PROMPTS // PROMPTS_PER_STEP
@@ -29,14 +28,4 @@ def test_ten_kills_change_nothing(grpo_config: Path, sort4: Path, tmp_path: Path
     }
     tree["training"]["optimizer"] |= {"schedule": "cosine", "warmup_steps": 3}
     tree["trainer"] |= {"steps": STEPS, "eval_every": 3, "save_every": 2, "best_metric": "val/sort4/reward/mean@4"}
-    config = tmp_path / "killed.yaml"
-    config.write_text(yaml.safe_dump(tree))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kill_and_resume.py")), str(config), str(tmp_path), str(STEPS)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("same outcome") == 10
+    kill_and_resume(tree, tmp_path, STEPS, kills=10)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 import yaml
 
 from tandem.tracking.trajectories import read_trajectories
+from tests.learning.conftest import kill_and_resume
 
 STEPS, PROMPTS_PER_STEP = 6, 4
 OWN = '''
@@ -71,18 +69,7 @@ def test_kills_change_nothing(kind: str, grpo_config: Path, sort4: Path, tmp_pat
         tree["generation"]["partial_rollouts"] = False
         tree["trainer"]["max_staleness"] = 1
     tree["trainer"] |= {"steps": STEPS, "eval_every": 0, "save_every": 2, "trajectories_every": 1}
-    config = tmp_path / "killed.yaml"
-    config.write_text(yaml.safe_dump(tree))
-    program = str(Path(__file__).with_name("kill_and_resume.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(config), str(tmp_path), str(STEPS), "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("same outcome") == 2
+    kill_and_resume(tree, tmp_path, STEPS)
 
     used = []
     for step in range(1, STEPS + 1):
