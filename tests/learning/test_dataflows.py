@@ -15,6 +15,7 @@ import yaml
 import tandem
 from tandem.cli import main
 from tandem.config.tree import ModelConfig
+from tandem.jobs.runs import find_runs
 from tandem.models.loading import load_policy, load_tokenizer
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
@@ -115,6 +116,8 @@ def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict
     assert saved.path == tmp_path / "run/checkpoints/step_000003/model" and len(load_tokenizer(saved)) == 99
     start, end = (load_policy(ModelConfig(path=path)).state_dict() for path in (recipe["model"]["path"], saved.path))
     assert any((start[name] != end[name]).any() for name in start)
+    [listed] = find_runs(tmp_path)
+    assert (listed.path, listed.state, listed.step, listed.best) == (tmp_path / "run", "finished", "3/3", "")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,18 @@ def test_a_validation_whose_rewards_fail_is_a_failure(
     assert files(run / "validation") == ["step_000000.parquet"] and not (run / "trajectories").exists()
 
 
+def test_steps_that_teach_nothing_are_told_once_among_lines_that_are_all_ours(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Bars of libraries say how many `it/s` they load."""
+    (tmp_path / "reward.py").write_text("def digits(completion):\n    return 1\n")
+    assert train(run, "trainer.save_every=1") == 0
+    assert [record["actor/trained_share"] for record in read_metrics(run / "metrics.jsonl")[-3:]] == [0, 0, 0]
+    told = capfd.readouterr()
+    assert told.out.count("no answer has an advantage") == 1 and "step 1: no answer has an advantage" in told.out
+    assert "it/s" not in told.out + told.err
+
+
 def test_an_exit_of_the_users_own_is_a_failure(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
         "import sys\n"

@@ -164,6 +164,10 @@ def test_mistakes_below_a_misspelt_type_are_told_with_it(sound: Path) -> None:
         ("training.tensor_parallel=2", "training.tensor_parallel: unknown key; it is one of training.type: megatron"),
         ("cluster.rank=2", "cluster.rank: unknown key; did you mean cluster.ranks?"),
         ("tracking.wandbb=true", "tracking.wandbb: unknown key; did you mean tracking.wandb?"),
+        (
+            "data.val_sets={aime: {files: [a.jsonl], sampels: 8}}",
+            "data.val_sets.aime.sampels: unknown key; did you mean data.val_sets.aime.samples?",
+        ),
     ],
 )
 def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) -> None:
