@@ -68,6 +68,17 @@ def _picture_rows(directory: Path, rows: int, side: int) -> Iterator[dict[str, A
         yield {"prompt": [{"role": "user", "content": "<image>?"}], "images": [name]}
 
 
+def overrides_of(directory: Path, kind: str, rows: int, side: int) -> list[str]:
+    """What a run of two steps changes of the recipe, but for its directory."""
+    return [
+        f"model.path={directory}/tiles/model", f"data.train_files=[{directory}/{kind.partition('_')[0]}.jsonl]",
+        "data.val_files=[]", f"data.prompts_per_step={rows // 2}", f"data.max_prompt_tokens={tokens_of(side) + 64}",
+        f"data.images.max_pixels={side * side}", f"data.images.directory={directory}/store",
+        f"algorithm.group_size={SAMPLES}", f"reward.functions=['{directory}/reward.py:lower']",
+        "trainer.steps=2", "trainer.eval_every=0", *KINDS[kind],
+    ]  # fmt: skip
+
+
 def run(directory: Path, kind: str, rows: int, side: int) -> dict[str, float]:
     """Two steps on `rows` rows of a kind."""
     import torch
@@ -99,13 +110,7 @@ def run(directory: Path, kind: str, rows: int, side: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as run_dir:
-        overrides = [
-            f"model.path={directory}/tiles/model", f"data.train_files=[{directory}/{kind.partition('_')[0]}.jsonl]",
-            "data.val_files=[]", f"data.prompts_per_step={rows // 2}", f"data.max_prompt_tokens={tokens_of(side) + 64}",
-            f"data.images.max_pixels={side * side}", f"data.images.directory={directory}/store",
-            f"algorithm.group_size={SAMPLES}", f"reward.functions=['{directory}/reward.py:lower']",
-            f"trainer.run_dir={run_dir}", "trainer.steps=2", "trainer.eval_every=0", *KINDS[kind],
-        ]  # fmt: skip
+        overrides = [*overrides_of(directory, kind, rows, side), f"trainer.run_dir={run_dir}"]
         config = load_config(TrainConfig, ROOT / "recipes/tiles_grpo.yaml", overrides)
         start = time.process_time()
         inputs = read_inputs(config, RLHFDataset)

@@ -69,13 +69,8 @@ def plan(
     job = job or job_of(path)
     kind = KINDS[job]
     config = load_config(kind, path, overrides)
-    if search and not isinstance(config, TrainConfig):
-        raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
+    check_options(config, job, trace, search, calibrate)
     machines = machines_for(config, gpus)
-    if trace:
-        check_traceable(config)
-    if calibrate and isinstance(config, TrainConfig):
-        check_same_model(calibrate, config)
     found = moments(config, machines.card.memory_bytes)
     print("\n".join([*before_the_table(config, kind, machines if gpus else None), *table(found)]))
     if trace:
@@ -114,10 +109,15 @@ def before_the_table(config: Planned, kind: type[Planned], given: Machines | Non
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 
 
-def check_traceable(config: Planned) -> None:
-    """Raises UserError where no fake step can be run."""
-    if not isinstance(config.training, FsdpTrainingConfig):
+def check_options(config: Planned, job: Job, trace: bool, search: bool, calibrate: Path | None) -> None:
+    """Raises UserError where no fake step can be run, where nothing can be placed, and where the measured run is of
+    another model."""
+    if search and not isinstance(config, TrainConfig):
+        raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
+    if trace and not isinstance(config.training, FsdpTrainingConfig):
         raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
+    if calibrate and isinstance(config, TrainConfig):
+        check_same_model(calibrate, config)
 
 
 def job_of(path: Path) -> Job:

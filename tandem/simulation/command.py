@@ -58,24 +58,11 @@ def simulate(
     from tandem.simulation.options import Options
 
     options = Options(
-        run=run,
-        iteration_ms=iteration_ms,
-        row_us=row_us,
-        context_ns=context_ns,
-        prefill_us=prefill_us,
-        max_running=max_running,
-        train_s=train_s,
-        train_us_per_token=train_us_per_token,
-        publish_s=publish_s,
-        pause_s=pause_s,
-        reward_s=reward_s,
-        controller_s=controller_s,
-        response_tokens=response_tokens,
-        response_sigma=response_sigma,
-        prompt_share=prompt_share,
-        prompt_tokens=prompt_tokens,
-        seed=seed,
-    )
+        run=run, iteration_ms=iteration_ms, row_us=row_us, context_ns=context_ns, prefill_us=prefill_us,
+        max_running=max_running, train_s=train_s, train_us_per_token=train_us_per_token, publish_s=publish_s,
+        pause_s=pause_s, reward_s=reward_s, controller_s=controller_s, response_tokens=response_tokens,
+        response_sigma=response_sigma, prompt_share=prompt_share, prompt_tokens=prompt_tokens, seed=seed,
+    )  # fmt: skip
     _print_simulations(options, arguments, staleness, steps)
 
 
