@@ -48,6 +48,33 @@ def configure(
     return config
 
 
+def of_run(arguments: Sequence[str] | None) -> list[str]:
+    """The arguments of `tandem eval` with CONFIG and `model.path` in the place of the directory of a run that answers
+    prompts. Raises UserError for any other directory."""
+    path, given = split_arguments(arguments)
+    if path is None or not path.is_dir():
+        return list(arguments or [])
+    asked = f"tandem eval CONFIG.yaml {naming('model.path', path)}"
+    if (path / "config.yaml").is_file():
+        if not _is_of_rows(path / "config.yaml"):
+            return [str(path / "config.yaml"), naming("model.path", path), *given]
+        raise UserError(f"{path}: a run whose rows are no prompts with rewards; say what to ask its model: {asked}")
+    if (path / "config.json").is_file():
+        raise UserError(f"{path}: a model; say what to ask it: {asked}")
+    raise UserError(f"{path}: neither a run (config.yaml) nor a model (config.json); give CONFIG.yaml, or one of these")
+
+
+def _is_of_rows(config: Path) -> bool:
+    """A training that answers no prompts; False also of what is no configuration, as loading it tells."""
+    from tandem.config import yaml12
+
+    try:
+        tree: Any = yaml12.read(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml12.YAMLError):
+        return False
+    return isinstance(tree, dict) and "algorithm" not in tree
+
+
 def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:
     """Fetch the run at a URL into its directory: that of the overrides, or else the one that it had. Returns the
     directory, and the other overrides."""

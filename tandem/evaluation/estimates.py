@@ -47,14 +47,14 @@ def majority_of(
 
 
 def sizes(answers: int) -> list[int]:
-    """The k of pass@k and maj@k: powers of two, and all answers."""
+    """The k of best@k and maj@k: powers of two, and all answers."""
     return [k for k in (2**power for power in range(1, answers.bit_length())) if k < answers] + [answers][: answers > 1]
 
 
 def estimates(prompts: Sequence[Answered], seed: int) -> dict[str, Values]:
     """Name -> `[P]`, a value a prompt: NaN where too few of its answers have a score.
 
-    `acc/…` where every score has `acc`; `pass@k` of verdicts 0 and 1, `best@k` of others; `maj@k` with predictions.
+    `acc/…` where every score has `acc`; `best@k`, of verdicts 0 and 1 pass@k; `maj@k` with predictions.
     """
     rng = np.random.default_rng(seed)
     most = max((len(prompt.rewards) for prompt in prompts), default=0)
@@ -62,10 +62,9 @@ def estimates(prompts: Sequence[Answered], seed: int) -> dict[str, Values]:
     accuracies = [accuracy for prompt in prompts for accuracy in prompt.accuracies]
     if not accuracies or None in accuracies:
         return values
-    best = "pass" if set(accuracies) <= {0.0, 1.0} else "best"
     values["acc/mean"] = _each(prompts, 1, lambda one: float(np.mean(_accuracies(one))))
     for k in sizes(most):
-        values[f"acc/{best}@{k}"] = _each(prompts, k, partial(_best, k))
+        values[f"acc/best@{k}"] = _each(prompts, k, partial(_best, k))
     if any(prediction is not None for prompt in prompts for prediction in prompt.predictions):
         for k in filter(lambda k: k > 2, sizes(most)):  # of two answers either one may win: the mean
             values[f"acc/maj@{k}"] = _each(prompts, k, partial(_majority, k, rng))

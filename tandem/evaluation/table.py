@@ -32,7 +32,7 @@ def _row(source: str, found: Mapping[str, Any]) -> list[str]:
     of = metrics[name]
     interval = _NONE if of["low"] is None else f"[{of['low']:.4f}, {of['high']:.4f}]"
     mean = [name.partition("/")[0], f"{of['value']:.4f}", interval]
-    return [*counts, *mean, _last(metrics, "pass@", "best@"), _last(metrics, "maj@")]
+    return [*counts, *mean, _last(metrics, "best@"), _last(metrics, "maj@")]
 
 
 def _compared(found: Mapping[str, Any]) -> list[str]:
@@ -44,7 +44,7 @@ def _mean(metrics: Mapping[str, Any]) -> str | None:
     return next((name for name in ("acc/mean", "reward/mean") if name in metrics), None)
 
 
-def _last(metrics: Mapping[str, Any], *kinds: str) -> str:
-    """The metric of one of these kinds with the largest k, the last one."""
-    names = [name for name in metrics if name.removeprefix("acc/").startswith(kinds)]
+def _last(metrics: Mapping[str, Any], kind: str) -> str:
+    """The metric of this kind with the largest k, the last one."""
+    names = [name for name in metrics if name.removeprefix("acc/").startswith(kind)]
     return f"{names[-1].removeprefix('acc/')} {metrics[names[-1]]['value']:.4f}" if names else _NONE

@@ -176,7 +176,7 @@ def test_a_recipe_evaluates_a_model(name: str, model: Path, tmp_path: Path) -> N
     answers = 32 if name == "aime" else 1
     assert (found["prompts"], found["answers"], found["unscored"]) == (2, 2 * answers, 0)
     assert found["metrics"]["acc/mean"]["value"] == 0
-    assert ("acc/pass@32" in found["metrics"]) == (name == "aime")
+    assert ("acc/best@32" in found["metrics"]) == (name == "aime")
 
 
 def test_several_benchmarks_are_one_command_and_one_table(
@@ -196,7 +196,7 @@ def test_several_benchmarks_are_one_command_and_one_table(
     assert main([*command, *answers]) == 0
     *_, head, aime, math500, gsm8k = capsys.readouterr().out.splitlines()
     assert head.split() == ["prompts", "answers", "mean", "of", "95%", "interval", "best", "majority"]
-    assert aime.split()[:5] == ["aime/aime", "2", "8", "acc", "0.0000"] and "pass@4 0.0000" in aime
+    assert aime.split()[:5] == ["aime/aime", "2", "8", "acc", "0.0000"] and "best@4 0.0000" in aime
     assert math500.split()[:4] == ["math500/HuggingFaceH4/MATH-500", "2", "2", "acc"]
     assert gsm8k.split()[:4] == ["gsm8k/openai/gsm8k", "2", "2", "acc"]
     assert len({line.index(end) for line, end in ((head, "mean of"), (aime, "    acc"), (gsm8k, "    acc"))}) == 1

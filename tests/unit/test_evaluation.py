@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +19,7 @@ from tandem.evaluation.answered import Answered, check_same_prompts
 from tandem.evaluation.estimates import best_of, estimates, majority_of
 from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval, student
 from tandem.evaluation.paired import compare, detectable, p_value
-from tandem.evaluation.summary import lines, pair_lines, summarize
+from tandem.evaluation.summary import lines, pair_lines, summarize, summarize_pair
 from tandem.jobs.validation import summarize as metrics_of
 from tandem.rollout.transcript import trajectory_without_turns
 from tandem.types import Group, Prompt, Score, Status
@@ -51,10 +52,10 @@ def test_answers_without_a_score_are_counted_and_never_zero() -> None:
     prompts = [Answered("a", [1.0, 0.0], [1.0, 0.0], ["x", "y"]), Answered("a", [1.0], [1.0], ["x"], unscored=1)]
     found = estimates(prompts, seed=0)
     assert found["acc/mean"].tolist() == [0.5, 1.0]
-    assert found["acc/pass@2"][0] == 1 and np.isnan(found["acc/pass@2"][1])
+    assert found["acc/best@2"][0] == 1 and np.isnan(found["acc/best@2"][1])
     summary = summarize([*prompts, Answered("b", unscored=2)], seed=0)
     assert summary["a"]["answers"] == 4 and summary["a"]["unscored"] == 1
-    assert summary["a"]["metrics"]["acc/pass@2"] == {"value": 1.0, "low": None, "high": None, "prompts": 1}
+    assert summary["a"]["metrics"]["acc/best@2"] == {"value": 1.0, "low": None, "high": None, "prompts": 1}
     assert summary["b"] == {"prompts": 1, "answers": 2, "unscored": 2, "metrics": {}}
 
 
@@ -209,9 +210,9 @@ def test_two_evaluations_are_compared_prompt_by_prompt(
     assert told in capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.read_text())
     metrics = found["data"]["sort4"]["metrics"]
-    assert {*metrics} == {"reward/mean", "acc/mean", "acc/pass@2", "acc/pass@4", "acc/maj@4"}
+    assert {*metrics} == {"reward/mean", "acc/mean", "acc/best@2", "acc/best@4", "acc/maj@4"}
     assert metrics["acc/mean"]["value"] == pytest.approx(found["val/sort4/acc/mean@4"])
-    assert metrics["acc/pass@4"]["value"] == pytest.approx(found["val/sort4/acc/best@4"])
+    assert metrics["acc/best@4"]["value"] == pytest.approx(found["val/sort4/acc/best@4"])
     assert metrics["acc/maj@4"]["value"] == pytest.approx(found["val/sort4/acc/maj@4"])
     assert found["against"]["data"]["sort4"]["acc/mean"]["p_value"] == 1
 
@@ -258,3 +259,43 @@ def test_questions_with_the_same_ground_truth_are_told_apart() -> None:
     for saved in ([asked(0, "Which is blue?"), asked(1, "Which is red?")], [rows[0], asked(1, "Which is green?")]):
         with pytest.raises(UserError, match=r"row [01] asks something else there than 'Which is"):
             against(saved, rows)
+
+
+def test_a_run_is_evaluated_by_its_directory(
+    config: str, sort4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sort4 / "model", run / "checkpoints/step_000003/model")
+    (run / "checkpoints/latest").write_text("step_000003")
+    tree = yaml.safe_load(Path(config).read_text())
+    tree["model"]["path"] = "where/it/began"
+    (run / "config.yaml").write_text(yaml.safe_dump(tree | {"algorithm": {"type": "grpo"}}))
+    assert main(["eval", str(run), *SAMPLED, "generation.eval.samples=1"]) == 0
+    told = capsys.readouterr()
+    assert f"model: {run}/checkpoints/step_000003/model" in told.err
+    assert "sort4: 6 prompts, 6 answers; 95% intervals" in told.out
+
+    (run / "config.yaml").write_text("data: {rows_per_step: 4}\n")
+    for directory, said in (
+        (run, f'no prompts with rewards; say what to ask its model: tandem eval CONFIG.yaml model.path="{run}"'),
+        (sort4 / "model", f'a model; say what to ask it: tandem eval CONFIG.yaml model.path="{sort4}/model"'),
+        (run / "checkpoints", "neither a run (config.yaml) nor a model (config.json)"),
+    ):
+        assert main(["eval", str(directory)]) == 2
+        assert f"tandem: {directory}: " in (message := capsys.readouterr().err) and said in message
+
+
+def test_what_is_compared_with_must_be_there(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "answers.parquet"
+    assert main(["eval", config, "--against", str(missing)]) == 2
+    assert capsys.readouterr().err == (
+        f"tandem: --against {missing}: no such file; another evaluation writes it with --answers {missing}\n"
+    )
+
+
+def test_verdicts_and_partial_credit_are_compared_by_the_same_names() -> None:
+    verdicts, partial = [1.0, 0.0], [0.5, 0.25]
+    pair = [[Answered("a", values, values, [None, None])] * 3 for values in (verdicts, partial)]
+    compared = summarize_pair(*pair, seed=0)["a"]
+    assert {*compared} == {"reward/mean", "acc/mean", "acc/best@2"}
+    assert compared["acc/best@2"]["difference"] == 0.5
