@@ -65,6 +65,7 @@ class Quickstart:
 
     def run(self) -> None:
         self._clear()
+        print(self._plan(), flush=True)
         task = self.warmup_dir / "task"
         with self.part("task", "Make the task: a tiny model, its tokenizer, demonstrations and prompts"):
             make(task, self.seed)
@@ -77,6 +78,17 @@ class Quickstart:
         with self.part("eval_after", "After: held-out prompts"):
             after = self._evaluate(_latest_model(self.run_dir))
         self._report(before, after, prompts=len((task / "val.jsonl").read_text().splitlines()))
+
+    def _plan(self) -> str:
+        """What is trained, in the recipes' numbers."""
+        sft, rl = (yaml.safe_load(Path(f"recipes/sort4_{name}.yaml").read_text()) for name in ("sft", self.algorithm))
+        answers = f"{rl['data']['prompts_per_step']} prompts x {rl['algorithm']['group_size']} answers"
+        return (
+            "quickstart: a Qwen2 of 0.14 million parameters learns to sort four digits, as 4821= -> 1248\n"
+            f"  1. fine-tuning: {sft['trainer']['steps']} steps of {sft['data']['rows_per_step']} demonstrations\n"
+            f"  2. {self.algorithm.upper()}: {rl['trainer']['steps']} steps of {answers}\n"
+            f"  into {self.run_dir}; minutes on two CPU cores"
+        )
 
     def _clear(self) -> None:
         """Remove a former quickstart's directories; raises UserError when they are something else."""
@@ -100,8 +112,7 @@ class Quickstart:
 
     def _train(self) -> None:
         model = _latest_model(self.warmup_dir / "sft")
-        length = ["trainer.steps=150", f"trainer.run_dir={self.run_dir}", f"trainer.seed={self.seed}"]
-        _tandem("train", *self._recipe(model), *length)
+        _tandem("train", *self._recipe(model), f"trainer.run_dir={self.run_dir}", f"trainer.seed={self.seed}")
 
     def _evaluate(self, model: Path) -> Accuracies:
         sampling = {"pass_at_1": (1.0, SAMPLES), "greedy": (0.0, 1)}

@@ -1,4 +1,4 @@
-"""Run the quickstart's training at several `trainer.max_staleness` and draw pass@1 over its steps:
+"""Run GRPO on sort4 at several `trainer.max_staleness`, for 150 steps, and draw pass@1 over them:
 
     python examples/sort4/staleness.py [--staleness 0 1 4] [--seeds 0 1 2] [--no-control]
 
@@ -28,7 +28,7 @@ CONTROL_COLOR = "#dc2626"
 
 
 def configuration(folder: Path, model: Path, task: Path, seed: int, staleness: int) -> tandem.TrainConfig:
-    """The quickstart's training at `trainer.max_staleness: staleness`, in `folder`."""
+    """GRPO at `trainer.max_staleness: staleness`, in `folder`."""
     return tandem.load_config(
         tandem.TrainConfig,
         ROOT / "recipes/sort4_grpo.yaml",

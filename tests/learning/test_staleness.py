@@ -1,4 +1,4 @@
-"""The quickstart learns as well from answers that are up to k steps older, and would not if nothing corrected for it.
+"""Sort4 is learned as well from answers that are up to k steps older, and would not if nothing corrected for it.
 
 `examples/sort4/staleness.py` has the same on three seeds and draws the curves of docs/async.md.
 """
