@@ -16,7 +16,7 @@ from tandem import __version__
 from tandem.commands.data import data_app
 from tandem.commands.reward import reward_app
 from tandem.commands.search import search_app
-from tandem.commands.shared import ConfigAndOverrides, configure, naming, token
+from tandem.commands.shared import ConfigAndOverrides, configure, naming, of_run, token
 from tandem.config.load import config_of, refuse
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, ServeConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError, for_terminal, with_notes
@@ -123,18 +123,27 @@ def evaluate(
         Path | None, typer.Option(help="Compare with the answers that --answers of another evaluation wrote.")
     ] = None,
 ) -> None:
-    """Score a model (model.path) on data.val_files and data.val_sets, as generation.eval and the sets say."""
+    """Score a model (model.path) on data.val_files and data.val_sets, as generation.eval and the sets say.
+
+    A run's directory in the place of CONFIG.yaml: its newest model, on its own validation rows.
+    """
     make_room_for({"--out": out, "--answers": answers})
-    config = configure(EvalConfig, arguments, writes_run=False)
+    if against is not None and not against.is_file():
+        raise UserError(f"--against {against}: no such file; another evaluation writes it with --answers {against}")
+    config = configure(EvalConfig, of_run(arguments), writes_run=False)
     with _loading():
         from tandem.data.dataset import RLHFDataset
         from tandem.evaluation.summary import lines, pair_lines
         from tandem.evaluation.table import table
         from tandem.files import write_text
         from tandem.jobs.evaluation import evaluate_model
+        from tandem.jobs.inputs import rows_of
 
     print(f"model: {config.model.path}", file=sys.stderr, flush=True)
-    found = evaluate_model(config, _read(config, RLHFDataset), answers, against)
+    inputs = _read(config, RLHFDataset)
+    for line in rows_of(config, inputs):
+        print(for_terminal(line), file=sys.stderr, flush=True)
+    found = evaluate_model(config, inputs, answers, against)
     for name, value in found.metrics.items():
         print(f"{name} {value:.4f}")
     for line in (*lines(found.data), *pair_lines(found.against, str(against))):
@@ -285,14 +294,13 @@ def _silence_transformers() -> None:
 
 
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
+    from tandem.jobs.inputs import rows_of
     from tandem.jobs.notes import notes
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
-    for read in filter(None, (inputs.train, inputs.val)):
-        print(for_terminal(read.description))
-        for form in read.forms:
-            print(for_terminal(f"  rows are read as {form}"))
+    for line in rows_of(config, inputs):
+        print(for_terminal(line))
     for note in notes(config, len(inputs.train)):
         print(f"note: {note}")
     if dry_run:

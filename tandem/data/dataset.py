@@ -39,8 +39,8 @@ class Dataset(ABC, Generic[Item, Config]):
     pictures that the model does not see. `pictures` prepares them; without it there may be none.
     """
 
-    description: str
-    """One line: files, rows by detected format, rows skipped."""
+    descriptions: list[str]
+    """A line for each file: its name, rows by detected format, rows skipped and why the first one was."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Dataset(ABC, Generic[Item, Config]):
         self._ends: list[int] = []
         """Items of the files up to each."""
         self._kinds: dict[str, tuple[int, int]] = {}
-        whole, bad = Summary(), list[str]()
+        whole, bad, self.descriptions = Summary(), list[str](), []
         digests: list[str] = []
         for path in data_files:
             digests.append(content_digest(path))
@@ -66,6 +66,7 @@ class Dataset(ABC, Generic[Item, Config]):
             self._parts.append(part)
             self._count = whole.items + len(part)
             self._ends.append(self._count)
+            self.descriptions.append(_described(path, summary))
             bad += [f"{path}, row {number}: {reason}" for number, reason in summary.first_bad]
             whole.extend(summary)
         self._kinds = whole.kinds
@@ -78,9 +79,6 @@ class Dataset(ABC, Generic[Item, Config]):
         self.skipped = whole.bad
         self.formats = list(whole.formats)
         """As messages call them."""
-        found = ", ".join(f"{count:,} {row_format} rows" for row_format, count in whole.formats.items())
-        skipped = f"{whole.bad:,} skipped" + (f", the first: {bad[0]}" if bad else "")
-        self.description = f"{', '.join(path.name for path in data_files)}: {found}; {skipped}"
 
     def __len__(self) -> int:
         return self._count
@@ -235,6 +233,14 @@ def length_of(token_ids: Sequence[int] | IntArray, pictures: Sequence[Picture]) 
     """As messages say it: with how much of it is the pictures'."""
     own = sum(picture.grid[0] * picture.grid[1] for picture in pictures)
     return f"{len(token_ids):,} tokens long" + (f", {own:,} of them for its pictures" if own else "")
+
+
+def _described(path: Path, summary: Summary) -> str:
+    found = (
+        ", ".join(f"{count:,} {row_format} rows" for row_format, count in summary.formats.items()) or "no usable row"
+    )
+    first = ", the first: row {}: {}".format(*summary.first_bad[0]) if summary.first_bad else ""
+    return f"{path.name}: {found}; {summary.bad:,} skipped{first}"
 
 
 def _is_large(path: Path, mib: float | None) -> bool:

@@ -53,7 +53,7 @@ class OwnDataset(RLHFDataset):
         kinds = {self.kind(prompt): prompt for prompt in reversed(looked_at)}
         self._first = [(prompt, 1) for prompt in kinds.values()]
         self.skipped = 0
-        self.description = f"{config.dataset}: {len(self):,} rows, read when they are drawn"
+        self.descriptions = [f"{config.dataset}: {len(self):,} rows, read when they are drawn"]
 
     @property
     def items_of_files(self) -> list[int]:

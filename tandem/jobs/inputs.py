@@ -1,7 +1,8 @@
 """What a run reads, checked before anything is allocated: tokenizer, data, reward functions, model directory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from tandem.config.conversation import ConversationConfig, EndpointEnvironmentCo
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
 from tandem.config.tree import EvalConfig, ModelConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
+from tandem.config.validation import ValSetConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, set_sizes
 from tandem.data.own import OwnDataset
@@ -84,6 +86,21 @@ def tell_changed_rows(state: Mapping[str, Any], digest: str) -> None:
             "are now, so this is not the run that it would have been",
             flush=True,
         )
+
+
+def rows_of(config: TrainConfig | EvalConfig | SftConfig, inputs: Inputs[Any]) -> Iterator[str]:
+    """What was read, for a person: a line a file, behind the name of its set, and whose rows these are."""
+    data = config.data
+    val_sets: Mapping[str, ValSetConfig] = {} if isinstance(config, SftConfig) else config.data.val_sets
+    for dataset, files, sets in (
+        (inputs.train, data.train_files, data.mixture),
+        (inputs.val, data.val_files, val_sets),
+    ):
+        if dataset is not None:
+            names = [*[""] * len(files), *(f"{name}: " for name, one in sets.items() for _ in one.files)]
+            for name, line in zip_longest(names[: len(dataset.descriptions)], dataset.descriptions, fillvalue=""):
+                yield f"{name}{line}"
+            yield from (f"  rows are read as {form}" for form in dataset.forms)
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -36,8 +36,17 @@ def several(grpo_config: Path, sort4: Path, tmp_path: Path) -> Path:
     return config
 
 
-def test_each_set_is_answered_as_it_says(several: Path, tmp_path: Path) -> None:
-    assert main(["train", str(several)]) == 0
+def test_each_set_is_answered_as_it_says(several: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (tmp_path / "short.jsonl").open("a") as file:
+        file.write('{"prompt": ""}\n')
+    assert main(["train", str(several), "data.on_bad_row=skip"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "train.jsonl: 4,784 `prompt` + `data_source` rows; 0 skipped"
+    assert said[2:5] == [
+        "val.jsonl: 2 `prompt` + `data_source` rows; 0 skipped",
+        "many: many.jsonl: 1 `prompt` + `data_source` rows; 0 skipped",
+        "short: short.jsonl: 2 `prompt` + `data_source` rows; 1 skipped, the first: row 3: column `prompt` is empty",
+    ]
     last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert {name for name in last if name.startswith("val/") and "/reward/" in name} == MEANS
     rows = read_trajectories(validation_path(tmp_path / "run", 1)).to_pylist()
@@ -48,14 +57,16 @@ def test_each_set_is_answered_as_it_says(several: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/best").is_file()
 
     out, answers = tmp_path / "out.json", str(tmp_path / "answers.parquet")
-    assert main(["eval", str(several), f"model.path={tmp_path}/run", "--out", str(out), "--answers", answers]) == 0
+    skipping = [f"model.path={tmp_path}/run", "data.on_bad_row=skip", "--out", str(out)]
+    assert main(["eval", str(several), *skipping, "--answers", answers]) == 0
+    assert said[4] in capsys.readouterr().err
     evaluated = json.loads(out.read_text())
     greedy = MEANS - {"val/many/sort4/reward/mean@3"}
     assert {name: evaluated[name] for name in greedy} == {name: last[name] for name in greedy}
     assert {name: one["answers"] for name, one in evaluated["data"].items()} == {
         "sort4": 2, "many/sort4": 3, "short/sort4": 2,
     }  # fmt: skip
-    assert main(["eval", str(several), f"model.path={tmp_path}/run", "--against", answers, "--out", str(out)]) == 0
+    assert main(["eval", str(several), *skipping, "--against", answers]) == 0
     assert json.loads(out.read_text())["against"]["data"].keys() == evaluated["data"].keys()
 
 

@@ -134,7 +134,7 @@ def test_turns_whose_thoughts_a_template_drops_later_are_learned_one_by_one(tmp_
         again + "<|im_end|>\n",
     ] * 2
     assert all(one.loss_mask.all() for one in found) and [one.index for one in found] == [0, 1, 2, 3]
-    assert dataset.description.endswith("2 `messages` rows; 0 skipped")
+    assert dataset.descriptions[0].endswith("2 `messages` rows; 0 skipped")
 
 
 @needs_trl

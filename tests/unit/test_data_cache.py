@@ -79,7 +79,7 @@ def test_cached_items_are_those_in_memory(name: str, tmp_path: Path) -> None:
     in_memory, cached = load(kind, path, None), load(kind, path, tmp_path / "cache")
     assert [plain(item) for item in cached] == [plain(item) for item in in_memory]
     assert len(in_memory) in (2 * ROWS, 4 * ROWS) and len(list((tmp_path / "cache").glob("*.arrow"))) == 1
-    assert (cached.description, cached.items_of_files) == (in_memory.description, in_memory.items_of_files)
+    assert (cached.descriptions, cached.items_of_files) == (in_memory.descriptions, in_memory.items_of_files)
     assert [(plain(item), n) for item, n in cached.kinds] == [(plain(item), n) for item, n in in_memory.kinds]
     assert plain(cached[-1]) == plain(in_memory[-1])
 
@@ -168,7 +168,7 @@ def test_bad_rows_are_told_as_without_a_cache(tmp_path: Path) -> None:
             with pytest.raises(UserError) as error:
                 load(RLHFDataset, path, cache)
             skipping = load(RLHFDataset, path, cache, on_bad_row="skip")
-            told.append((str(error.value), skipping.description, skipping.skipped, len(skipping)))
+            told.append((str(error.value), skipping.descriptions, skipping.skipped, len(skipping)))
         assert told[0] == told[1] and told[0][2:] == (4, 4)
 
 

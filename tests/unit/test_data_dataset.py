@@ -33,7 +33,7 @@ def test_a_verl_row_goes_through_the_chat_template(tmp_path: Path) -> None:
     assert TOKENIZER.decode(prompt.token_ids.tolist()).replace(" ", "") == prompt.text.replace(" ", "")
     assert (prompt.index, prompt.data_source, prompt.ground_truth) == (0, "sums", "5")
     assert prompt.row == verl_row("2+3=")
-    assert dataset.description == "rows.jsonl: 1 verl rows; 0 skipped"
+    assert dataset.descriptions == ["rows.jsonl: 1 verl rows; 0 skipped"]
 
 
 def test_trl_rows_are_strings_as_they_are_or_messages(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_trl_rows_are_strings_as_they_are_or_messages(tmp_path: Path) -> None:
 def test_the_description_calls_flat_rows_by_their_columns(tmp_path: Path) -> None:
     rows = [{"prompt": "1+1=", "data_source": "sums", "ground_truth": "2"}, verl_row(), {"prompt": "ab"}]
     found = "1 `prompt` + `data_source` rows, 1 verl rows, 1 `prompt` rows"
-    assert load(tmp_path, rows).description == f"rows.jsonl: {found}; 0 skipped"
+    assert load(tmp_path, rows).descriptions == [f"rows.jsonl: {found}; 0 skipped"]
 
 
 def test_whose_rows_they_are_is_told_with_what_is_read_of_them(tmp_path: Path) -> None:
@@ -69,7 +69,9 @@ def test_every_row_that_the_page_shows_is_read(tmp_path: Path) -> None:
     page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in page.split("```json\n")[1].split("\n```")[0].splitlines()]
     dataset = load(tmp_path, rows, DataConfig(train_files=[], max_prompt_tokens=200))
-    assert dataset.description.endswith(": 1 verl rows, 1 `prompt` + `data_source` rows, 1 `prompt` rows; 0 skipped")
+    assert dataset.descriptions[0].endswith(
+        ": 1 verl rows, 1 `prompt` + `data_source` rows, 1 `prompt` rows; 0 skipped"
+    )
     assert [prompt.ground_truth for prompt in dataset] == ["5"] * 3
     assert [prompt.data_source for prompt in dataset] == ["openai/gsm8k", "sums", "default"]
 
@@ -98,7 +100,7 @@ def test_parquet_cells_come_back_plain_and_files_follow_one_another(tmp_path: Pa
     assert len(dataset) == 3 and [dataset[i].index for i in range(3)] == [0, 1, 2]
     assert dataset[1].row["reward_model"] == {"style": "rule", "ground_truth": "5"}
     assert dataset[1].row["prompt"] == [{"role": "user", "content": "2"}]
-    assert dataset.description == "first.parquet, second.jsonl: 2 verl rows, 1 `prompt` rows; 0 skipped"
+    assert dataset.descriptions == ["first.parquet: 2 verl rows; 0 skipped", "second.jsonl: 1 `prompt` rows; 0 skipped"]
 
 
 def message(content: Any, role: str = "user") -> dict[str, Any]:
@@ -173,9 +175,7 @@ def test_skipped_rows_are_counted_and_the_first_is_named(tmp_path: Path) -> None
         file.write('{"prompt": "cut o')
     dataset = RLHFDataset([path], TOKENIZER, SKIP)
     assert (len(dataset), dataset.skipped) == (1, 4)
-    assert dataset.description == (
-        f"rows.jsonl: 1 verl rows; 4 skipped, the first: {path}, row 1: column `prompt` is empty"
-    )
+    assert dataset.descriptions == ["rows.jsonl: 1 verl rows; 4 skipped, the first: row 1: column `prompt` is empty"]
 
 
 def test_nothing_left_is_an_error_whatever_the_policy(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_all_published_rows_convert_and_load(tmp_path: Path) -> None:
         RLHFDataset([tmp_path / f"{split}.parquet"], char_tokenizer(), config) for split in ("train", "test")
     )
     assert (len(train), len(test), train.skipped) == (7473, 1319, 0)
-    assert train.description == "train.parquet: 7,473 verl rows; 0 skipped"
+    assert train.descriptions == ["train.parquet: 7,473 verl rows; 0 skipped"]
     truths = [test[index].ground_truth for index in range(len(test))]
     assert [float(truth) for truth in truths] and not any("," in truth for truth in truths)
     assert test[0].ground_truth == "18"

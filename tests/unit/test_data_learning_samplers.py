@@ -231,7 +231,9 @@ def test_a_sampler_with_other_arguments_is_not_resumed(own: str) -> None:
 
 def test_rows_of_a_class_are_read_when_they_are_drawn(own: str) -> None:
     made = dataset(own, pairs=500_000)
-    assert len(made) == 1_000_000 and made.description.endswith("own.py:Sums: 1,000,000 rows, read when they are drawn")
+    assert len(made) == 1_000_000 and made.descriptions[0].endswith(
+        "own.py:Sums: 1,000,000 rows, read when they are drawn"
+    )
     prompt = made[999_999]
     assert (prompt.index, prompt.text, prompt.ground_truth) == (999_999, "999999+1=", 1_000_000)
     assert [(one.index, count) for one, count in made.kinds] == [(0, 1)]

@@ -52,7 +52,7 @@ def test_the_loss_is_on_every_assistant_turn_and_its_end(tmp_path: Path) -> None
         (ids("<|start|>", "user\nso", "<|end|>", "\n", "<|start|>", "assistant\n"), False),
         (ids("no", "<|end|>", "\n"), True),
     )
-    assert dataset.description == "rows.jsonl: 1 `messages` rows; 0 skipped"
+    assert dataset.descriptions == ["rows.jsonl: 1 `messages` rows; 0 skipped"]
 
 
 def test_messages_after_the_last_answer_are_not_learned(tmp_path: Path) -> None:
