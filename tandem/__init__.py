@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tandem.controller.roles import Policy as Policy
     from tandem.controller.roles import ValueModel as ValueModel
     from tandem.data.dataset import RLHFDataset as RLHFDataset
+    from tandem.data.learning_sampler import Outcome as Outcome
+    from tandem.data.learning_sampler import RowSampler as RowSampler
+    from tandem.data.own import RowSource as RowSource
     from tandem.errors import CallbackFailed as CallbackFailed
     from tandem.errors import EngineError as EngineError
     from tandem.errors import RewardShareExceeded as RewardShareExceeded
@@ -130,6 +133,7 @@ __all__ = [
     "Message",
     "MicroBatch",
     "NextTokenLoss",
+    "Outcome",
     "Outputs",
     "OwnDispatch",
     "Policy",
@@ -151,6 +155,8 @@ __all__ = [
     "RolloutRequest",
     "RolloutWorker",
     "Rollouts",
+    "RowSampler",
+    "RowSource",
     "Run",
     "RunControl",
     "Sample",
@@ -202,6 +208,8 @@ _EXPORTS = {
     "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
     "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),
+    "data.learning_sampler": ("Outcome", "RowSampler"),
+    "data.own": ("RowSource",),
     "errors": (
         "CallbackFailed",
         "EngineError",

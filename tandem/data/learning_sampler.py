@@ -9,13 +9,14 @@ draws between two updates, and a resumed run has the same ones.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple, Protocol
 
 from tandem.data.sampler import Sampler
 from tandem.errors import UserError
 from tandem.files import load_class, users_traceback
+from tandem.types import StepMetrics
 
 
 class Outcome(NamedTuple):
@@ -66,11 +67,18 @@ class LearningSampler(Sampler):
     """Draws by a RowSampler, of which each draw is asked for once, in order."""
 
     def __init__(
-        self, rows: RowSampler, name: str, described: Mapping[str, Any], length: int, rows_per_step: int, seed: int
+        self,
+        rows: RowSampler,
+        name: str,
+        described: Mapping[str, Any],
+        length: int,
+        rows_per_step: int,
+        seed: int,
+        tells: Callable[[], StepMetrics] = dict,
     ) -> None:
-        """`name` begins messages about it; `described` must be the same in a resumed run."""
+        """`name` begins messages about it; `described` is the same in a resumed run; `tells`: metrics of its own."""
         super().__init__(length, rows_per_step, False, seed)
-        self._rows, self._name, self._described = rows, name, dict(described)
+        self._rows, self._name, self._described, self._tells = rows, name, dict(described), tells
         self._next = 0
         """The first draw that was not asked for yet."""
         self._assigned: dict[int, int] = {}
@@ -86,6 +94,9 @@ class LearningSampler(Sampler):
         """What became of a step's draws, in their order; `drawn` says already that they are behind."""
         self._call("update", list(outcomes))
         self._assigned = {draw: row for draw, row in self._assigned.items() if draw >= self.drawn}
+
+    def metrics(self) -> StepMetrics:
+        return {**super().metrics(), **self._tells()}
 
     def state(self) -> dict[str, Any]:
         own = self._call("state")

@@ -30,7 +30,8 @@ def make_sampler(config: DataConfig, dataset: RLHFDataset, seed: int) -> Sampler
             return load_sampler(sampler.sampler, sampler.arguments, rows, size, seed)
         case SolveRateSamplerConfig():
             by_rate = SolveRateSampler(rows, size, seed, sampler.discount)
-            return LearningSampler(by_rate, "data.sampler", sampler.model_dump(), rows, size, seed)
+            described = sampler.model_dump()
+            return LearningSampler(by_rate, "data.sampler", described, rows, size, seed, by_rate.metrics)
         case EpochsSamplerConfig():
             return sampler_of_epochs(config, dataset, size, seed)
 

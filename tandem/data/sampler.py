@@ -46,6 +46,11 @@ class Sampler(Iterator[list[int]]):
         """`epoch` of each named set; empty without sets."""
         return {}
 
+    def metrics(self) -> StepMetrics:
+        """What it tells of a step."""
+        sets = {f"mixture/{name}/epoch": epoch for name, epoch in self.epochs.items()}
+        return {"data/epoch": self.epoch, **sets}
+
     def set_of(self, row: int) -> str | None:
         """The named set that a row is of."""
         return None
@@ -124,11 +129,6 @@ class MixtureSampler(Sampler):
     def state(self) -> dict[str, Any]:
         mixture = [*map(list, zip(self._names, self._lengths, self._weights, strict=True))]
         return {**super().state(), "mixture": mixture}
-
-
-def mixture_epochs(sampler: Sampler) -> StepMetrics:
-    """How often the run went through each set of a mixture."""
-    return {f"mixture/{name}/epoch": epoch for name, epoch in sampler.epochs.items()}
 
 
 class _Order:

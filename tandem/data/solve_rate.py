@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tandem.data.learning_sampler import Outcome
-from tandem.types import IntArray
+from tandem.types import IntArray, StepMetrics
 
 
 class SolveRateSampler:
@@ -58,6 +58,20 @@ class SolveRateSampler:
             if solved := np.clip(one.accuracies or one.rewards, 0.0, 1.0).tolist():
                 self._solved[one.row] = self._discount * self._solved[one.row] + sum(solved)
                 self._failed[one.row] = self._discount * self._failed[one.row] + len(solved) - sum(solved)
+
+    def metrics(self) -> StepMetrics:
+        """What is known of the rows. A row has a rate once an answer of it has a score."""
+        known = self._solved + self._failed
+        seen = known > 0
+        found = {"data/solve_rate/seen_share": float(seen.mean())}
+        if not seen.any():
+            return found
+        solved, failed = self._solved[seen], self._failed[seen]
+        return found | {
+            "data/solve_rate/mean": float((solved / known[seen]).mean()),
+            "data/solve_rate/never_share": float((solved == 0).mean()),
+            "data/solve_rate/always_share": float((failed == 0).mean()),
+        }
 
     def state(self) -> dict[str, Any]:
         seen = np.flatnonzero(self._solved + self._failed)

@@ -28,7 +28,7 @@ from tandem.controller.roles import MovingReference
 from tandem.data.dataset import RLHFDataset
 from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
-from tandem.data.sampler import Sampler, mixture_epochs
+from tandem.data.sampler import Sampler
 from tandem.errors import RewardShareExceeded
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs, tell_changed_rows
@@ -91,8 +91,8 @@ class RlJob:
         self._warn_of_mismatch(done.batch, step)
         self._tell_of_rest(step, done.metrics["actor/trained_share"])
         described = describe_batch(done.batch, config, version=step - 1)
-        of_sets = mixture_metrics(done.groups, self._sampler)
-        return {**done.metrics, **described, "data/epoch": self._sampler.epoch, **of_sets}
+        of_sets = mixture_rewards(done.groups, self._sampler)
+        return {**done.metrics, **described, **self._sampler.metrics(), **of_sets}
 
     def _tell_of_rest(self, step: int, trained_share: float) -> None:
         """Once a run, that a step has taught nothing."""
@@ -192,15 +192,14 @@ def _outcome(group: Group) -> Outcome:
     return Outcome(group.trajectories[0].prompt.index, rewards, accuracies if len(accuracies) == len(scored) else ())
 
 
-def mixture_metrics(groups: Sequence[Group], sampler: Sampler) -> StepMetrics:
-    """Of each set of a mixture: the mean reward of a step's answers, where it has scored ones, and its epoch."""
+def mixture_rewards(groups: Sequence[Group], sampler: Sampler) -> StepMetrics:
+    """Of each set of a mixture: the mean reward of a step's answers, where it has scored ones."""
     rewards: dict[str, list[float]] = {name: [] for name in sampler.epochs}
     for group in groups:
         name = sampler.set_of(group.trajectories[0].prompt.index)
         if name is not None:
             rewards[name] += [score.value for score in group.scores if score.value is not None]
-    means = {f"mixture/{name}/reward": fmean(values) for name, values in rewards.items() if values}
-    return means | mixture_epochs(sampler)
+    return {f"mixture/{name}/reward": fmean(values) for name, values in rewards.items() if values}
 
 
 @contextmanager

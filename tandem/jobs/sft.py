@@ -21,7 +21,6 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.roles import Actor, Trained
 from tandem.data.mixture import sampler_of_epochs
-from tandem.data.sampler import mixture_epochs
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.callbacks import Callback
@@ -90,8 +89,7 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         batch, learned = self.learn([self._train[row] for row in next(self._sampler)])
         metrics = {f"{self.name}/{name.rpartition('/')[2]}": value for name, value in learned.items()}
         tokens = len(batch.prompt_ids) + len(batch.response_ids)
-        epochs = {"data/epoch": self._sampler.epoch, **mixture_epochs(self._sampler)}
-        return {**metrics, "perf/tokens": float(tokens), **epochs}
+        return {**metrics, "perf/tokens": float(tokens), **self._sampler.metrics()}
 
     def evaluate(self, step: int) -> StepMetrics:
         val = self._inputs.val

@@ -42,6 +42,7 @@ RUNS = {
         "data.train_files=[]",
         "data.mixture={few: {files: [few.jsonl]}, '1-2': {files: [few.jsonl], weight: 3}}",
     ],
+    "solve rates": ["train", "data.sampler.type=solve_rate"],
     "supervised, mixture": ["sft", "data.train_files=[]", "data.mixture={few: {files: [sft.jsonl]}}"],
     "LoRA": ["train", "model.lora={rank: 2}"],
     "supervised": ["sft", "data.val_files=[sft.jsonl]", "trainer.eval_every=1"],

@@ -163,6 +163,24 @@ def test_weights_are_the_expected_variance_of_what_is_known() -> None:
     assert rates.weights()[2] == pytest.approx(never)
 
 
+def test_metrics_are_of_the_rows_that_were_seen(own: str) -> None:
+    rates = SolveRateSampler(8, 4, 0, discount=0.5)
+    assert rates.metrics() == {"data/solve_rate/seen_share": 0}
+    rates.update([outcome(0, 2), outcome(1, 0), outcome(2, 8), outcome(3, 8), Outcome(4, (), ())])
+    rates.update([outcome(0, 0), outcome(3, 7)])  # 1 of 12 solved, and 11 of 12
+    assert rates.metrics() == pytest.approx(
+        {
+            "data/solve_rate/seen_share": 4 / 8, "data/solve_rate/mean": (1 / 12 + 0 + 1 + 11 / 12) / 4,
+            "data/solve_rate/never_share": 1 / 4, "data/solve_rate/always_share": 1 / 4,
+        }
+    )  # fmt: skip
+    config = DataConfig.model_validate({"sampler": {"type": "solve_rate"}, "prompts_per_step": 3})
+    made = make_sampler(config, dataset(own), seed=7)
+    assert isinstance(made, LearningSampler) and step(made)
+    assert made.metrics()["data/epoch"] == made.metrics()["data/solve_rate/seen_share"] == 3 / 8
+    assert sampler(own).metrics() == {"data/epoch": 0}
+
+
 def test_rows_are_drawn_in_proportion_and_no_step_has_one_twice() -> None:
     rates = SolveRateSampler(3, 1, 5, discount=1.0)
     rates.update([outcome(0, 40, of=80), outcome(1, 0, of=8)])
