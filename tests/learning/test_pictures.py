@@ -19,6 +19,7 @@ from tandem.models.sight import in_tower
 from tandem.tracking.jsonl import read_metrics
 from tests import picture_families
 from tests.conftest import ROOT
+from tests.learning.conftest import kill_and_resume
 from tests.pictures import make_model
 
 PUZZLES = ROOT.parent / "shared/data/puzzlevqa"
@@ -147,6 +148,19 @@ def test_two_ranks_learn_as_one_does(recipe: Path) -> None:
     assert len(files) == 2 and {name for own in files for name in own} == names
     assert main(["train", "--resume", str(two), "trainer.steps=3", "cluster.ranks=1"]) == 0
     train(recipe, "after-two", f"model.path={two}", "trainer.steps=1", "cluster.ranks=2", "model.lora.rank=4")
+
+
+def test_generation_on_a_pool_of_its_own_a_step_ahead(recipe: Path, tmp_path: Path) -> None:
+    """In step it learns the very weights of one process; ahead, killed and resumed, those of the undisturbed run."""
+    pools = ["placement.pools={train: [1], serve: [1]}", "placement.roles={rollout: serve}"]
+    one, two = (train(recipe, name, *options, "trainer.steps=2") for name, options in (("one", []), ("two", pools)))
+    expected = weights(one, 2)
+    assert all((found == expected[name]).all() for name, found in weights(two, 2).items())
+    tree = yaml.safe_load(recipe.read_text())
+    tree["placement"] = {"pools": {"train": [1], "serve": [1]}, "roles": {"rollout": "serve"}}
+    tree["generation"]["partial_rollouts"] = False
+    tree["trainer"] |= {"max_staleness": 1, "keep_trajectories": 0}
+    kill_and_resume(tree, tmp_path, steps=3, kills=1)
 
 
 def test_a_critic_and_a_reward_model_see_pictures(recipe: Path, pairs: Path) -> None:

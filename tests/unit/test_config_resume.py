@@ -61,6 +61,11 @@ def test_what_decides_what_is_learned_may_not() -> None:
         "data.cache.directory",
         "data.cache.files_from_mib",
         "data.cache.workers",
+        "algorithm.teacher.url",  # where a model of the same name is served, and how it is asked
+        "algorithm.teacher.api_key_env",
+        "algorithm.teacher.concurrency",
+        "algorithm.teacher.timeout_s",
+        "algorithm.teacher.attempts",
     }
     assert {key for key in may_change if key.startswith("model")} == {"model.trust_remote_code"}
     assert not {key for key in may_change if key.startswith("training.optimizer.")}
