@@ -162,8 +162,9 @@ class Engines:
             return engine.own.popleft() if engine.own else None
         if not self._waiting or not (first or engine.room > 0):
             return None
-        loads, waiting = [one.load for one in self._engines], self._samples * len(self._waiting)
-        mine = takes_next(engine.number, loads, self._speeds.relative(), waiting, self._samples)
+        loads, slots = [one.load for one in self._engines], [one.slots for one in self._engines]
+        waiting = self._samples * len(self._waiting)
+        mine = takes_next(engine.number, loads, slots, self._speeds.relative(), waiting, self._samples)
         return next(iter(self._waiting)) if mine else None
 
     def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:

@@ -6,9 +6,6 @@ _REMEMBERED = 512
 """Samples after which a measurement counts for a third."""
 _ASSUMED = 16
 """Samples that every engine is taken to have made already, as fast as all are together: the first ones say little."""
-_DAMPING = 0.8
-"""Exponent of how much faster than all together an engine is. An engine that reads its weights for few rows as for many
-seems the slower, the fewer rows it has: below 1 such a difference dies out."""
 
 
 class Speeds:
@@ -49,20 +46,30 @@ class Speeds:
             (own_tokens + assumed) * (own_square_s + assumed * pace_s * rows) / (own_row_s + assumed * pace_s) ** 2
             for own_tokens, own_row_s, own_square_s in zip(self._tokens, self._row_s, self._square_s, strict=True)
         ]
-        return [(speed * pace_s / rows) ** _DAMPING for speed in speeds]
+        return [speed * pace_s / rows for speed in speeds]
 
 
-def takes_next(engine: int, loads: Sequence[float], speeds: Sequence[float], waiting: float, size: float) -> bool:
-    """Whether the next `size` of what waits is this engine's: no other would be through with it sooner, or it would be
-    through before the others are with all that waits.
+def takes_next(
+    engine: int, loads: Sequence[int], slots: Sequence[int], speeds: Sequence[float], waiting: int, size: int
+) -> bool:
+    """Whether the next `size` samples of those that wait are this engine's: no other would be through with them sooner,
+    or it would be through before the others are with all that waits.
 
-    `loads`: what each engine has, in the unit of `waiting`, all of what waits, and of `size`.
+    `loads`: the samples that each engine has; `slots`: how many it runs side by side.
     """
-    ends = [(load + size) / speed for load, speed in zip(loads, speeds, strict=True)]
+    ends = [_work(load + size, own) / speed for load, own, speed in zip(loads, slots, speeds, strict=True)]
     others = [one for one in range(len(loads)) if one != engine]
+    started = min(waiting, sum(max(slots[one] - loads[one], 0) for one in others))
     return all(ends[engine] <= ends[one] for one in others) or ends[engine] <= _all_done(
-        [loads[one] for one in others], [speeds[one] for one in others], waiting
+        [_work(loads[one], slots[one]) for one in others], [speeds[one] for one in others], waiting + started
     )
+
+
+def _work(load: int, slots: int) -> int:
+    """What so many samples are, in samples of the mean length. Those that run count twice: of answers of unequal
+    lengths the long ones are left, and a slow engine has its last ones for the longer, so that it stops taking some
+    sooner."""
+    return load + min(load, slots)
 
 
 def _all_done(loads: Sequence[float], speeds: Sequence[float], waiting: float) -> float:

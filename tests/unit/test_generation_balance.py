@@ -19,9 +19,10 @@ SEEDS = range(2)
     [
         (bench.Case((1, 2), 16, 128), 1.10, 1.45),
         (bench.Case((3, 1), 16, 128), 1.15, 1.8),
+        (bench.Case((1, 2), 32, 128), 1.10, 1.45),
         (bench.Case((1, 1.25, 2, 4), 16, 256), 1.15, 2.3),
     ],
-    ids=["twice as fast", "three times, the slow one first", "four engines"],
+    ids=["twice as fast", "three times, the slow one first", "with more slots", "four engines"],
 )
 def test_engines_of_unequal_speed_end_near_the_ideal(case: Any, balanced: float, static: float) -> None:
     """In the first step, which nothing is known of, and later; equal shares wait for the slowest."""
@@ -61,8 +62,8 @@ def test_speeds_are_forgotten() -> None:
 def test_somebody_takes_what_waits_whatever_the_speeds() -> None:
     for speeds in ([1.0, 1.0, 1.0], [0.01, 5.0, 1.0], [1e-3, 1e-3, 1.0]):
         for loads in ([0, 0, 0], [64, 64, 0], [0, 64, 64], [7, 7, 7]):
-            assert any(takes_next(engine, loads, speeds, waiting=8, size=8) for engine in range(3))
+            assert any(takes_next(engine, loads, [32, 32, 32], speeds, waiting=8, size=8) for engine in range(3))
 
 
 def test_one_engine_takes_everything() -> None:
-    assert takes_next(0, [1000.0], [0.1], waiting=8, size=8)
+    assert takes_next(0, [1000], [32], [0.1], waiting=8, size=8)
