@@ -16,8 +16,8 @@ padded   int64 tensors padded to the longest prompt and response (prompts, respo
          position ids) and float32 columns of responses, in five calls (each trains all its optimizer steps), cut in
          four, as arguments of Ray actors that answer with float32 tensors
 
-Medians of wall-clock time, all in turn; then of each the CPU time of all processes, which other work on the machine
-changes less. Before that, 64 local workers are started, the fork server included, in one
+Medians of wall-clock time, all in turn; then of each the CPU time of all processes above their idle one, which other
+work on the machine changes less. Before that, 64 local workers are started, the fork server included, in one
 torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with nobody, after a call.
 """
 
@@ -289,14 +289,24 @@ def milliseconds(call: Callable[[], None]) -> float:
 
 
 def cpu_ms(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """CPU time of a call, of this process and all that it has started: Ray's own ones, idle ones included."""
+    """CPU time of a call, of this process and all that it has started, Ray's own ones among them, less what all of them
+    use in as long a time without a call. Clocks of processes tick each 10 ms, so that short calls are repeated more."""
     used: dict[str, float] = {}
     for name, call in calls.items():
-        before = cpu_s()
-        for _ in range(rounds):
+        start, before = time.perf_counter(), cpu_s()
+        repeats = rounds if name == "padded" else 8 * rounds
+        for _ in range(repeats):
             call()
-        used[name] = (cpu_s() - before) * 1e3 / rounds
+        seconds, taken_s = time.perf_counter() - start, cpu_s() - before
+        used[name] = (taken_s - seconds * idle_share(seconds)) * 1e3 / repeats
     return used
+
+
+def idle_share(seconds: float) -> float:
+    """CPU seconds a second of all these processes while nothing is called."""
+    before = cpu_s()
+    time.sleep(seconds)
+    return (cpu_s() - before) / seconds
 
 
 def cpu_s() -> float:

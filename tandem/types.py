@@ -468,6 +468,8 @@ class Batch:
 
     def tokens_by_row(self, mask_T: BoolArray) -> IntArray:
         """`[B]`: how many of each row's response tokens are in the mask."""
+        if mask_T.all():
+            return np.diff(self.response_offsets)
         filled_B, counts_B = np.diff(self.response_offsets) > 0, np.zeros(len(self), dtype=np.int64)
         if filled_B.any():
             counts_B[filled_B] = np.add.reduceat(mask_T, self.response_offsets[:-1][filled_B], dtype=np.int64)

@@ -45,13 +45,14 @@ def _spread(
     costs = np.array(
         [weight * np.bincount(unit_of_row_B[rows], costs_B[rows], minlength=units) for rows, weight in passes]
     )
-    loads, part_of_unit = np.zeros((len(passes), parts)), np.zeros(units, dtype=np.int64)
-    for unit in np.argsort(-costs.sum(0), kind="stable"):
-        own = costs[:, unit]
-        part_of_unit[unit] = part = int((own @ loads).argmin())  # where the squares of the loads grow least
-        loads[:, part] += own
-    part_of_row_B = part_of_unit[unit_of_row_B]
-    return float(loads.max(1).sum()), [np.flatnonzero(part_of_row_B == part) for part in range(parts)]
+    loads, part_of_unit = np.zeros((parts, len(passes))), [0] * units
+    loads_of_parts, costs_of_units = list(loads), list(np.ascontiguousarray(costs.T))  # views: no slicing in the loop
+    for unit in np.argsort(-costs.sum(0), kind="stable").tolist():
+        own = costs_of_units[unit]
+        part_of_unit[unit] = part = int(loads.dot(own).argmin())  # where the squares of the loads grow least
+        loads_of_parts[part] += own
+    part_of_row_B = np.array(part_of_unit, dtype=np.int64)[unit_of_row_B]
+    return float(loads.max(0).sum()), [np.flatnonzero(part_of_row_B == part) for part in range(parts)]
 
 
 def row_costs(batch: Batch, units_B: IntArray, cost: RowCost) -> Floats:

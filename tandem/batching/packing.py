@@ -230,6 +230,8 @@ def runs_of(offsets: IntArray, rows: IntArray) -> list[slice]:
     """Where the values of `rows` stand, with a slice for those that follow one another; at least one slice."""
     if not len(rows):
         return [slice(0, 0)]
+    if rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return [slice(int(offsets[rows[0]]), int(offsets[rows[-1] + 1]))]
     follows = rows[1:] == rows[:-1] + 1
     first, last = np.ones((2, len(rows)), dtype=np.bool_)
     first[1:] = last[:-1] = ~follows

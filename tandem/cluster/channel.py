@@ -35,7 +35,7 @@ class CreateRequest:
     spec: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, which make pickling slow
 class CallRequest:
     """Call a worker's method; ranks that get the same arguments read the same request."""
 

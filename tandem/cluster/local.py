@@ -29,7 +29,7 @@ import torch
 from tandem.cluster.channel import CallRequest, Channel, CreateRequest
 from tandem.cluster.debugger import is_open
 from tandem.cluster.events import Call, Events
-from tandem.cluster.process import TELL_STACKS, ProcessSetup, process_main
+from tandem.cluster.process import TELL_STACKS, ProcessSetup, keep_freed_memory, process_main
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
@@ -192,6 +192,7 @@ class LocalCluster:
         """A call that takes longer ends everything with the stacks of all ranks, unless a rank is being debugged."""
         self.turn = SharedFile()
         """Locked by the rank that is at a prompt."""
+        keep_freed_memory()
         self.events = Events()
         self._timeout_s = timeout_s
         self._pools: list[LocalRanks] = []

@@ -463,6 +463,7 @@ class RayCluster:
         self.start_timeout_s = start_timeout_s
         self.spawned: list[RayRanks] = []
         self.events = Events()
+        keep_freed_memory()
         self._looked = time.monotonic()
         self._connected = not ray.is_initialized()
         if self._connected:

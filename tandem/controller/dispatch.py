@@ -7,7 +7,7 @@ Each rank is sent its own rows and no others. Sheng et al. 2024 (HybridFlow), se
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,16 +23,41 @@ Collect = Callable[[dict[int, Any]], Any]
 what the method is registered to return."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Split:
     """Which rows of a whole each data-parallel group was given, so that their answers can be joined."""
 
     rows_of_groups: Sequence[IntArray]
-    """Counted in the whole, ascending."""
+    """Counted in the whole, in the order in which the group has them."""
     size: int
     """Rows of the whole."""
     offsets: IntArray | None = None
     """Of the response tokens of the whole, where it is a Batch."""
+
+    @cached_property
+    def tokens_of_groups(self) -> list[int]:
+        """How many response tokens each group has."""
+        return [int(self._lengths_B[rows].sum()) for rows in self.rows_of_groups]
+
+    @cached_property
+    def runs(self) -> list[tuple[int, slice]]:
+        """Where the response tokens of the whole stand in the groups' answers, first to last: a group, and a slice of
+        its answer."""
+        groups_B = np.repeat(np.arange(len(self.rows_of_groups)), [len(rows) for rows in self.rows_of_groups])
+        order_B = np.argsort(np.concatenate(self.rows_of_groups))
+        stops = [self._lengths_B[rows].cumsum() for rows in self.rows_of_groups]
+        groups_B, stops_B = groups_B[order_B], np.concatenate(stops)[order_B]
+        starts_B = stops_B - self._lengths_B
+        first, last = np.ones((2, len(order_B)), dtype=np.bool_)
+        first[1:] = (groups_B[1:] != groups_B[:-1]) | (starts_B[1:] != stops_B[:-1])
+        last[:-1] = first[1:]
+        slices = map(slice, starts_B[first].tolist(), stops_B[last].tolist())
+        return list(zip(groups_B[first].tolist(), slices, strict=True))
+
+    @cached_property
+    def _lengths_B(self) -> IntArray:
+        assert self.offsets is not None, "only a Batch has response tokens"
+        return np.diff(self.offsets)
 
 
 def distribute(registered: Registration, mesh: Mesh, arguments: Arguments) -> tuple[Calls, Collect]:
@@ -99,10 +124,10 @@ def _join(returns: Returns, split: Split, answered: list[Any]) -> Any:
         case Returns.PER_TOKEN:
             if answered[0] is None:
                 return None
-            assert split.offsets is not None, "only a Batch has response tokens"
-            lengths_B = np.diff(split.offsets)
-            _check_lengths(answered, [int(lengths_B[rows].sum()) for rows in split.rows_of_groups], "response tokens")
-            return _join_tokens(split.offsets, split.rows_of_groups, answered)
+            _check_lengths(answered, split.tokens_of_groups, "response tokens")
+            if len(answered) == 1:
+                return answered[0]
+            return np.concatenate([answered[0][:0], *(answered[group][run] for group, run in split.runs)])
         case Returns.PER_ROW:
             _check_lengths(answered, [len(rows) for rows in split.rows_of_groups], "rows")
             return _join_rows(split.size, split.rows_of_groups, answered)
@@ -125,15 +150,3 @@ def _join_rows(size: int, rows_of_groups: Sequence[IntArray], answered: list[Any
         for row, entry in zip(rows, answer, strict=True):
             entries[row] = entry
     return entries
-
-
-def _join_tokens(offsets: IntArray, rows_of_groups: Sequence[IntArray], answered: list[Any]) -> Any:
-    if len(answered) == 1:
-        return answered[0]
-    column = np.empty((int(offsets[-1]), *answered[0].shape[1:]), answered[0].dtype)
-    for rows, answer in zip(rows_of_groups, answered, strict=True):
-        starts, ends = offsets[rows], offsets[rows + 1]
-        stops = (ends - starts).cumsum()  # of the rows' tokens in this group's answer
-        for start, end, stop in zip(starts, ends, stops, strict=True):
-            column[start:end] = answer[stop - (end - start) : stop]
-    return column

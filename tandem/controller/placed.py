@@ -32,7 +32,11 @@ class Holder:
 
     key: str
     """What they know the batch by."""
-    rows_of_groups: list[IntArray]
+    whole: Split
+    """All rows of the batch. Each group has its own in the order of the step's passes: what an optimizer step of the
+    first epoch is about stands together there, and needs no copy."""
+    runs_of_groups: list[list[slice]]
+    """Where the response tokens of each group's rows stand in the batch."""
     forget: Forget
     columns: dict[str, Column | None] = field(default_factory=dict[str, "Column | None"])
     """The token columns that they have."""
@@ -98,6 +102,8 @@ class Placed:
         mask, lengths_R = batch.loss_mask, lengths_B
         if rows is not None:
             mask, lengths_R = take_rows(mask, batch.response_offsets, rows), lengths_B[rows]
+        if len(weights) and np.array_equal(weights[0] * mask, weights):
+            return ByRow(np.full(len(lengths_R), weights[0]))
         weights_R = np.zeros(len(lengths_R), dtype=np.float32)
         if len(weights):
             begins_R = lengths_R.cumsum() - lengths_R
@@ -106,13 +112,12 @@ class Placed:
 
     def news(self, holder: Holder) -> list[tuple[Batch | None, dict[str, Column | str | None]]]:
         """For each data-parallel group what it lacks of the batch: its rows, once, and columns of theirs."""
-        batch, offsets = self.batch, self.batch.response_offsets
+        batch = self.batch
         bare = None if holder.placed else _bare(batch)
         changed = _changed(batch.tokens, holder.columns)
         holder.placed = True
         news: list[tuple[Batch | None, dict[str, Column | str | None]]] = []
-        for rows in holder.rows_of_groups:
-            runs = runs_of(offsets, rows) if changed else []
+        for rows, runs in zip(holder.whole.rows_of_groups, holder.runs_of_groups, strict=True):
             columns = {
                 name: take_runs(column, runs) if isinstance(column, np.ndarray) else column
                 for name, column in changed.items()
@@ -124,9 +129,22 @@ class Placed:
         """What these ranks have of the batch; in the beginning nothing."""
         shape = tuple(mesh.shape.items())
         if (ranks, shape) not in self._holders:
+            key, offsets = f"{self._key} {dict(shape)}", self.batch.response_offsets
             rows_of_groups = balance_rows(self.batch, len(mesh.data_groups()), mesh.cost, self._passes)
-            self._holders[ranks, shape] = Holder(f"{self._key} {dict(shape)}", rows_of_groups, forget)
+            if len(rows_of_groups) > 1:
+                rows_of_groups = [self._in_order_of_passes(rows) for rows in rows_of_groups]
+            runs_of_groups = [runs_of(offsets, rows) for rows in rows_of_groups]
+            split = Split(rows_of_groups, len(self.batch), offsets)
+            self._holders[ranks, shape] = Holder(key, split, runs_of_groups, forget)
         return self._holders[ranks, shape]
+
+    def _in_order_of_passes(self, rows: IntArray) -> IntArray:
+        """First those of the first pass that is about some rows only."""
+        turn_B = np.full(len(self.batch), len(self._passes))
+        for turn, one in reversed([*enumerate(self._passes)]):
+            if len(one.rows) < len(self.batch):
+                turn_B[one.rows] = turn
+        return rows[np.argsort(turn_B[rows], kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,27 +237,28 @@ def _distribute(
 
 def _split(batch: Batch, holder: Holder, cut: Cut) -> tuple[Split, list[Cut]]:
     """Which rows of a cut each data-parallel group has, and the cut as each group is sent it."""
-    rows_R = np.arange(len(batch)) if cut.rows is None else cut.rows
-    offsets = np.r_[0, np.diff(batch.response_offsets)[rows_R].cumsum()]
-    wanted_B = np.zeros(len(batch), dtype=np.bool_)
-    wanted_B[rows_R] = True
-    rows_of_groups = [held[wanted_B[held]] for held in holder.rows_of_groups]
-    split = Split([np.searchsorted(rows_R, rows) for rows in rows_of_groups], len(rows_R), offsets)
+    split, rows_of_groups = holder.whole, [None] * len(holder.whole.rows_of_groups)
+    if cut.rows is not None:
+        place_B = np.full(len(batch), -1)
+        place_B[cut.rows] = np.arange(len(cut.rows))
+        places_of_groups = [place_B[held] for held in holder.whole.rows_of_groups]
+        rows_of_groups = [np.flatnonzero(places >= 0) for places in places_of_groups]
+        offsets = np.r_[0, np.diff(batch.response_offsets)[cut.rows].cumsum()]
+        split = Split([places[places >= 0] for places in places_of_groups], len(cut.rows), offsets)
     return split, [
-        replace(
-            cut,
-            rows=None if cut.rows is None else np.searchsorted(held, rows_R[places]),
-            weights=_of_places(cut.weights, offsets, places),
-        )
-        for held, places in zip(holder.rows_of_groups, split.rows_of_groups, strict=True)
+        replace(cut, rows=rows, weights=_of_places(cut.weights, split, places))
+        for rows, places in zip(rows_of_groups, split.rows_of_groups, strict=True)
     ]
 
 
-def _of_places(weights: FloatArray | ByRow | None, offsets: IntArray, places: IntArray) -> FloatArray | ByRow | None:
+def _of_places(weights: FloatArray | ByRow | None, split: Split, places: IntArray) -> FloatArray | ByRow | None:
     """The weights of some rows of a cut."""
     if isinstance(weights, ByRow):
         return ByRow(weights.values_B[places])
-    return None if weights is None else take_rows(weights, offsets, places)
+    if weights is None:
+        return None
+    assert split.offsets is not None
+    return take_rows(weights, split.offsets, places)
 
 
 def _join_each(

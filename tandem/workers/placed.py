@@ -19,7 +19,7 @@ from tandem.workers.registration import Returns
 Column = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, which make pickling slow
 class ByRow:
     """A token column of which each row's tokens in the loss mask have the same number, and others 0."""
 
@@ -27,10 +27,13 @@ class ByRow:
 
     def by_token(self, batch: Batch) -> FloatArray:
         """The column, of the rows of this batch."""
-        return np.repeat(self.values_B, np.diff(batch.response_offsets)) * batch.loss_mask
+        values_B = self.values_B
+        if len(values_B) and (values_B == values_B[0]).all():
+            return batch.loss_mask * values_B[0]
+        return np.repeat(values_B, np.diff(batch.response_offsets)) * batch.loss_mask
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, which make pickling slow
 class Cut:
     """Some of the placed rows: what one call of the worker's method is about, as an optimizer step."""
 
@@ -44,7 +47,7 @@ class Cut:
     """Whether columns by token go to the controller."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, which make pickling slow
 class PlacedPart:
     """What a rank is sent in the place of a Batch. It answers with a list: what the method answers about each cut."""
 
@@ -103,9 +106,12 @@ class PlacedBatches:
         held = self._batches.get(part.key)
         if held is None:
             raise WorkerError(f"{part.key}: these rows were placed in another process than this, or are forgotten")
-        for name, column in part.columns.items():
-            held = _with(held, name, getattr(held.tokens, column) if isinstance(column, str) else column)
-        self._batches[part.key] = held
+        if part.columns:
+            columns = dict[str, Column | None]()
+            for name, column in part.columns.items():
+                same = isinstance(column, str)
+                columns[name] = columns.get(column, getattr(held.tokens, column)) if same else column
+            self._batches[part.key] = _with(held, **columns)
 
     def _take(self, key: str, cut: Cut) -> Batch:
         held = self._batches[key]
@@ -114,7 +120,7 @@ class PlacedBatches:
             return batch
         weights = cut.weights.by_token(batch) if isinstance(cut.weights, ByRow) else cut.weights
         share = np.float32(1 / max(cut.trained_tokens, 1))
-        return _with(_with(batch, "weights", weights), "shares", batch.loss_mask * share)
+        return _with(batch, weights=weights, shares=batch.loss_mask * share)
 
     def _keep(self, part: PlacedPart, cut: Cut, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
         if not isinstance(returns, tuple):
@@ -125,10 +131,10 @@ class PlacedBatches:
             by_token = how is Returns.PER_TOKEN
             name = next(names, None) if by_token else None
             if name is not None:
-                self._batches[part.key] = _with(self._batches[part.key], name, one)
+                self._batches[part.key] = _with(self._batches[part.key], **{name: one})
             kept.append(None if by_token and not cut.answers else one)
         return tuple(kept)
 
 
-def _with(batch: Batch, name: str, column: Column | None) -> Batch:
-    return replace(batch, tokens=replace(batch.tokens, **{name: column}))
+def _with(batch: Batch, **columns: Column | None) -> Batch:
+    return replace(batch, tokens=replace(batch.tokens, **columns))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.algorithms import make_algorithm
+from tandem.batching.balance import Pass
 from tandem.batching.packing import select_rows, token_shares
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
@@ -104,6 +105,26 @@ def test_columns_are_filled_here_and_there_in_the_order_of_the_batch(size: int) 
         for rank in range(size):
             seen = model(ranks, rank, "reference").seen[0]
             np.testing.assert_array_equal(seen.tokens.old_logprobs, expected(seen))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_rows_of_the_first_epoch_stand_together_on_the_ranks(size: int) -> None:
+    """Its optimizer steps are views there, later ones copies; answers are in the order of the batch."""
+    ranks, actor, _ = world(size)
+    batch = ragged_batch(LENGTHS)
+    first, second = [np.array([1, 3, 4, 7]), np.array([0, 2, 5, 6])], [np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])]
+    passes = [Pass(np.arange(8)), *(Pass(rows, 3.0) for rows in first + second)]
+    with Placed(batch, passes) as placed:
+        np.testing.assert_array_equal(actor.logprobs(placed.rows(fills=("old_logprobs",))).get(), expected(batch))
+        learned = actor.learn_steps(placed.steps([placed.cut(rows) for rows in first + second]), LOSS).get()
+    for rows, (_, column) in zip(first + second, learned, strict=True):
+        np.testing.assert_array_equal(column, expected(select_rows(batch, rows)))
+    for rank in range(size):
+        held, *cuts = model(ranks, rank).seen
+        for cut in cuts:
+            np.testing.assert_array_equal(cut.tokens.old_logprobs, expected(cut))
+        shared = [np.shares_memory(held.response_ids, cut.response_ids) for cut in cuts if len(cut)]
+        assert size == 1 or all(shared[:2])
 
 
 @pytest.mark.parametrize("by_row", [True, False])
