@@ -6,8 +6,8 @@ Run: python benchmarks/data_plane.py [--rounds N]
 
 A step of PPO in `--minibatches` optimizer steps: log-probs, reference log-probs and values of all rows come to the
 controller, advantages and returns go out, then each optimizer step trains actor and critic on its rows. The workers
-read every token that they are called about and compute nothing else. 1,024 trajectories: prompts of 40 to 512 tokens,
-responses lognormal with mean about 640, at most 2,048.
+read every token that they are called about and compute nothing else. 1,024 trajectories: 128 prompts of 40 to 512
+tokens, each answered eight times; responses lognormal with mean about 640, at most 2,048.
 
 placed   `tandem.controller.placed`: rows balanced over ranks and sent once; optimizer steps are cut there by index, all
          of a role's in one call
@@ -16,9 +16,10 @@ padded   int64 tensors padded to the longest prompt and response (prompts, respo
          position ids) and float32 columns of responses, in five calls (each trains all its optimizer steps), cut in
          four, as arguments of Ray actors that answer with float32 tensors
 
-Medians of wall-clock time, all in turn; then of each the CPU time of all processes above their idle one, which other
-work on the machine changes less. Before that, 64 local workers are started, the fork server included, in one
-torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with nobody, after a call.
+Medians of wall-clock time, all in turn; then, all in turn again, the CPU time of all processes above their idle one,
+which other work on the machine changes less. Before that, 64 local workers are started, the fork server included, in
+one torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with nobody, after a
+call.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from tandem.types import Batch, FloatArray, IntArray, StepMetrics, TokenColumns
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Calls, Dispatch, Mesh, Returns, register
 
-ROWS, WORKERS, MANY = 1024, 4, 64
+ROWS, SIBLINGS, WORKERS, MANY = 1024, 8, 4, 64
 MAX_PROMPT, MAX_RESPONSE = 512, 2048
 WARM_UP = 5
 LOSS: Any = None
@@ -64,22 +65,24 @@ LOSS: Any = None
 def lengths_of_a_step() -> tuple[IntArray, IntArray]:
     """Of prompts and of responses."""
     rng = np.random.default_rng(0)
-    prompts = rng.integers(40, MAX_PROMPT + 1, ROWS)
-    return prompts, np.clip(rng.lognormal(6.25, 0.7, ROWS), 1, MAX_RESPONSE).astype(np.int64)
+    prompts = rng.integers(40, MAX_PROMPT + 1, ROWS // SIBLINGS)
+    return prompts.repeat(SIBLINGS), np.clip(rng.lognormal(6.25, 0.7, ROWS), 1, MAX_RESPONSE).astype(np.int64)
 
 
 def make_batch(prompts: IntArray, responses: IntArray) -> Batch:
     rng, rows, tokens = np.random.default_rng(0), len(prompts), int(responses.sum())
+    groups = np.arange(rows, dtype=np.int32) // SIBLINGS
+    of_groups = [rng.integers(0, 150_000, length, dtype=np.int32) for length in prompts[::SIBLINGS]]
     return Batch(
-        prompt_ids=rng.integers(0, 150_000, prompts.sum(), dtype=np.int32),
+        prompt_ids=np.concatenate([of_groups[group] for group in groups]),
         prompt_offsets=np.r_[0, prompts.cumsum()],
         response_ids=rng.integers(0, 150_000, tokens, dtype=np.int32),
         response_offsets=np.r_[0, responses.cumsum()],
         loss_mask=np.ones(tokens, np.bool_),
         versions=np.zeros(tokens, np.int32),
-        groups=np.arange(rows, dtype=np.int32) // 8,
+        groups=groups,
         trajectories=np.arange(rows, dtype=np.int32),
-        prompts=np.arange(rows, dtype=np.int32),
+        prompts=groups,
         rewards=np.arange(rows, dtype=np.float32),
         scored=np.ones(rows, np.bool_),
         tokens=TokenColumns(rollout_logprobs=np.zeros(tokens, np.float32)),
@@ -291,22 +294,20 @@ def milliseconds(call: Callable[[], None]) -> float:
 def cpu_ms(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """CPU time of a call, of this process and all that it has started, Ray's own ones among them, less what all of them
     use in as long a time without a call. Clocks of processes tick each 10 ms, so that short calls are repeated more."""
-    used: dict[str, float] = {}
-    for name, call in calls.items():
+    repeats = {name: 1 if name == "padded" else 8 for name in calls}
+    used, took, idle, rested = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, 0.0), 0.0, 0.0
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start, before = time.perf_counter(), cpu_s()
+            for _ in range(repeats[name]):
+                call()
+            used[name] += cpu_s() - before
+            took[name] += time.perf_counter() - start
         start, before = time.perf_counter(), cpu_s()
-        repeats = rounds if name == "padded" else 8 * rounds
-        for _ in range(repeats):
-            call()
-        seconds, taken_s = time.perf_counter() - start, cpu_s() - before
-        used[name] = (taken_s - seconds * idle_share(seconds)) * 1e3 / repeats
-    return used
-
-
-def idle_share(seconds: float) -> float:
-    """CPU seconds a second of all these processes while nothing is called."""
-    before = cpu_s()
-    time.sleep(seconds)
-    return (cpu_s() - before) / seconds
+        time.sleep(1.0)
+        idle += cpu_s() - before
+        rested += time.perf_counter() - start
+    return {name: (used[name] - took[name] * idle / rested) * 1e3 / rounds / repeats[name] for name in calls}
 
 
 def cpu_s() -> float:
@@ -324,8 +325,8 @@ def memory(samples: int, tokens: int) -> dict[str, float]:
     config = TrainConfig.model_validate(
         {
             "model": {"path": Path("unused")},
-            "data": {"prompts_per_step": samples // 8},
-            "algorithm": {"type": "ppo", "group_size": 8, "minibatches": 4},
+            "data": {"prompts_per_step": samples // SIBLINGS},
+            "algorithm": {"type": "ppo", "group_size": SIBLINGS, "minibatches": 4},
             "generation": {"max_response_tokens": tokens},
             "trainer": {"run_dir": "unused", "steps": 1},
         }
