@@ -387,7 +387,7 @@ class TokenColumns(Generic[Array]):
     teacher_top_ids: Array | None = None
     """`[T, k]`: the tokens that the teacher finds the most probable, whichever was sampled."""
     teacher_top_logprobs: Array | None = None
-    """`[T, k]`: the teacher's log-probs of them."""
+    """`[T, k]`: the teacher's log-probs of them; minus infinity where it names one token less."""
     values: Array | None = None
     """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None

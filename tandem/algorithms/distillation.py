@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from tandem.algorithms.builtin.clip import ClipLoss
@@ -23,13 +24,15 @@ def top_k_reverse_kl(logprobs_SK: Tensor, teacher_logprobs_SK: Tensor) -> Tensor
 
     with p the student, which `logprobs_SK` are of, q the teacher, and K the teacher's likeliest tokens (TA-OPD,
     arXiv:2608.14728; without the rest the student may put its probability there). It is at most the KL over the whole
-    vocabulary, by the log-sum inequality, and is it where K is all tokens.
+    vocabulary, by the log-sum inequality, and is it where K is all tokens. Where `teacher_logprobs_SK` is minus
+    infinity, K has one token less.
     """
     log_p_SK, log_q_SK = logprobs_SK.double(), teacher_logprobs_SK.double()
-    p_SK = log_p_SK.exp()
+    in_k_SK = log_q_SK > -inf
+    p_SK = log_p_SK.exp() * in_k_SK
     rest_S = (1 - p_SK.sum(-1)).clamp(min=LEAST_REST)
     teacher_rest_S = (1 - log_q_SK.exp().sum(-1)).clamp(min=LEAST_REST)
-    kl_S = (p_SK * (log_p_SK - log_q_SK)).sum(-1) + rest_S * (rest_S / teacher_rest_S).log()
+    kl_S = (p_SK * (log_p_SK - log_q_SK.where(in_k_SK, 0))).sum(-1) + rest_S * (rest_S / teacher_rest_S).log()
     return kl_S.to(logprobs_SK.dtype)
 
 

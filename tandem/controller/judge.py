@@ -9,7 +9,6 @@ whose last attempt fails has the reward that the configuration says, or none.
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -21,7 +20,7 @@ from tandem.controller.reward_model import Rewards, without_functions
 from tandem.controller.roles import Rollout
 from tandem.data.chat import encode, render
 from tandem.errors import TandemError
-from tandem.http import post_json
+from tandem.http import RequestThreads, post_json
 from tandem.reward.judging import Rubric, Unreadable, make_parser
 from tandem.types import Group, Prompt, Score, Status, Trajectory
 from tandem.workers.rollout import RolloutRequest, RolloutSpec
@@ -92,8 +91,8 @@ class ServedJudge:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def replies(self, told: Sequence[str], seeds: Sequence[int], greedy: bool) -> list[str | JudgeFailed]:
-        with ThreadPoolExecutor(self._config.concurrency) as threads:
-            return list(threads.map(self._reply, told, seeds, [greedy] * len(told)))
+        threads = RequestThreads(self._config.concurrency, "judge")
+        return threads.map(lambda one: self._reply(*one, greedy), zip(told, seeds, strict=True))
 
     def _reply(self, text: str, seed: int, greedy: bool) -> str | JudgeFailed:
         generation = self._config.generation

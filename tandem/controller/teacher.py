@@ -7,10 +7,10 @@ vLLM's server and `tandem serve` answer so. Every request is tried again while t
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as Answer
 from itertools import chain
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from tandem.config.teacher import TeacherConfig
 from tandem.controller.groups import Future
 from tandem.controller.placed import PlacedRows
 from tandem.errors import TandemError, UserError
-from tandem.http import post_json
+from tandem.http import RequestThreads, post_json
 from tandem.types import Batch, FloatArray, IntArray
 
 _PROBED = 256
@@ -28,6 +28,18 @@ _PROBED = 256
 _PATIENCE_S = 0.05
 _UNFINISHED = "\ufffd"
 """What the text of a part of a letter has, which servers may show as more of the letter."""
+
+
+class Told(NamedTuple):
+    """What the server says of one token."""
+
+    logprob: float
+    text: str | None
+
+    @classmethod
+    def of(cls, entry: Any) -> "Told":
+        text = entry.get("decoded_token")
+        return cls(float(entry["logprob"]), None if text is None else str(text))
 
 
 class Scored(NamedTuple):
@@ -38,7 +50,7 @@ class Scored(NamedTuple):
     top_ids: IntArray
     """`[tokens, k]`"""
     top_logprobs: FloatArray
-    """`[tokens, k]`, falling."""
+    """`[tokens, k]`, falling; minus infinity of a token that the tokenizer does not have, whose id is 0 then."""
 
 
 class ServedTeacher:
@@ -63,7 +75,7 @@ class ServedTeacher:
         self._url = f"{config.url.rstrip('/')}/completions"
         key = os.environ.get(config.api_key_env)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="teacher")
+        self._threads = RequestThreads(config.concurrency, "teacher")
         self._check_tokens(tokenizer, max(longest, 2))
 
     def logprobs(self, batch: PlacedRows) -> Future[FloatArray]:
@@ -99,30 +111,33 @@ class ServedTeacher:
     def _wait_for(self, answers: Sequence["Answer[Scored]"]) -> None:
         """Raises what a request that failed raised; those that have not begun are then left out."""
         pending = set(answers)
-        while pending:
-            done, pending = wait(pending, timeout=_PATIENCE_S, return_when=FIRST_EXCEPTION)
-            failed = next((error for answer in done if (error := answer.exception())), None)
-            if failed is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
-                raise failed
-            self._watch(0.0)
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=_PATIENCE_S, return_when=FIRST_EXCEPTION)
+                for answer in done:
+                    answer.result()
+                self._watch(0.0)
+        finally:
+            for answer in pending:
+                answer.cancel()
 
     def _scored(self, ids: list[int], places: list[int], top_k: int) -> Scored:
         """What the teacher says of the tokens at these places, each the next one after those before it."""
         told = self._told(ids, top_k)
         scored = _empty(len(places), top_k)
         for number, place in enumerate(places):
-            found = {int(token): float(one["logprob"]) for token, one in told[place].items()}
-            likeliest = sorted(found, key=lambda token: -found[token])[:top_k]
-            if not all(map(isfinite, found.values())) or max(likeliest, default=0) >= self._vocabulary:
+            found = {token: one.logprob for token, one in told[place - 1].items()}
+            if not all(map(isfinite, found.values())):
                 raise TandemError(f"algorithm.teacher: {self._url} told of {ids[place]} after {place} tokens: {found}")
             scored.logprobs[number] = found[ids[place]]
-            scored.top_ids[number] = likeliest
-            scored.top_logprobs[number] = [found[token] for token in likeliest]
+            for rank, token in enumerate(sorted(found, key=lambda token: -found[token])[:top_k]):
+                known = 0 <= token < self._vocabulary
+                scored.top_ids[number, rank] = token if known else 0
+                scored.top_logprobs[number, rank] = found[token] if known else -inf
         return scored
 
-    def _told(self, ids: list[int], top_k: int) -> list[Any]:
-        """What the server says of each token, by token id; null of the first one."""
+    def _told(self, ids: list[int], top_k: int) -> list[dict[int, Told]]:
+        """What the server says of each token but the first one, by token id."""
         body = {"model": self._config.model, "prompt": ids, "max_tokens": 1, "temperature": 1, "prompt_logprobs": top_k}
         config = self._config
         try:
@@ -131,15 +146,15 @@ class ServedTeacher:
             )
         except TandemError as error:
             raise TandemError(f"algorithm.teacher: {error}") from None
-        told: list[Any] = []
         try:
-            told = answer["choices"][0]["prompt_logprobs"]
-            whole = len(told) == len(ids) and all(
-                len(one) >= max(top_k, 1) and str(token) in one for token, one in zip(ids[1:], told[1:], strict=True)
-            )
-        except (KeyError, IndexError, TypeError):
-            whole = False
-        if not whole:
+            told = [
+                {int(token): Told.of(one) for token, one in entry.items()}
+                for entry in answer["choices"][0]["prompt_logprobs"][1:]
+            ]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # it may be anything
+            told = []
+        whole = len(told) == len(ids) - 1
+        if not whole or not all(len(one) >= top_k and token in one for token, one in zip(ids[1:], told, strict=True)):
             raise TandemError(
                 f"algorithm.teacher: {self._url} does not tell prompt_logprobs: {top_k} of every token, as vLLM's "
                 "server and `tandem serve` do"
@@ -149,19 +164,19 @@ class ServedTeacher:
     def _check_tokens(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
         """Asks for the text of tokens from all of the vocabulary."""
 
-        def told_of(part: list[int]) -> list[Any]:
-            return self._told([ids[0], *part], self._top_k)[1:]
+        def told_of(part: list[int]) -> list[dict[int, Told]]:
+            return self._told([ids[0], *part], self._top_k)
 
         spread = np.linspace(0, self._vocabulary - 1, min(_PROBED, self._vocabulary)).astype(int)
         ids: list[int] = sorted({*spread.tolist(), *tokenizer.all_special_ids})
         untyped = cast(Any, tokenizer)  # what decode takes and gives is not known in full
         parts = [ids[start : start + longest - 1] for start in range(0, len(ids), longest - 1)]
         try:
-            told = list(self._threads.map(told_of, parts))
+            told = self._threads.map(told_of, parts)
         except TandemError as error:
             raise UserError(f"{error}. It was asked about tokens of the policy's tokenizer") from None
         for token, one in zip(ids, chain.from_iterable(told), strict=True):
-            theirs, ours = one[str(token)].get("decoded_token"), str(untyped.decode([token]))
+            theirs, ours = one[token].text, str(untyped.decode([token]))
             if theirs is None or (_UNFINISHED not in theirs + ours and theirs.strip() != ours.strip()):
                 mend = "give a teacher with the same tokenizer"
                 raise UserError(

@@ -128,6 +128,26 @@ def test_a_rest_that_float32_does_not_resolve_is_finite() -> None:
     assert kl.item() == pytest.approx(20.0, abs=1e-3) and sure.grad is not None and sure.grad.isfinite().all()
 
 
+def test_where_the_teacher_names_fewer_tokens_they_are_fewer() -> None:
+    case, k = Case(), 4
+    columns = case.columns("one chunk", k)
+    assert columns.teacher_top_logprobs is not None and columns.teacher_top_ids is not None
+    fewer = TokenColumns(**{name: getattr(columns, name) for name in columns.__slots__})
+    fewer.teacher_top_ids, fewer.teacher_top_logprobs = (
+        column[:, :-1] for column in (columns.teacher_top_ids, columns.teacher_top_logprobs)
+    )
+    columns.teacher_top_ids[:, -1], columns.teacher_top_logprobs[:, -1] = 0, -torch.inf
+    values: list[float] = []
+    gradients: list[list[Tensor]] = []
+    for given in (columns, fewer):
+        result = case.head(case.student, "one chunk").backward(case.hidden, case.targets, given, loss(k).loss)
+        values.append(sum(float(part) for part, _ in result.parts))
+        gradients.append(case.gradients())
+    assert values[0] == pytest.approx(values[1], abs=1e-7) and values[0] > 0.01
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
+
+
 def test_rewards_go_through_the_clipped_surrogate_beside_it() -> None:
     case, k = Case(), 4
     columns = case.columns("one chunk", k)

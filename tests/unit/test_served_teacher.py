@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from tandem.controller.teacher import ServedTeacher
 from tandem.errors import TandemError, UserError
 from tandem.jobs.serve import make_answerer
 from tandem.types import Batch, Demonstration
+from tests.conftest import ROOT
 from tests.endpoint import TOKEN, served
 
 ROWS = [("4821=", "1248"), ("97=", "79"), ("30=", "0"), ("5=", "15234")]
@@ -212,6 +216,8 @@ def test_a_server_that_is_down_ends_the_run_after_the_attempts(
         ({}, "does not tell prompt_logprobs: 2 of every token"),
         ({"prompt_logprobs": None}, "does not tell prompt_logprobs: 2 of every token"),
         ({"prompt_logprobs": [None, {"3": {"logprob": -1.0}}]}, "does not tell prompt_logprobs: 2 of every token"),
+        ({"prompt_logprobs": [None, *[{"3": -1.0, "4": -2.0}] * 23]}, "does not tell prompt_logprobs: 2 of every"),
+        ({"prompt_logprobs": [None, *[{"x": {"logprob": None}}] * 23]}, "does not tell prompt_logprobs: 2 of every"),
     ],
 )
 def test_a_server_that_cannot_tell_is_refused_at_the_start(
@@ -238,3 +244,61 @@ def test_other_tokens_other_models_and_more_tokens_than_it_tells_are_refused_at_
     swapped.decode = lambda ids, **_: "c" if ids == [70] else tokenizer.decode(ids)
     with pytest.raises(UserError, match=r"is not the policy's: token 70 is .* there and 'c' here"):
         made(url, swapped)
+
+
+def test_a_likely_token_that_the_tokenizer_does_not_have_is_none_of_the_likeliest(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """The rows of a padded vocabulary are no tokens, and a model may find them likely all the same."""
+    answer = vllm(tokenizer)
+
+    def padded(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        status, told = answer(body, number)
+        for one in told["choices"][0]["prompt_logprobs"][1:]:
+            one[str(len(tokenizer) + 2)] = {"logprob": -0.5, "decoded_token": ""}
+        return status, told
+
+    batch = batch_of(tokenizer)
+    with endpoint(padded) as (url, _), Placed(batch) as placed:
+        teacher = made(url, tokenizer, top_k=2)
+        ids_TK, top_TK = teacher.top_logprobs(placed.rows(fills=("teacher_top_ids", "teacher_top_logprobs"))).get()
+    assert (top_TK[batch.loss_mask] == [-np.inf, -1.0]).all()
+    assert not ids_TK[batch.loss_mask, 0].any() and set(ids_TK[batch.loss_mask, 1]) <= {3, 7}
+
+
+def test_a_program_that_is_interrupted_does_not_wait_for_the_server(sort4: Path) -> None:
+    """Neither for the requests that are under way, nor for those that wait for their turn."""
+    program = f"""
+import os, signal
+from transformers import AutoTokenizer
+from tandem.controller.placed import Placed
+from tests.unit.test_served_teacher import batch_of, made
+
+def interrupt(_):
+    raise KeyboardInterrupt
+
+tokenizer = AutoTokenizer.from_pretrained({str(sort4 / "model")!r})
+batch = batch_of(tokenizer)
+with Placed(batch) as placed:
+    made(os.environ["URL"], tokenizer, watch=interrupt, concurrency=2).logprobs(
+        placed.rows(fills=("teacher_logprobs",))
+    ).get()
+"""
+    tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
+    answer, over = vllm(tokenizer), threading.Event()
+
+    def never(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        if body["prompt"][0] != 0:
+            over.wait()
+        return answer(body, number)
+
+    with endpoint(never) as (url, asked):
+        try:
+            environment = {**os.environ, "URL": url, "PYTHONPATH": str(ROOT)}
+            ended = subprocess.run(
+                [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
+            )
+        finally:
+            over.set()
+        begun = sum(body["prompt"][0] != 0 for body in asked)
+    assert "KeyboardInterrupt" in ended.stderr and begun <= 2
