@@ -437,7 +437,7 @@ def _listening(hosts: list[str], port: int, patience_s: float) -> str:
     while True:
         for host in hosts:
             try:
-                socket.create_connection((host, port), timeout=_CONNECT_S).close()
+                socket.create_connection((host.strip("[]"), port), timeout=_CONNECT_S).close()
             except OSError as error:
                 reason = error
             else:

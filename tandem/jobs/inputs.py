@@ -57,7 +57,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     if not isinstance(config, SftConfig):
-        for key in ("teacher_path", "reward_model_path"):
+        for key in ("teacher_path", "reward_model_path") if isinstance(config, TrainConfig) else ("reward_model_path",):
             _catch(problems, _check_tokenizer, config.model, key, tokenizer)
         kinds = {key: dataset.kinds for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         data = {key: [prompt for prompt, _ in of_key] for key, of_key in kinds.items()}

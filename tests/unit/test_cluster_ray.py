@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from tandem.cluster.ray import RayCluster
+from tandem.cluster.ray import RayCluster, _listening
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
@@ -204,6 +205,12 @@ def test_the_cluster_that_tandem_starts_stays_on_loopback(tmp_path: Path) -> Non
     assert process.returncode == 0
     assert re.search(r"cluster.address or RAY_ADDRESS: no Ray at \S+:1 .*refused\); waiting\n", end)
     assert re.search(r"no Ray at \S+:1 .*refused\) for 0.1 s; `ray start --head --port=1` starts one there\n", end)
+
+
+@pytest.mark.parametrize(("host", "bound"), [("[::1]", "::1"), ("::1", "::1"), ("127.0.0.1", "127.0.0.1")])
+def test_an_address_of_either_kind_of_ip_is_waited_for(host: str, bound: str) -> None:
+    with socket.create_server((bound, 0), family=socket.AF_INET6 if ":" in bound else socket.AF_INET) as server:
+        assert _listening(["nowhere.invalid", host], server.getsockname()[1], 0) == host
 
 
 def listening(root: int) -> list[str]:

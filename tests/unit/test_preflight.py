@@ -126,6 +126,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.path={0}/sharded", ["{0}/sharded lacks its weights (model-00002-of-00002.safetensors)"]),
     ("train", "model.path={0}/wordless", ["model.path: {0}/wordless has no tokenizer; copy tokenizer.json"]),
     ("train", "model.path={0}/unstarted", ["model.path: {0}/unstarted is a run without a checkpoint"]),
+    ("train", "model.path={0}/failed", ["model.path: {0}/failed is a run without a checkpoint"]),
     ("train", "model.path={0}/run/checkpoints/step_000001/model", ["step_000001/model is gone: a run that goes on"]),
     ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
     ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),
@@ -341,6 +342,9 @@ def _write_models(place: Path, model: Path) -> None:
     index = {"weight_map": {"a": first, "b": second}}
     (place / "sharded" / f"{weights}.index.json").write_text(json.dumps(index))
     (place / "unstarted/checkpoints").mkdir(parents=True)
+    (place / "failed").mkdir()
+    for name in ("config.yaml", "environment.json"):
+        (place / "failed" / name).write_text("{}")
     described = json.loads((model / "config.json").read_text())
     others: dict[str, dict[str, Any]] = {
         "states": {"model_type": "mamba"},
@@ -440,6 +444,8 @@ def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None
     ]  # fmt: skip
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", with_everything), claims_run_dir=True) == []
     assert find_mistakes(load_config(EvalConfig, place / "train.yaml")) == []
+    trained_with = [f"model.critic_path={place}/nowhere", f"model.teacher_path={place}/nowhere"]
+    assert find_mistakes(load_config(EvalConfig, place / "train.yaml", trained_with)) == []
     assert find_mistakes(load_config(SftConfig, place / "sft.yaml"), claims_run_dir=True) == []
     assert find_mistakes(load_config(DpoConfig, place / "dpo.yaml"), claims_run_dir=True) == []
 

@@ -29,7 +29,9 @@ _PICTURE_CUT = (
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
     """What is wrong with each directory of the section `model`."""
-    for key in ("path", "critic_path", "teacher_path", "reward_model_path", "judge_path"):
+    # An evaluation has neither critic nor teacher, whatever its configuration has trained with.
+    trained_with = () if isinstance(config, EvalConfig) else ("critic_path", "teacher_path")
+    for key in ("path", *trained_with, "reward_model_path", "judge_path"):
         path = getattr(config.model, key, None)
         if path is not None:
             try:
@@ -116,7 +118,7 @@ def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
         yield "judge_path", model.judge_path, False
     if on_fsdp and has_critic(config):
         yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
-    if on_fsdp and model.teacher_path is not None:
+    if on_fsdp and model.teacher_path is not None and not isinstance(config, EvalConfig):
         yield "teacher_path", model.teacher_path, False
     if on_fsdp and model.reward_model_path is not None:
         yield "reward_model_path", model.reward_model_path, True
@@ -194,7 +196,7 @@ def text_config(path: Path) -> dict[str, Any]:
 
 def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
     if not (path / "config.json").is_file():
-        if (path / "checkpoints").is_dir():
+        if (path / "checkpoints").is_dir() or (path / "environment.json").is_file():
             yield "is a run without a checkpoint; wait for its first one, or give another directory"
         elif "checkpoints" in path.parts[-3:-1] and not path.exists():
             yield (
