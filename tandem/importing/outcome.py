@@ -20,6 +20,8 @@ class Source:
 
     method: str
     values: dict[str, Any]
+    notes: list[str] = field(default_factory=list[str])
+    """What is to be looked at, as the source is written."""
 
 
 @dataclass

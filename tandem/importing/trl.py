@@ -41,7 +41,7 @@ def convert(source: Source) -> Imported:
     """The configuration of ours, with what became of every argument. Raises UserError for a trainer without one."""
     if source.method not in COMMANDS:
         raise UserError(f"TRL's {source.method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
-    keys, made = Keys(source.values), Imported({})
+    keys, made = Keys(source.values), Imported({}, notes=list(source.notes))
     tree = made.tree
     tree["model"] = _model(keys, made)
     tree["data"] = {"train_files": [_rows_of(keys, made)]}

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.importing.outcome import Source, read_yaml
+from tandem.importing.on_import import first_act
+from tandem.importing.outcome import Source, listed, read_yaml
 from tandem.importing.shell import commands, flags_of, read_text
 
 METHODS = {
@@ -124,7 +125,7 @@ def _defaults(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | None:
     """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script."""
     names = dict(_defaults(module))
-    functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     values: dict[str, Any] = {}
     configured: str | None = None
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
@@ -135,25 +136,44 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
             configured = found
             values |= given
         elif name.endswith("Trainer") and found:
-            values |= _of_trainer(given, functions, path)
+            values |= _of_trainer(given)
         elif name == "LoraConfig":
             values |= {"use_peft": True} | {_LORA.get(key, key): value for key, value in given.items()}
         elif name == "load_dataset" and call.args:
             values["dataset_name"] = _value(call.args[0], names)
-    return Source(method or configured, values) if configured else None
+    if configured is None:
+        return None
+    source = Source(method or configured, values)
+    if "reward_funcs" in values:
+        values["reward_funcs"] = _rewards(values["reward_funcs"], functions, path, module, source.notes)
+    return source
 
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 
 
-def _of_trainer(given: dict[str, Any], functions: set[str], path: Path) -> dict[str, Any]:
+def _of_trainer(given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if isinstance(model := given.get("model"), str):
         found["model_name_or_path"] = model
     if (rewards := given.get("reward_funcs")) is not None:
-        named = [str(reward).strip("<>") for reward in (rewards if isinstance(rewards, list) else [rewards])]
-        found["reward_funcs"] = [f"{path}:{name}" if name in functions else name for name in named]
+        found["reward_funcs"] = [str(reward).strip("<>") for reward in listed(rewards)]
     return found
+
+
+def _rewards(named: list[str], functions: set[str], path: Path, module: ast.Module, notes: list[str]) -> list[str]:
+    """Functions of the script itself as `script.py:name`, unless an import of the script would do its work."""
+    own = [name for name in named if name in functions]
+    act = first_act(module)
+    if not own or act is None:
+        return [f"{path}:{name}" if name in own else name for name in named]
+    theirs = ", ".join(own)
+    notes.append(
+        f"reward.functions: {theirs} of {path}: to import the file runs its line {act.lineno}, "
+        f"{ast.unparse(act.func)}(…); move {theirs} into a file of its own, or put all that is not a definition below "
+        f'`if __name__ == "__main__":`; then write that file in the place of REWARDS.py'
+    )
+    return named
 
 
 def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:

@@ -40,13 +40,26 @@ model_id = "Qwen/Qwen3-4B"
 def longer(completions, **kwargs):
     return [len(c) for c in completions]
 
-parser.add_argument("--max-steps", type=int, default=12)
-parser.add_argument("--quiet", action="store_true")
-settings = GRPOConfig(output_dir="out", max_steps=args.max_steps, bf16=not args.quiet, epsilon=-1 + 1.3,
-                      model_init_kwargs={"dtype": torch.bfloat16}, disable_tqdm=args.quiet)
-GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(model_id), args=settings, reward_funcs=[longer, accuracy_reward],
-            train_dataset=load_dataset("trl-lib/tldr", split="train"), peft_config=LoraConfig(r=8))
+if __name__ == "__main__":
+    parser.add_argument("--max-steps", type=int, default=12)
+    parser.add_argument("--quiet", action="store_true")
+    settings = GRPOConfig(output_dir="out", max_steps=args.max_steps, bf16=not args.quiet, epsilon=-1 + 1.3,
+                          model_init_kwargs={"dtype": torch.bfloat16}, disable_tqdm=args.quiet)
+    GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(model_id), args=settings,
+                reward_funcs=[longer, accuracy_reward], train_dataset=load_dataset("trl-lib/tldr", split="train"),
+                peft_config=LoraConfig(r=8))
 """
+REWARD = """
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+"""
+AT_TOP = """
+training_args = GRPOConfig(output_dir="out", logging_steps=10)
+trainer = GRPOTrainer(model="Qwen/Qwen3-0.6B", reward_funcs=reward_len, args=training_args,
+                      train_dataset=load_dataset("trl-lib/tldr", split="train"))
+trainer.train()
+"""
+IN_MAIN = "def main():" + AT_TOP.replace("\n", "\n    ")
 
 
 def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
@@ -76,6 +89,45 @@ def test_a_python_script_is_read_without_running_it(tmp_path: Path) -> None:
     made = convert(read(path))
     assert made.tree["reward"]["functions"] == [f"{path}:longer", "trl.rewards:accuracy_reward"]
     assert [line for line in made.unsupported if line.startswith("epsilon=<-1 + 1.3>: only a run")]
+
+
+def test_a_script_that_trains_when_it_is_imported_gives_no_reward_function(
+    grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out, ran = tmp_path / "train.py", tmp_path / "ours.yaml", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w')\n{REWARD}{AT_TOP}")
+    assert main(["import", "trl", str(script), "--out", str(out)]) == 0
+    told = f"reward.functions: reward_len of {script}: to import the file runs its line 6, GRPOConfig(…); move"
+    assert told in capsys.readouterr().out and told in out.read_text()
+    ours, tree = yaml12.read(grpo_config.read_text()), yaml12.read(out.read_text())
+    assert tree["reward"] == {"functions": ["REWARDS.py:reward_len"]}
+    model, rows = ours["model"]["path"], ours["data"]["train_files"]
+    given = [f"model.path={model}", f"data.train_files={json.dumps(rows)}", f"trainer.run_dir={tmp_path / 'run'}"]
+    assert main(["train", str(out), *given, "--dry-run"]) == 2
+    assert "REWARDS.py" in capsys.readouterr().err and not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("rest", "line"),
+    [
+        (AT_TOP, 5),
+        (f"{IN_MAIN}\nmain()", 10),
+        (f"{IN_MAIN}\nif not main():\n    raise SystemExit", 10),
+        (f"{IN_MAIN}\nif __name__ == '__main__':\n    main()\nelse:\n    main()", 13),
+        (f"args = GRPOParser().parse_args()\n{IN_MAIN}", 4),
+        (f"rows = Dataset.from_dict({{}})\n{IN_MAIN}", 4),
+        (f"model = transformers.AutoModel.from_pretrained('m')\n{IN_MAIN}", 4),
+        (f"tokenizer = AutoTokenizer.from_pretrained('m')\nparser = ArgumentParser()\n{IN_MAIN}", None),
+        (f"{IN_MAIN}\nif __name__ == '__main__':\n    main()", None),
+        (f"{IN_MAIN}\nif '__main__' == __name__:\n    main()", None),
+    ],
+)
+def test_what_an_import_of_the_script_would_run(rest: str, line: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(REWARD + rest)
+    source = read(path)
+    assert source.values["reward_funcs"] == ["reward_len" if line else f"{path}:reward_len"]
+    assert [f"runs its line {line}, " in note for note in source.notes] == ([True] if line else [])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
