@@ -5,7 +5,8 @@ answers, never answers one by one. Every metric is a mean over prompts, of which
 the variance s^2 / P that is taken here as it is.
 """
 
-from math import pi, sqrt, tan
+from collections.abc import Callable
+from math import log, log1p, pi, sqrt, tan
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -37,16 +38,20 @@ def mean_interval(values_P: Values, bounds: Interval = UNBOUNDED) -> Interval | 
 
     Wilson's has the variance of the mean m fall towards the bounds, as m (1 - m) / n between 0 and 1; here n is as many
     independent 0 and 1 as would vary as the prompts do, P m (1 - m) / s^2. Both have a quantile of Student's: where few
-    prompts carry the variation, s says less than P - 1 degrees of freedom do.
+    prompts carry the variation, s says less than P - 1 degrees of freedom do. Verdicts, which are one bound or the
+    other, vary as their mean says: theirs is Clopper and Pearson's (1934) with mid-P (Lancaster 1961).
     """
     count = len(values_P)
     if count == 1:
         return None
-    mean, variance = float(values_P.mean()), float(values_P.var(ddof=1))
-    if np.ptp(values_P) < 1e-12:
-        return _without_variation(mean, count, bounds)
-    quantile = student(1 - _TAIL, _freedom(values_P))
     low, high = bounds
+    if ((values_P == low) | (values_P == high)).all():
+        shares = _of_verdicts(int((values_P == high).sum()), count)
+        return Interval(*(low + (high - low) * share for share in shares))
+    if np.ptp(values_P) < 1e-12:
+        return None
+    mean, variance = float(values_P.mean()), float(values_P.var(ddof=1))
+    quantile = student(1 - _TAIL, _freedom(values_P))
     if not np.isfinite(high - low):
         half = quantile * sqrt(variance / count)
         return Interval(mean - half, mean + half)
@@ -87,12 +92,27 @@ def _freedom(values_P: Values) -> float:
     return min(max(2 * count / spread, 2.0), count - 1) if spread > 0 else count - 1
 
 
-def _without_variation(mean: float, count: int, bounds: Interval) -> Interval | None:
-    """Clopper and Pearson's bound (1934) for 0 of `count`, between a bound and the other; None for another mean."""
-    share, (low, high) = 1 - _TAIL ** (1 / count), bounds
-    if np.isfinite(high - low):
-        if abs(mean - low) < 1e-9:
-            return Interval(low, low + share * (high - low))
-        if abs(mean - high) < 1e-9:
-            return Interval(high - share * (high - low), high)
-    return None
+def _of_verdicts(right: int, count: int) -> Interval:
+    """For the share of right ones: with the bounds, more or fewer than so many, or half the time as many, are found
+    with a chance of 2.5%."""
+    logs = np.log(np.arange(1, count + 1)).cumsum()
+    factorials = np.concatenate(([0.0], logs))
+    found = np.arange(right + 1)
+    ways = factorials[count] - factorials[found] - factorials[count - found]
+
+    def chance_of_fewer(share: float) -> float:
+        chances = np.exp(ways + found * log(share) + (count - found) * log1p(-share))
+        return float(chances[:-1].sum() + chances[-1] / 2)
+
+    low = _where(chance_of_fewer, 1 - _TAIL) if right else 0.0
+    high = _where(chance_of_fewer, _TAIL) if right < count else 1.0
+    return Interval(low, high)
+
+
+def _where(falling: Callable[[float], float], value: float) -> float:
+    """Where between 0 and 1 a function has a value."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > value else (low, middle)
+    return (low + high) / 2

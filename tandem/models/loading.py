@@ -252,6 +252,8 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_directory(path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"model: there is no {path}; give a Hugging Face model directory, a run's, or an id of the Hub")
     if not (path / "config.json").is_file():
         raise UserError(
             f"model: {path} is not a local Hugging Face model directory, for it holds no config.json "

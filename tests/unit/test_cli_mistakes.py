@@ -114,7 +114,8 @@ def test_what_is_seldom_meant_is_said(
     assert "note: data.prompts_per_step: 4, but data.train_files holds 3 rows" in printed
     if not torch.cuda.is_available():
         assert f"note: cluster.ranks: {2 * os.cpu_count()} processes compute on" in printed
-    assert main(["train", str(grpo_config), "--dry-run"]) == 0
+    assert "note: trainer.eval_every is not set: the rows to validate on are read, and never asked" in printed
+    assert main(["train", str(grpo_config), "trainer.eval_every=3", "--dry-run"]) == 0
     assert "note: " not in capsys.readouterr().out
 
 
@@ -141,7 +142,7 @@ def test_a_reward_model_that_cannot_judge_the_policy(
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save_pretrained(judge)
     for path, said in (
-        (tmp_path / "none", f"model.reward_model_path: {tmp_path}/none is not a local Hugging Face model directory"),
+        (tmp_path / "none", f"model.reward_model_path: {tmp_path}/none is not there"),
         (sort4 / "model", "is a language model, without a head that scores"),
         (language, "is a language model, without a head that scores"),
         (labels, f"the head of {labels} gives 2 numbers, not one score"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from itertools import combinations
@@ -86,6 +87,7 @@ DESIGNS: list[tuple[int, int, float, float, int]] = [
     (100, 4, 1, 3, 2),
     (200, 4, 9, 1, 2),
     (200, 1, 9, 1, 1),
+    (100, 1, 9, 1, 1),
     (200, 16, 19, 1, 1),
     (50, 4, 2, 2, 1),
     (30, 1, 2, 2, 1),
@@ -99,7 +101,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(design: tuple[int, int, f
     assert coverage(*design) == pytest.approx(0.95, abs=0.02)
 
 
-@pytest.mark.parametrize("design", [(30, 1, 9, 1, 1), (30, 4, 9, 1, 2), (100, 4, 9, 1, 4)])
+@pytest.mark.parametrize("design", [(60, 4, 9, 1, 2), (30, 4, 9, 1, 2), (100, 4, 9, 1, 4)])
 def test_of_few_failures_intervals_hold_the_truth_more_often_than_they_say(
     design: tuple[int, int, float, float, int],
 ) -> None:
@@ -127,7 +129,24 @@ def test_bounds_are_those_of_verdicts_and_of_signs_else_there_are_none() -> None
 
 def test_where_every_answer_is_right_there_may_still_be_wrong_ones() -> None:
     low, high = mean_interval(np.ones(100), UNIT) or UNBOUNDED
-    assert high == 1 and low**100 == pytest.approx(0.025)
+    assert high == 1 and low**100 / 2 == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(("right", "count"), [(255, 256), (256, 256), (20, 40), (1, 30), (0, 5)])
+def test_outside_the_interval_of_verdicts_so_many_right_ones_are_rare(right: int, count: int) -> None:
+    """More than were found, or fewer, and half the chance of as many: 2.5% at the bounds."""
+
+    def chance(found: int, share: float) -> float:
+        return math.comb(count, found) * share**found * (1 - share) ** (count - found)
+
+    low, high = mean_interval(np.array([1.0] * right + [0.0] * (count - right)), UNIT) or UNBOUNDED
+    assert (low == 0.0) == (right == 0) and (high == 1.0) == (right == count)
+    if right:
+        more = sum(chance(found, low) for found in range(right + 1, count + 1))
+        assert more + chance(right, low) / 2 == pytest.approx(0.025)
+    if right < count:
+        fewer = sum(chance(found, high) for found in range(right))
+        assert fewer + chance(right, high) / 2 == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("prompts", [2, 3, 5])

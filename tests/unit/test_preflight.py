@@ -120,7 +120,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "conversation={{environment: {{type: endpoint, command: no-program}}}}", ["no program 'no-program'"]),
     ("train", "trainer.checkpoint_url=s4://bucket", ["trainer.checkpoint_url: s4://bucket: ", "for s4://"]),
     # model
-    ("train", "model.path={0}/nowhere", ["model.path: {0}/nowhere is not a local Hugging Face model directory"]),
+    ("train", "model.path={0}/nowhere", ["model.path: {0}/nowhere is not there"]),
     ("train", "model.path={0}/weightless", ["model.path: {0}/weightless lacks its weights (model.safetensors)"]),
     ("train", "model.path={0}/truncated", ["model.path: {0}/truncated has weights that cannot be read", "copy"]),
     ("train", "model.path={0}/sharded", ["{0}/sharded lacks its weights (model-00002-of-00002.safetensors)"]),
@@ -134,7 +134,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
-    ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not a local"]),
+    ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not there"]),
     ("train", "model.teacher_path={0}/whole", ["grpo has no teacher; remove model.teacher_path"]),
     (
         "train",
@@ -165,9 +165,9 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     (
         "train",
         "algorithm.type=on_policy_distillation|model.teacher_path={0}/nowhere",
-        ["model.teacher_path: {0}/nowhere is not a local"],
+        ["model.teacher_path: {0}/nowhere is not there"],
     ),
-    ("train", "model.judge_path={0}/nowhere", ["model.judge_path: {0}/nowhere is not a local"]),
+    ("train", "model.judge_path={0}/nowhere", ["model.judge_path: {0}/nowhere is not there"]),
     ("train", "reward.judge={{most: 5}}", ["reward: judge: there is none; give its directory as model.judge_path"]),
     ("train", "reward.judge={{url: u, model: m, parser: '{0}/rewards.py:no'}}", ["reward.judge.parser", "no function"]),
     ("train", "reward.judge={{url: u, model: m, template: {0}/no.txt}}", ["reward.judge.template: {0}/no.txt cannot"]),

@@ -203,6 +203,11 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
                 "is gone: a run that goes on keeps its newest checkpoints (trainer.keep_last) and the best one; put it "
                 "back, or give another directory"
             )
+        elif not path.exists():
+            yield (
+                "is not there; give a Hugging Face model directory (`hf download NAME --local-dir DIR` makes one), a "
+                "run's, or an id of the Hub"
+            )
         else:
             yield (
                 "is not a local Hugging Face model directory, for it holds no config.json "
