@@ -1,7 +1,7 @@
 """What a launch script, a YAML file or a Python script of TRL sets, without running it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def read(path: Path, method: str | None = None) -> Source:
     if found is None:
         raise UserError(
             f"{path}: no trainer of TRL is started in it; give a script with `trl grpo …` or `accelerate launch "
-            "…/grpo.py …`, the YAML file of --config, or a Python script that makes a GRPOConfig (or another one)"
+            "…/grpo.py …`, the YAML file of --config, or a Python script that makes a GRPOConfig (or another one), "
+            "or a GRPOTrainer without args"
         )
     return found
 
@@ -123,32 +124,45 @@ def _defaults(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | None:
-    """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script."""
+    """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script.
+
+    None where nothing says what the trainer's configuration holds: it is parsed from a command line, for one.
+    """
     names = dict(_defaults(module))
     functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     values: dict[str, Any] = {}
     configured: str | None = None
+    with_defaults: str | None = None
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func).rpartition(".")[2]
         found = _method_of_name(name)
         given = {part.arg: _value(part.value, names) for part in call.keywords if part.arg}
-        if name.endswith("Config") and found and given:
+        if name.endswith("Config") and found and (given or not call.keywords):
             configured = found
             values |= given
         elif name.endswith("Trainer") and found:
+            given |= {key: _value(part, names) for key, part in zip(_FIRST[found], call.args, strict=False)}
+            whole_call = all(part.arg for part in call.keywords)  # none is `**arguments`
+            with_defaults = found if whole_call and given.get("args") is None else None
             values |= _of_trainer(given)
         elif name == "LoraConfig":
             values |= {"use_peft": True} | {_LORA.get(key, key): value for key, value in given.items()}
         elif name == "load_dataset" and call.args:
             values["dataset_name"] = _value(call.args[0], names)
-    if configured is None:
+    if configured is None and with_defaults is None:
         return None
-    source = Source(method or configured, values)
+    source = Source(method or configured or with_defaults or "", values)
     if "reward_funcs" in values:
         values["reward_funcs"] = _rewards(values["reward_funcs"], functions, path, module, source.notes)
     return source
 
 
+_FIRST: Mapping[str, Sequence[str]] = {
+    "sft": ("model", "args"), "reward": ("model", "args"), "orpo": ("model", "args"), "ppo": ("args",),
+    "dpo": ("model", "ref_model", "args"), "kto": ("model", "ref_model", "args"),
+    "grpo": ("model", "reward_funcs", "args"), "rloo": ("model", "reward_funcs", "args"), "online_dpo": ("model",),
+}  # fmt: skip
+"""Trainer -> its arguments that may stand without a name, as far as they tell something here."""
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 
 

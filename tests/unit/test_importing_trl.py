@@ -130,6 +130,43 @@ def test_what_an_import_of_the_script_would_run(rest: str, line: int | None, tmp
     assert [f"runs its line {line}, " in note for note in source.notes] == ([True] if line else [])
 
 
+@pytest.mark.parametrize(
+    ("call", "method", "expected"),
+    [
+        ("GRPOTrainer(model=MODEL, reward_funcs=accuracy_reward, train_dataset=rows)", "grpo", {"lr": 1e-6}),
+        ("RLOOTrainer(MODEL, accuracy_reward, train_dataset=rows)", "rloo", {"lr": 1e-6}),
+        ("SFTTrainer(model=MODEL, train_dataset=rows)", "sft", {"lr": 2e-5}),
+        ("trl.DPOTrainer(MODEL, None, None, train_dataset=rows)", "dpo", {"lr": 1e-6}),
+        ("KTOTrainer(model=MODEL, args=KTOConfig(), train_dataset=rows)", "kto", {"lr": 1e-6}),
+        ("RewardTrainer(model=MODEL, args=None, train_dataset=rows)", "reward", {"lr": 1e-4}),
+    ],
+)
+def test_a_trainer_without_arguments_has_those_of_its_configuration_class(
+    call: str, method: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"MODEL = 'Qwen/Qwen3-0.6B'\nrows = load_dataset('trl-lib/tldr', split='train')\n{call}.train()\n")
+    source = read(path)
+    made = convert(source)
+    assert source.method == method and made.tree["model"]["path"] == "Qwen/Qwen3-0.6B"
+    assert made.tree["training"]["optimizer"] == {**expected, "schedule": "linear"}
+    assert made.tree["data"]["train_files"] == ["hub:trl-lib/tldr[train]"] and made.tree["trainer"]["epochs"] == 3
+    assert made.tree.get("reward") == (
+        {"functions": ["trl.rewards:accuracy_reward"]} if method in ("grpo", "rloo") else None
+    )
+    assert made.unsupported == []
+
+
+@pytest.mark.parametrize("call", ["SFTTrainer(MODEL, args=args)", "SFTTrainer(MODEL, args)", "SFTTrainer(**given)"])
+def test_a_trainer_whose_arguments_nobody_knows_has_no_defaults(call: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"args = parser.parse_args_and_config()\n{call}.train()\n")
+    with pytest.raises(UserError, match="no trainer of TRL is started in it"):
+        read(path)
+    path.write_text(f"'''\npython train_sft.py --learning_rate 0.5\n'''\n{path.read_text()}")
+    assert read(path, "sft").values == {"learning_rate": 0.5}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
     source = Source(**PUBLISHED[name])
