@@ -44,7 +44,7 @@ def convert(source: Source) -> Imported:
     keys, made = Keys(source.values), Imported({}, notes=list(source.notes))
     tree = made.tree
     tree["model"] = _model(keys, made)
-    tree["data"] = {"train_files": [_rows_of(keys, made)]}
+    tree["data"] = _files(keys, made)
     {"grpo": _online, "rloo": _online, "ppo": _ppo}.get(source.method, _offline)(keys, source.method, made)
     checkpointing = keys.take("gradient_checkpointing", "training.activation_checkpointing", True)
     training: dict[str, Any] = {"activation_checkpointing": True} if checkpointing else {}
@@ -53,7 +53,7 @@ def convert(source: Source) -> Imported:
     tree |= {"cluster": {"ranks": ranks}} if ranks > 1 else {}
     tree["trainer"] = _trainer(keys, source.method, tree, made)
     tree |= _tracking(keys)
-    sort_the_rest(keys, made, WITHOUT_EFFECT, HARMLESS, COUNTERPARTS)
+    sort_the_rest(keys, made, {**WITHOUT_EFFECT, **_without_validation(keys)}, HARMLESS, COUNTERPARTS)
     return made
 
 
@@ -83,18 +83,42 @@ def _model(keys: Keys, made: Imported) -> dict[str, Any]:
     return model
 
 
-def _rows_of(keys: Keys, made: Imported) -> str:
-    """The data set's id on the Hub, or a stand-in for what a script loads by itself."""
+def _files(keys: Keys, made: Imported) -> dict[str, Any]:
+    """The data set's id on the Hub, or a stand-in for what a script loads; its test split if TRL evaluates."""
     name = keys.take("dataset_name", "data.train_files")
     configuration = keys.take("dataset_config", "data.train_files")
     split = keys.take("dataset_train_split", "data.train_files", "train")
-    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    files = {"train_files": [_rows_of(name, configuration, split, "data.train_files", "TRAIN.parquet", made)]}
+    if _evaluates(keys):
+        held_out = keys.take("dataset_test_split", "data.val_files", "test")
+        if other := keys.values.get("eval_dataset"):
+            name, held_out = str(other).strip("<>"), ""
+        files["val_files"] = [_rows_of(name, configuration, held_out, "data.val_files", "VAL.parquet", made)]
+    return files
+
+
+def _rows_of(name: Any, configuration: Any, split: Any, key: str, stand_in: str, made: Imported) -> str:
+    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and re.fullmatch(r"[\w.-]+", str(split)):
         return f"hub:{name}{f'/{configuration}' if configuration else ''}[{split}]"
+    what = f"{name}{f', split {split}' if split else ''}" if name else "what the script loads"
     made.notes.append(
-        f"data.train_files: put {name or 'what the script loads'} there, as parquet or JSON lines; columns of TRL are "
-        "read as they are"
+        f"{key}: put {what} in the place of {stand_in}, as parquet or JSON lines; columns of TRL are read as they are"
     )
-    return "TRAIN.parquet"
+    return stand_in
+
+
+def _evaluates(keys: Keys) -> bool:
+    """TRL does not, unless it is told to."""
+    return keys.values.get("eval_strategy") in ("steps", "epoch")
+
+
+def _without_validation(keys: Keys) -> dict[str, str]:
+    """Arguments of an evaluation that TRL never makes."""
+    strategy = keys.values.get("eval_strategy")
+    if strategy in (None, "no", False):
+        why = "TRL does not evaluate without eval_strategy: steps or epoch"
+        return dict.fromkeys(("eval_steps", "dataset_test_split", "eval_dataset", "num_generations_eval"), why)
+    return {"eval_steps": "eval_strategy is epoch"} if strategy == "epoch" else {}
 
 
 def _offline(keys: Keys, method: str, made: Imported) -> None:
@@ -242,8 +266,10 @@ def _generation(keys: Keys, made: Imported) -> dict[str, Any]:
         share = keys.take("vllm_gpu_memory_utilization", "generation.memory_share")
         put(generation, "memory_share", share, default=None)
         keys.take("vllm_enable_sleep_mode", "generation.sleep")
-    if samples := keys.take("num_generations_eval", "generation.eval.samples"):
+    if _evaluates(keys):
+        samples = keys.take("num_generations_eval", "generation.eval.samples", made.tree["algorithm"]["group_size"])
         generation["eval"] = {"samples": samples, "temperature": generation.get("temperature", 1.0)}
+        put(generation["eval"], "top_p", generation.get("top_p"), default=None)
     return generation
 
 
@@ -375,20 +401,32 @@ def _trainer(keys: Keys, method: str, tree: Mapping[str, Any], made: Imported) -
         trainer["epochs"] = max(1, ceil(epochs))
     if inner > 1:
         made.notes.append(f"steps: one of ours is a generation with {inner} optimizer steps, which TRL counts each")
-    for what, ours, default in (("save", "save_every", 500), ("eval", "eval_every", 0)):
-        strategy = keys.take(f"{what}_strategy", f"trainer.{ours}", "steps" if what == "save" else None)
-        every = keys.take(f"{what}_steps", f"trainer.{ours}", default)
-        if isinstance(every, float) and every < 1:
-            made.notes.append(f"{what}_steps={every}: a share of the run; give trainer.{ours}, a number of steps")
-            every = 0
-        if strategy in ("no", "epoch", False):
-            every = 0
-        if what == "eval" and every:
-            made.notes.append("trainer.eval_every validates on data.val_files; give them")
-        put(trainer, ours, ceil(every / inner), default=0)
+    strategy, every = keys.take("save_strategy", "trainer.save_every", "steps"), 0
+    if strategy not in ("no", "epoch", False):
+        every = _interval(keys, "save_steps", "trainer.save_every", 500, made)
+    put(trainer, "save_every", ceil(every / inner), default=0)
+    if _evaluates(keys):
+        put(trainer, "eval_every", ceil(_evaluation_interval(keys, made) / inner), default=0)
     put(trainer, "keep_last", keys.take("save_total_limit", "trainer.keep_last"), default=None)
     put(trainer, "seed", keys.take("seed", "trainer.seed"), default=None)
     return trainer
+
+
+def _evaluation_interval(keys: Keys, made: Imported) -> int:
+    """Optimizer steps between evaluations; 0 where it takes a run to tell."""
+    if keys.take("eval_strategy", "trainer.eval_every and data.val_files") == "steps":
+        return _interval(keys, "eval_steps", "trainer.eval_every", keys.values.get("logging_steps", 10), made)
+    made.notes.append("eval_strategy=epoch: give trainer.eval_every, the steps of an epoch of data.train_files")
+    return 0
+
+
+def _interval(keys: Keys, key: str, ours: str, default: Any, made: Imported) -> int:
+    """Optimizer steps; 0 where TRL was given a share of the run, or what only a run would tell."""
+    every = keys.take(key, ours, default)
+    if isinstance(every, int | float) and every >= 1:
+        return int(every)
+    made.notes.append(f"{key}={every}: no number of steps; give {ours}")
+    return 0
 
 
 def _tracking(keys: Keys) -> dict[str, Any]:

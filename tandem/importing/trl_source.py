@@ -130,7 +130,7 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
     """
     names = dict(_defaults(module))
     functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    values: dict[str, Any] = {}
+    values, loaded = dict[str, Any](), list[ast.Call]()
     configured: str | None = None
     with_defaults: str | None = None
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
@@ -141,14 +141,17 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
             configured = found
             values |= given
         elif name.endswith("Trainer") and found:
-            given |= {key: _value(part, names) for key, part in zip(_FIRST[found], call.args, strict=False)}
-            whole_call = all(part.arg for part in call.keywords)  # none is `**arguments`
-            with_defaults = found if whole_call and given.get("args") is None else None
-            values |= _of_trainer(given)
+            arguments = {part.arg: part.value for part in call.keywords}
+            arguments |= dict(zip(_FIRST[found], call.args, strict=False))
+            if None not in arguments and _value(arguments.get("args", _NONE), names) is None:
+                with_defaults = found
+            values |= _of_trainer(arguments, names)
         elif name == "LoraConfig":
             values |= {"use_peft": True} | {_LORA.get(key, key): value for key, value in given.items()}
         elif name == "load_dataset" and call.args:
-            values["dataset_name"] = _value(call.args[0], names)
+            loaded.append(call)
+    if loaded and "dataset_name" not in values:
+        values["dataset_name"] = _value(loaded[-1].args[0], names)
     if configured is None and with_defaults is None:
         return None
     source = Source(method or configured or with_defaults or "", values)
@@ -157,6 +160,7 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
     return source
 
 
+_NONE = ast.Constant(None)
 _FIRST: Mapping[str, Sequence[str]] = {
     "sft": ("model", "args"), "reward": ("model", "args"), "orpo": ("model", "args"), "ppo": ("args",),
     "dpo": ("model", "ref_model", "args"), "kto": ("model", "ref_model", "args"),
@@ -166,13 +170,41 @@ _FIRST: Mapping[str, Sequence[str]] = {
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 
 
-def _of_trainer(given: dict[str, Any]) -> dict[str, Any]:
+def _of_trainer(arguments: Mapping[str | None, ast.expr], names: dict[str, ast.expr]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if isinstance(model := given.get("model"), str):
+    if isinstance(model := _value(arguments.get("model", _NONE), names), str):
         found["model_name_or_path"] = model
-    if (rewards := given.get("reward_funcs")) is not None:
+    if (rewards := _value(arguments.get("reward_funcs", _NONE), names)) is not None:
         found["reward_funcs"] = [str(reward).strip("<>") for reward in listed(rewards)]
+    trained = _rows(arguments.get("train_dataset", _NONE), names)
+    if trained:
+        found |= {key: value for key, value in zip(_DATA, trained, strict=True) if value is not None}
+    held_out = arguments.get("eval_dataset", _NONE)
+    of_split = _rows(held_out, names)
+    if trained and of_split and trained[:2] == of_split[:2] and of_split[2] is not None:
+        found["dataset_test_split"] = of_split[2]
+    elif _value(held_out, names) is not None:
+        found["eval_dataset"] = f"<{ast.unparse(held_out)}>"
     return found
+
+
+_DATA = ("dataset_name", "dataset_config", "dataset_train_split")
+
+
+def _rows(node: ast.expr, names: dict[str, ast.expr]) -> tuple[Any, Any, Any] | None:
+    """Name, configuration and split of `load_dataset(…)`, `rows["train"]` or `rows.map(…)`; None: of something else."""
+    match node:
+        case ast.Name(id=name) if name in names:
+            return _rows(names[name], {key: value for key, value in names.items() if key != name})
+        case ast.Subscript(value=rows, slice=ast.Constant(value=str() as split)):
+            return (*found[:2], split) if (found := _rows(rows, names)) else None
+        case ast.Call(func=ast.Attribute(value=rows, attr="map" | "filter" | "shuffle" | "select")):
+            return _rows(rows, names)
+        case ast.Call(args=[first, *more]) if ast.unparse(node.func).endswith("load_dataset"):
+            given = {"name": more[0] if more else _NONE} | {part.arg: part.value for part in node.keywords}
+            return _value(first, names), _value(given["name"], names), _value(given.get("split", _NONE), names)
+        case _:
+            return None
 
 
 def _rewards(named: list[str], functions: set[str], path: Path, module: ast.Module, notes: list[str]) -> list[str]:

@@ -70,7 +70,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "dataset_test_split": ("test",),
     "load_in_*": (False,),
     "min_p": (None, 0, 0.0),
     "optim": ("adamw_torch", "adamw_torch_fused", "adamw"),
@@ -95,7 +94,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize",),
     "whiten_rewards": (False,),
     "stop_token": ("eos",),
-    "eval_strategy": ("no",),
+    "eval_strategy": ("no", False),
 }
 """Pattern of an argument -> values with which it does nothing that we do not do."""
 EIGHT_BITS = ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit")
@@ -103,6 +102,8 @@ EIGHT_BITS = ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit")
 COUNTERPARTS: Mapping[str, str] = {
     "push_to_hub": "nothing is uploaded while training; give the run directory to `hf upload`",
     "eval_strategy": "trainer.eval_every and data.val_files",
+    "eval_steps": "trainer.eval_every, with data.val_files",
+    "dataset_test_split": "data.val_files",
     "max_tool_calling_iterations": "conversation.max_turns beside conversation.environment",
     "min_p": "generation.top_p",
     "optim": "training.optimizer.type: adamw, adamw_8bit or muon",

@@ -83,8 +83,8 @@ def test_a_python_script_is_read_without_running_it(tmp_path: Path) -> None:
     assert values == {
         "output_dir": "out", "max_steps": 12, "bf16": "<not args.quiet>", "epsilon": "<-1 + 1.3>",
         "disable_tqdm": False, "model_init_kwargs": {"dtype": "bfloat16"}, "model_name_or_path": "Qwen/Qwen3-4B",
-        "dataset_name": "trl-lib/tldr", "reward_funcs": [f"{path}:longer", "accuracy_reward"], "use_peft": True,
-        "lora_r": 8,
+        "dataset_name": "trl-lib/tldr", "dataset_train_split": "train", "use_peft": True, "lora_r": 8,
+        "reward_funcs": [f"{path}:longer", "accuracy_reward"],
     }  # fmt: skip
     made = convert(read(path))
     assert made.tree["reward"]["functions"] == [f"{path}:longer", "trl.rewards:accuracy_reward"]
@@ -193,10 +193,12 @@ def test_it_passes_a_dry_run_once_it_has_files(name: str, sort4: Path, grpo_conf
         command, [f"{tmp_path}/pairs.jsonl"]
     )
     tree["model"] = {"path": ours["model"]["path"]}
-    tree["data"]["train_files"] = rows
+    for key in ("train_files", "val_files"):
+        if key in tree["data"]:
+            tree["data"][key] = rows
     for section in ("cluster", "tracking"):
         tree.pop(section, None)
-    tree["trainer"] = {**tree["trainer"], "run_dir": str(tmp_path / "run"), "eval_every": 0}
+    tree["trainer"] = {**tree["trainer"], "run_dir": str(tmp_path / "run")}
     if command == "train":
         tree["reward"] = ours["reward"]
         tree["generation"] = {"type": "native", "max_response_tokens": 16}
@@ -244,6 +246,74 @@ def test_what_cannot_be_taken_over_is_told() -> None:
     assert rloo["kl"] == {"place": "reward", "coefficient": 0.05, "estimator": "k1"} and rloo["group_size"] == 2
     ppo = _of("ppo", total_episodes=30_000, gradient_accumulation_steps=64, per_device_train_batch_size=1).tree
     assert ppo["trainer"]["steps"] == 469 and ppo["algorithm"]["epochs"] == 4
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo", "dpo", "kto"])
+@pytest.mark.parametrize(
+    ("given", "every"), [({"eval_strategy": "steps", "eval_steps": 6}, 6), ({"eval_strategy": "epoch"}, None)]
+)
+def test_what_trl_evaluates_is_written_and_passes_a_dry_run(
+    method: str, given: dict[str, Any], every: int | None, sort4: Path, grpo_config: Path, tmp_path: Path
+) -> None:
+    values = {"dataset_name": "trl-lib/tldr", "dataset_config": "c", "report_to": "none", "reward_funcs": "a.b"}
+    made = convert(Source(method, values | given))
+    tree, ours = made.tree, yaml12.read(grpo_config.read_text())
+    assert tree["data"]["val_files"] == ["hub:trl-lib/tldr/c[test]"] and tree["trainer"].get("eval_every") == every
+    assert any(note.startswith("eval_strategy=epoch: give trainer.eval_every") for note in made.notes) == (not every)
+    assert f"eval_strategy={given['eval_strategy']}: trainer.eval_every and data.val_files" in made.mapped
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
+    rows = {"grpo": ours["data"]["train_files"], "sft": [f"{sort4}/sft.jsonl"]}.get(method, [f"{tmp_path}/pairs.jsonl"])
+    tree["model"] = {"path": ours["model"]["path"]}
+    tree["data"] |= {"train_files": rows, "val_files": rows}
+    tree["trainer"]["run_dir"] = str(tmp_path / "run")
+    if method == "grpo":
+        assert tree["generation"]["eval"] == {"samples": 8, "temperature": 1.0}
+        tree["reward"], tree["data"]["max_prompt_tokens"] = ours["reward"], 32
+        tree["generation"]["max_response_tokens"] = 16
+    (tmp_path / "imported.yaml").write_text(yaml12.write(tree))
+    assert main([COMMANDS[method], str(tmp_path / "imported.yaml"), "--dry-run"]) == 0
+
+
+def test_trl_evaluates_only_where_it_is_told_to() -> None:
+    for strategy in ({}, {"eval_strategy": "no"}):
+        made = _of("sft", eval_steps=500, dataset_test_split="held", dataset_name="a/b", **strategy)
+        assert "val_files" not in made.tree["data"] and "eval_every" not in made.tree["trainer"]
+        assert "eval_steps=500: TRL does not evaluate without eval_strategy: steps or epoch" in made.without_effect
+        assert made.unsupported == []
+    made = _of("dpo", eval_strategy="steps", dataset_test_split="held", dataset_name="a/b")
+    assert made.tree["data"]["val_files"] == ["hub:a/b[held]"] and made.tree["trainer"]["eval_every"] == 10
+    made = _of("dpo", eval_strategy="steps", eval_steps=0.1, dataset_name="mine")
+    assert made.tree["data"]["val_files"] == ["VAL.parquet"] and "eval_every" not in made.tree["trainer"]
+    assert "eval_steps=0.1: no number of steps; give trainer.eval_every" in made.notes
+    assert any(note.startswith("data.val_files: put mine, split test in the place of VAL") for note in made.notes)
+    made = _of("grpo", eval_strategy="<args.eval>", eval_steps=5)
+    assert made.unsupported == [
+        "eval_strategy=<args.eval>: only a run of the script would tell; write its value in yourself",
+        "eval_steps=5: not taken over; write trainer.eval_every, with data.val_files",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "held_out", "expected"),
+    [
+        ("rows = load_dataset('a/b', 'c')", "rows['dev']", "hub:a/b/c[dev]"),
+        ("rows = {'train': load_dataset('a/b', split='train')}", "load_dataset('a/b', split='dev')", "VAL.parquet"),
+        ("rows = load_dataset('a/b')", "load_dataset('a/b', split='dev').map(f)", "hub:a/b[dev]"),
+        ("rows = load_dataset('a/b')", "load_dataset('b/b', split='dev')", "VAL.parquet"),
+        ("rows = load_dataset('a/b', split='train').train_test_split(0.1)", "rows['test']", "VAL.parquet"),
+    ],
+)
+def test_a_script_says_on_which_rows_it_evaluates(loaded: str, held_out: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"{loaded}\nSFTTrainer(model='M', args=SFTConfig(eval_strategy='steps', eval_steps=5), "
+        f"train_dataset=rows['train'], eval_dataset={held_out})\n"
+    )
+    made = convert(read(path))
+    assert made.tree["data"]["train_files"] == [f"hub:a/b{'/c' if 'c[' in expected else ''}[train]"]
+    assert made.tree["data"]["val_files"] == [expected] and made.tree["trainer"]["eval_every"] == 5
+    told = f"data.val_files: put {held_out} in the place of VAL.parquet"
+    assert any(note.startswith(told) for note in made.notes) == (expected == "VAL.parquet")
 
 
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"])
