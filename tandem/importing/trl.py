@@ -362,17 +362,22 @@ def _optimizer(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
     options = keys.take("lr_scheduler_kwargs", "training.optimizer.min_lr_ratio")
     if isinstance(options, dict) and "min_lr_rate" in options:
         optimizer["min_lr_ratio"] = options["min_lr_rate"]
-    warmup = keys.take("warmup_steps", "training.optimizer.warmup_steps", 0)
-    share = keys.take("warmup_ratio", "training.optimizer.warmup_steps", 0.0)
-    if isinstance(warmup, float) and 0 < warmup < 1:
-        warmup, share = 0, warmup
-    steps = whole(keys.values.get("max_steps"))
-    if share and steps > 0:
-        warmup = ceil(share * steps)
-    elif share:
-        made.notes.append(f"warm-up over {share:g} of the run: give training.optimizer.warmup_steps, a number of steps")
-    put(optimizer, "warmup_steps", whole(warmup), default=0)
+    put(optimizer, "warmup_steps", _warmup_steps(keys), default=0)
     return optimizer
+
+
+def _warmup_steps(keys: Keys) -> int:
+    """Optimizer steps. A number below 1 is a share of the run, which is not taken over where its length is unknown."""
+    steps = whole(keys.values.get("max_steps"))
+    given = (keys.values.get(key) for key in ("warmup_steps", "warmup_ratio"))
+    warmup = next((number for number in given if isinstance(number, int | float) and number), 0)
+    unknown = 0 < warmup < 1 and steps < 1
+    for key in ("warmup_steps", "warmup_ratio"):
+        if not (unknown and keys.values.get(key)):
+            keys.take(key, "training.optimizer.warmup_steps")
+    if unknown:
+        return 0
+    return ceil(warmup * steps) if warmup < 1 else int(warmup)
 
 
 def _eight_bits(keys: Keys, made: Imported) -> str:

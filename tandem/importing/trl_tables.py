@@ -104,6 +104,8 @@ COUNTERPARTS: Mapping[str, str] = {
     "eval_strategy": "trainer.eval_every and data.val_files",
     "eval_steps": "trainer.eval_every, with data.val_files",
     "dataset_test_split": "data.val_files",
+    "warmup_steps": "training.optimizer.warmup_steps, that share of the run's optimizer steps",
+    "warmup_ratio": "training.optimizer.warmup_steps, that share of the run's optimizer steps",
     "max_tool_calling_iterations": "conversation.max_turns beside conversation.environment",
     "min_p": "generation.top_p",
     "optim": "training.optimizer.type: adamw, adamw_8bit or muon",

@@ -316,6 +316,23 @@ def test_a_script_says_on_which_rows_it_evaluates(loaded: str, held_out: str, ex
     assert any(note.startswith(told) for note in made.notes) == (expected == "VAL.parquet")
 
 
+@pytest.mark.parametrize("given", [{"warmup_steps": 0.1}, {"warmup_ratio": 0.1}])
+def test_a_warm_up_over_a_share_of_the_run_is_steps_where_their_number_is_known(given: dict[str, Any]) -> None:
+    (key,) = given
+    made = _of("sft", **given)
+    assert "warmup_steps" not in made.tree["training"]["optimizer"] and made.mapped == []
+    assert made.unsupported == [
+        f"{key}=0.1: not taken over; write training.optimizer.warmup_steps, that share of the run's optimizer steps"
+    ]
+    assert _of("sft", **{"warmup_steps": 0, "warmup_ratio": 0.0} | given).unsupported == made.unsupported
+    made = _of("sft", **given, max_steps=25)
+    assert made.tree["training"]["optimizer"]["warmup_steps"] == 3 and made.unsupported == []
+    assert f"{key}=0.1: training.optimizer.warmup_steps" in made.mapped
+    for number in (7, 7.0):
+        made = _of("sft", warmup_steps=number, warmup_ratio=0.5)
+        assert made.tree["training"]["optimizer"]["warmup_steps"] == 7 and made.unsupported == []
+
+
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"])
 def test_moments_in_8_bits_are_taken_over_and_what_differs_is_told(name: str) -> None:
     made = _of("ppo", optim=name, learning_rate=2e-6, total_episodes=300)
