@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from tandem.config import yaml12
@@ -77,8 +78,12 @@ def sort_the_rest(
     without_effect: Mapping[str, str],
     harmless: Mapping[str, tuple[Any, ...]],
     counterparts: Mapping[str, str],
+    mends: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Every key is in one of the lists, with its value."""
+    """Every key is in one of the lists, with its value.
+
+    `mends` say what to do where the counterpart is no key of ours, also of a value that looks like `<x>`.
+    """
     for key, value in keys.values.items():
         shown = f"{key}={value}"
         reason = next((why for pattern, why in without_effect.items() if fnmatch(key, pattern)), None)
@@ -90,6 +95,8 @@ def sort_the_rest(
             made.without_effect.append(f"{shown}: not set")
         elif any(fnmatch(key, pattern) and value in values for pattern, values in harmless.items()):
             made.without_effect.append(f"{shown}: as here")
+        elif key in mends:
+            made.unsupported.append(f"{shown}: not taken over; {mends[key]}")
         elif _is_unknown(value):
             made.unsupported.append(f"{shown}: only a run of the script would tell; write its value in yourself")
         elif key in counterparts:

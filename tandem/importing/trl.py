@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.importing.outcome import Imported, Keys, Source, known, listed, put, sort_the_rest, whole
-from tandem.importing.trl_tables import COUNTERPARTS, EIGHT_BITS, HARMLESS, WITHOUT_EFFECT
+from tandem.importing.trl_tables import COUNTERPARTS, EIGHT_BITS, HARMLESS, MENDS, WITHOUT_EFFECT
 
 COMMANDS: Mapping[str, str] = {
     "sft": "sft", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "reward": "reward-model", "grpo": "train", "rloo": "train",
@@ -53,7 +53,8 @@ def convert(source: Source) -> Imported:
     tree |= {"cluster": {"ranks": ranks}} if ranks > 1 else {}
     tree["trainer"] = _trainer(keys, source.method, tree, made)
     tree |= _tracking(keys)
-    sort_the_rest(keys, made, {**WITHOUT_EFFECT, **_without_validation(keys)}, HARMLESS, COUNTERPARTS)
+    without_effect = {**WITHOUT_EFFECT, **_without_validation(keys)}
+    sort_the_rest(keys, made, without_effect, HARMLESS, COUNTERPARTS, MENDS)
     return made
 
 

@@ -19,13 +19,12 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "disable_tqdm": "progress is shown",
     "do_eval": "trainer.eval_every",
     "do_train": "it trains",
-    "eos_token": "the tokenizer's own",
     "eval_accumulation_steps": "validation is one call",
     "eval_on_start": "trainer.eval_every validates before the first step, too",
     "eval_packing": "rows are always packed",
     "fsdp*": "training.type: fsdp shards over all ranks",
     "gradient_checkpointing_kwargs": "training.activation_checkpointing is the one switch",
-    "hub_*": "nothing is uploaded while training",
+    "hub_*": "tandem push is what uploads",
     "ignore_bias_buffers": "gradients are summed without hooks",
     "include_*": "throughput is always measured",
     "launcher.*": "cluster and placement say where it runs",
@@ -100,7 +99,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 EIGHT_BITS = ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit")
 """Values of `optim` that are AdamW with moments of 8 bits."""
 COUNTERPARTS: Mapping[str, str] = {
-    "push_to_hub": "nothing is uploaded while training; give the run directory to `hf upload`",
     "eval_strategy": "trainer.eval_every and data.val_files",
     "eval_steps": "trainer.eval_every, with data.val_files",
     "dataset_test_split": "data.val_files",
@@ -115,3 +113,9 @@ COUNTERPARTS: Mapping[str, str] = {
     "lora_modules_to_save": "nothing: adapters alone learn",
 }
 """Argument -> what to write instead."""
+MENDS: Mapping[str, str] = {
+    "eos_token": "set it as eos_token in the model's tokenizer_config.json, and its id as eos_token_id in "
+    "generation_config.json: these say where an answer ends",
+    "push_to_hub": "run `tandem push RUN OWNER/NAME` afterwards: nothing is uploaded while training",
+}
+"""Argument -> what to do instead, where that is no key of a configuration."""

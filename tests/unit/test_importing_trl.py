@@ -333,6 +333,19 @@ def test_a_warm_up_over_a_share_of_the_run_is_steps_where_their_number_is_known(
         assert made.tree["training"]["optimizer"]["warmup_steps"] == 7 and made.unsupported == []
 
 
+@pytest.mark.parametrize("token", ["<|im_end|>", "<end_of_turn>", "</s>"])
+def test_the_end_of_answers_and_uploads_are_not_passed_over(token: str) -> None:
+    made = _of("sft", eos_token=token, push_to_hub=True, hub_model_id="me/mine")
+    assert made.unsupported == [
+        f"eos_token={token}: not taken over; set it as eos_token in the model's tokenizer_config.json, and its id as "
+        "eos_token_id in generation_config.json: these say where an answer ends",
+        "push_to_hub=True: not taken over; run `tandem push RUN OWNER/NAME` afterwards: nothing is uploaded while "
+        "training",
+    ]
+    assert made.without_effect[0] == "hub_model_id=me/mine: tandem push is what uploads"
+    assert _of("sft", eos_token=None, push_to_hub=False).unsupported == []
+
+
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"])
 def test_moments_in_8_bits_are_taken_over_and_what_differs_is_told(name: str) -> None:
     made = _of("ppo", optim=name, learning_rate=2e-6, total_episodes=300)
