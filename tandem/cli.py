@@ -231,6 +231,7 @@ def serve(
         raise UserError(f"tandem serve needs {error.name}: pip install -e '.[serve]' in a clone of Tandem") from None
     with closing(reserve(host, port)) as reserved:  # before the model is loaded, which takes its time
         secret = token()
+        print(f"{model}: loading torch and the model", file=sys.stderr, flush=True)  # for seconds
         from tandem.jobs.serve import run
 
         sessions = Sessions(session_limit) if capture else None
