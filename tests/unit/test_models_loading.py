@@ -50,6 +50,8 @@ def test_a_directory_without_tokenizer_or_model_is_refused(directory: Path, tmp_
     with pytest.raises(UserError, match=r"no usable tokenizer \(special tokens are all it knows\)"):
         load_tokenizer(ModelConfig(path=directory))
     with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_policy(ModelConfig(path=tmp_path))
+    with pytest.raises(UserError, match=r"there is no .*/nothing; give a Hugging Face model directory"):
         load_policy(ModelConfig(path=tmp_path / "nothing"))
 
 
