@@ -49,8 +49,9 @@ def test_a_weight_that_is_missing_is_named(directory: Path) -> None:
 def test_a_directory_without_tokenizer_or_model_is_refused(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no usable tokenizer \(special tokens are all it knows\)"):
         load_tokenizer(ModelConfig(path=directory))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no config\.json"):
-        load_policy(ModelConfig(path=tmp_path))
+        load_policy(ModelConfig(path=tmp_path / "empty"))
     with pytest.raises(UserError, match=r"there is no .*/nothing; give a Hugging Face model directory"):
         load_policy(ModelConfig(path=tmp_path / "nothing"))
 
