@@ -76,7 +76,7 @@ def with_server(server: Server, use: Callable[[Any], Awaitable[Any]], **config: 
     async def run() -> Any:
         async with serve(server.hold, "127.0.0.1", 0, process_request=server.answer_http) as listening:
             port = next(iter(listening.sockets)).getsockname()[1]
-            section = {"type": "openenv", "base_url": f"http://127.0.0.1:{port}/", "timeout_s": 0.5, **config}
+            section = {"type": "openenv", "base_url": f"http://127.0.0.1:{port}/", "timeout_s": 20, **config}
             environments = make_environments(ConversationConfig.model_validate({"environment": section}).environment)
             await environments.open()
             result = await use(environments)
@@ -138,7 +138,7 @@ def test_what_is_cut_short_before_any_reward_has_earned_nothing() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (None, "reset: the server said nothing for 0.5 s"),
+        (None, "reset: the server said nothing for 3 s"),
         ({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no such level"}}, "no such level"),
         ({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}}, "CAPACITY_REACHED: full"),
         (OSError(), "reset: the connection ended"),
@@ -146,7 +146,7 @@ def test_what_is_cut_short_before_any_reward_has_earned_nothing() -> None:
 )
 def test_a_server_that_errs_hangs_or_goes_is_a_failure_of_the_environment(said: Any, why: str) -> None:
     with pytest.raises(EnvironmentFailed, match=why):
-        play(Server(lambda message: said), {})
+        play(Server(lambda message: said), {}, timeout_s=3)
 
 
 def test_sessions_beyond_the_limit_wait_also_when_some_fail() -> None:
@@ -164,7 +164,7 @@ def test_sessions_beyond_the_limit_wait_also_when_some_fail() -> None:
         results = await asyncio.gather(*(one(seed % 4) for seed in range(16)), return_exceptions=True)
         assert sum(isinstance(result, EnvironmentFailed) for result in results) == 4
 
-    with_server(server, use, sessions_at_once=3, timeout_s=20)
+    with_server(server, use, sessions_at_once=3)
     assert 2 <= server.most <= 3
 
 
