@@ -1,4 +1,4 @@
-"""Ray: the processes of a pool are actors in a placement group. The only file that imports Ray.
+"""Ray: the processes of a pool are actors in a placement group. `ray_actor.py` is their side.
 
     controller --each group's arguments--> object store --fetched by its node, zero-copy--> actor --> WorkerHost.call
                <-------- Future <--------- object store <------------------ answer ------------------
@@ -9,49 +9,37 @@ controller's files is told of calls through them. A second thread of each actor 
 with it that the process is alive. All answers are taken in by `RayCluster.watch`.
 """
 
-import logging
 import os
 import secrets
-import socket
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from multiprocessing.connection import Connection, Pipe, wait
-from pickle import PickleBuffer
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from multiprocessing.connection import Pipe, wait
+from typing import Any, NoReturn, TypeVar
 
-import psutil
 import ray
-from ray import ObjectRef, cloudpickle
-from ray._private import ray_constants
-from ray._private.services import resolve_ip_for_localhost
+from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem.cluster.channel import CallRequest, Channel, CreateRequest, Server
+from tandem.cluster.channel import CallRequest, Channel, CreateRequest
 from tandem.cluster.events import Call, Events
 from tandem.cluster.process import keep_freed_memory
+from tandem.cluster.ray_actor import Actor, Ends, dumps, pack, put, unpack
+from tandem.cluster.ray_connection import connect
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import Future, Source
 from tandem.controller.pools import ResourcePool
-from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
-from tandem.signals import leave_stopping_to_the_controller
-from tandem.workers.host import Worker, WorkerHost
-from tandem.workers.registration import Arguments, Calls, Mesh
+from tandem.errors import TandemError, UserError, WorkerLost
+from tandem.workers.host import Worker
+from tandem.workers.registration import Calls, Mesh
 
 Spec = TypeVar("Spec")
-_COLLECTIVE_S = 7 * 86_400.0  # of torch.distributed; the cluster's own time-out ends a call that hangs, with all stacks
-_dumps = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
 _CPUS = 0.01  # that a process reserves: the pool says how many share a node, not Ray
-_OUT_OF_BAND_BYTES = 1 << 14  # smaller arrays are copied into the pickle
-_IN_A_MESSAGE_BYTES = 1 << 16
 _PATIENCE_S = 8.0  # for a process to tell its stacks, and for its workers to close
 _LISTENS_S = 60.0  # for a cluster at an address to take connections
-_CONNECT_S = 5.0  # for one connection
 _LOOK_S = 1.0  # between two looks at whether all processes are alive, while a call runs
 _POLL_S = 0.02  # between two looks at the sources, for which Ray cannot wait
 _FORWARDED = (
@@ -69,148 +57,6 @@ _FORWARDED = (
     "VLLM_",
 )
 """Environment variables whose names start so are the controller's in its processes, too."""
-_Packed = tuple[bytes, list[Any]]  # a pickle and its large buffers, which Ray passes without copying
-
-
-class _Ends(NamedTuple):
-    """The server's ends of a channel: descriptors of the controller's process."""
-
-    node: str
-    """Ray's, that the controller is on."""
-    process: int
-    secret: bytes
-    """What the file for answers begins with until an arena is made of it."""
-    answers: int
-    requests: int
-    incoming: int
-    outgoing: int
-
-
-def _pack(value: Any) -> _Packed:
-    buffers: list[PickleBuffer] = []
-
-    def keep_in_band(buffer: PickleBuffer) -> bool:
-        large = buffer.raw().nbytes >= _OUT_OF_BAND_BYTES
-        if large:
-            buffers.append(buffer)
-        return not large
-
-    return _dumps(value, buffer_callback=keep_in_band), buffers
-
-
-def _unpack(packed: _Packed, own: bool = True) -> Any:
-    """`own`: arrays are copied out of the object store, where they could only be read."""
-    data, buffers = packed
-    return cloudpickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers] if own else buffers)
-
-
-def _put(packed: _Packed) -> _Packed | ObjectRef:
-    """What carries it to actors: the object store, from where each of their nodes fetches it once; small, a message."""
-    data, buffers = packed
-    return packed if len(data) < _IN_A_MESSAGE_BYTES and not buffers else ray.put(packed)
-
-
-class _Process:
-    """What an actor is: a WorkerHost."""
-
-    def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
-        leave_stopping_to_the_controller()
-        keep_freed_memory()
-        self._server: Server | None = None
-        self._pool, self._rank, self._local_rank = pool, rank, local_rank
-        self._address = ray.util.get_node_ip_address()
-        self._steps = 0
-        """How often a call has got on, as from one optimizer step to the next."""
-        self._host = WorkerHost(rank, pool.size, self._address, goes_on=self._goes_on)
-        for name, addresses in psutil.net_if_addrs().items():  # gloo would go by what the host's name stands for
-            if any(address.address == self._address for address in addresses):
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-    def __repr__(self) -> str:  # Ray puts it before each line that the process prints
-        return f"{self._pool.name} rank {self._rank}"
-
-    def rendezvous(self) -> _Packed:
-        if len(self._pool.processes_on_nodes) == 1:
-            return _pack(f"file:///proc/{os.getpid()}/fd/{os.memfd_create('tandem')}")
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return _pack(f"tcp://{self._address}:{free.getsockname()[1]}")
-
-    def join(self, rendezvous: str) -> _Packed:
-        if self._pool.size > 1:
-            self._host.join(rendezvous, self._local_rank, _COLLECTIVE_S)
-        return _pack(f"pool {self._pool.name}, {self._host}")
-
-    def attach(self, ends: _Ends) -> _Packed:
-        """Whether this process is on the controller's node and has opened the ends: then `serve` comes next."""
-        if ray.get_runtime_context().get_node_id() != ends.node:
-            return _pack(False)
-        try:
-            answers = SharedFile(_opened(ends.process, ends.answers))
-            if os.pread(answers.descriptor, len(ends.secret), 0) != ends.secret:
-                return _pack(False)  # the number is that of another process here
-            requests = SharedFile(_opened(ends.process, ends.requests))
-            incoming = Connection(_opened(ends.process, ends.incoming, os.O_RDONLY), writable=False)
-            outgoing = Connection(_opened(ends.process, ends.outgoing, os.O_WRONLY), readable=False)
-        except OSError:
-            return _pack(False)
-        self._server = Server(incoming, outgoing, View(requests), Arena(answers, _dumps))
-        self._host.calls = incoming.fileno()
-        return _pack(True)
-
-    def serve(self) -> None:
-        """Do what comes over the channel until its end, which a failure is, too."""
-        assert self._server is not None
-        try:
-            self._server.serve(self._host)
-        finally:
-            self._server.close()
-
-    def create(self, name: str, packed: _Packed) -> _Packed | TandemError:
-        return self._guarded(name, lambda: self._host.create(name, *_unpack(packed)))
-
-    def perform(self, name: str, packed: _Packed) -> _Packed | TandemError:
-        def call() -> Any:
-            method, args, kwargs = _unpack(packed, own=False)
-            return self._host.call(name, method, Arguments(args, kwargs))
-
-        return self._guarded(name, call)
-
-    def _guarded(self, name: str, work: Callable[[], Any]) -> _Packed | TandemError:
-        """What `work` returns, or the error that it raised, for the controller to raise."""
-        try:
-            return _pack(work())
-        except TandemError as error:
-            return error
-        except Exception:  # noqa: BLE001  whatever it is
-            return WorkerError(f"{name}, {self._host}:\n{traceback.format_exc()}")
-
-    def close(self) -> None:
-        self._host.close()
-
-    def _goes_on(self) -> None:
-        self._steps += 1
-        if self._server is not None:
-            self._server.goes_on()
-
-    @ray.method(concurrency_group="watch")
-    def steps(self) -> int:
-        """How often a call has got on: a sign of life."""
-        return self._steps
-
-    @ray.method(concurrency_group="watch")
-    def stacks(self) -> str:
-        """The stacks of every thread but this."""
-        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
-        return "\n".join(f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident]))}" for ident in frames)
-
-
-_Actor: Any = ray.remote(concurrency_groups={"watch": 1})(_Process)  # pyright: ignore[reportCallIssue]
-
-
-def _opened(process: int, descriptor: int, how: int = os.O_RDWR) -> int:
-    """A descriptor of another process's file."""
-    return os.open(f"/proc/{process}/fd/{descriptor}", how | os.O_CLOEXEC)
 
 
 class _Pending(Call):
@@ -233,7 +79,7 @@ class RayRanks:
         environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TQDM_DISABLE": "1"}
         places = [(node, local) for node, count in enumerate(pool.processes_on_nodes) for local in range(count)]
         self._actors = [
-            _Actor.options(
+            Actor.options(
                 num_cpus=_CPUS,
                 num_gpus=gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
@@ -245,7 +91,7 @@ class RayRanks:
         self.channels: dict[int, Channel] = {}
         """By rank: those of the actors on the controller's node."""
         self._requests_file = SharedFile()
-        self._requests = Arena(self._requests_file, _dumps)
+        self._requests = Arena(self._requests_file, dumps)
         self.pending: list[dict[ObjectRef, _Pending]] = [{} for _ in self._actors]
         """The calls of each rank that has no channel; it does the first."""
         self._since = [0.0] * pool.size
@@ -264,13 +110,13 @@ class RayRanks:
     def _open_channels(self, limit_s: float) -> None:
         """To the actors on the controller's node, where they can open this process's files."""
         node = ray.get_runtime_context().get_node_id()
-        offered: dict[int, tuple[Channel, tuple[Any, ...], _Ends]] = {}
+        offered: dict[int, tuple[Channel, tuple[Any, ...], Ends]] = {}
         for rank in range(self.size):
             (incoming, theirs_out), (theirs_in, outgoing) = Pipe(duplex=False), Pipe(duplex=False)
             answers, secret = SharedFile(), secrets.token_bytes(32)
             os.pwrite(answers.descriptor, secret, 0)
             files = answers.descriptor, self._requests_file.descriptor
-            ends = _Ends(node, os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
+            ends = Ends(node, os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
             channel = Channel(rank, incoming, outgoing, self._requests, View(answers, writable=True))
             offered[rank] = channel, (theirs_in, theirs_out), ends
         arguments = {rank: (ends,) for rank, (_, _, ends) in offered.items()}
@@ -288,7 +134,7 @@ class RayRanks:
         call = _Pending(range(self.size), self._cluster.timeout_s)
         others = [rank for rank in range(self.size) if rank not in self.channels]
         if others:
-            self._call("create", dict.fromkeys(others, (name, ray.put(_pack((kind, spec))))), call=call)
+            self._call("create", dict.fromkeys(others, (name, ray.put(pack((kind, spec))))), call=call)
         self._request(call, name, CreateRequest(kind, spec), list(self.channels))
         return self._wait(call)[0]
 
@@ -301,7 +147,7 @@ class RayRanks:
             own = calls[ranks[0]]
             others = [rank for rank in ranks if rank not in self.channels]
             if others:
-                packed = _put(_pack((method, own.args, own.kwargs)))
+                packed = put(pack((method, own.args, own.kwargs)))
                 self._call("perform", dict.fromkeys(others, (name, packed)), call=call)
             near = [rank for rank in ranks if rank in self.channels]
             self._request(call, name, CallRequest(method, own.args, own.kwargs), near)
@@ -351,7 +197,7 @@ class RayRanks:
             raise WorkerLost(f"pool {self._pool.name}: {error}") from None
         if isinstance(answer, TandemError):
             raise answer
-        events.answered(call, rank, _unpack(answer))
+        events.answered(call, rank, unpack(answer))
 
     def receive_near(self, rank: int, events: Events) -> None:
         """As `receive`, over the rank's channel."""
@@ -411,47 +257,6 @@ class RayRanks:
             remove_placement_group(self._group)
 
 
-def _connect(address: str | None, patience_s: float) -> None:
-    """Connect this process to the Ray cluster at `address`, or start one here that only this machine reaches.
-
-    Where nothing listens at HOST:PORT, `ray.init` would try for minutes: this raises UserError after `patience_s`.
-    """
-    reached_by_others = address is not None
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        # Ray takes a loopback address for this machine's own, where a cluster that only this machine reaches isn't.
-        own = resolve_ip_for_localhost(host)
-        reached_by_others = _listening([host] if own == host else [own, host], int(port), patience_s) == own
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = reached_by_others
-    try:
-        ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR)
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _listening(hosts: list[str], port: int, patience_s: float) -> str:
-    """The first of `hosts` that takes a connection at `port`."""
-    begin = time.monotonic()
-    said = False
-    while True:
-        for host in hosts:
-            try:
-                socket.create_connection((host.strip("[]"), port), timeout=_CONNECT_S).close()
-            except OSError as error:
-                reason = error
-            else:
-                return host
-        tried = " or ".join(f"{host}:{port}" for host in hosts)
-        where = f"cluster.address or RAY_ADDRESS: no Ray at {tried} ({reason})"
-        if time.monotonic() - begin >= patience_s:
-            raise UserError(f"{where} for {patience_s:g} s; `ray start --head --port={port}` starts one there")
-        if not said:
-            print(f"{where}; waiting", flush=True)
-            said = True
-        time.sleep(min(_LOOK_S, patience_s))
-
-
 class RayCluster:
     """Pools on the Ray cluster at `address`, else at RAY_ADDRESS, else on one that is started on this machine.
 
@@ -467,7 +272,7 @@ class RayCluster:
         self._looked = time.monotonic()
         self._connected = not ray.is_initialized()
         if self._connected:
-            _connect(address or os.environ.get("RAY_ADDRESS"), min(_LISTENS_S, start_timeout_s))
+            connect(address or os.environ.get("RAY_ADDRESS"), min(_LISTENS_S, start_timeout_s))
 
     def spawn(self, pool: ResourcePool) -> RayRanks:
         """Waits up to `start_timeout_s` for nodes that hold the pool, such as one that replaces a lost one."""

@@ -43,7 +43,7 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "uvicorn": "serving/server.py",
     "megatron": "training/megatron/",
     "mbridge": "training/megatron/model.py",
-    "ray": "cluster/ray.py",
+    "ray": "cluster/ray",
     "mcp": ("rollout/tools/mcp_connection.py", "serving/search.py"),  # the client; the server
     "mcp_types": "rollout/tools/mcp",
     "httpx2": "rollout/tools/mcp_connection.py",

@@ -16,7 +16,8 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from tandem.cluster.ray import RayCluster, _listening
+from tandem.cluster.ray import RayCluster
+from tandem.cluster.ray_connection import first_listening
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
@@ -210,7 +211,7 @@ def test_the_cluster_that_tandem_starts_stays_on_loopback(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("host", "bound"), [("[::1]", "::1"), ("::1", "::1"), ("127.0.0.1", "127.0.0.1")])
 def test_an_address_of_either_kind_of_ip_is_waited_for(host: str, bound: str) -> None:
     with socket.create_server((bound, 0), family=socket.AF_INET6 if ":" in bound else socket.AF_INET) as server:
-        assert _listening(["nowhere.invalid", host], server.getsockname()[1], 0) == host
+        assert first_listening(["nowhere.invalid", host], server.getsockname()[1], 0) == host
 
 
 def listening(root: int) -> list[str]:
