@@ -61,7 +61,7 @@ from examples.letters import EOS, write_model
 from examples.one_tool import CALL_TAGS, CHAT_TEMPLATE
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.files import load_named
 from tandem.generation.base import EngineLimits
 from tandem.types import Completion, Prompt, Request, Status, Trajectory

@@ -20,7 +20,8 @@ import torch
 
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.data.dataset import RLHFDataset

@@ -78,7 +78,7 @@ def write_tokenizer(directory: Path) -> None:
 def measure(path: Path, tokenizer_directory: Path, cache: Path | None, workers: int | None) -> dict[str, float]:
     from transformers import AutoTokenizer
 
-    from tandem.config.tree import DataConfig
+    from tandem.config.data import DataConfig
     from tandem.data.dataset import RLHFDataset
     from tandem.data.sampler import Sampler
 

@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
 from tandem.types import Request, SamplingParams

@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine

@@ -26,10 +26,11 @@ from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, SftConfig, T
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Configuration
 
-Every key, from the typed tree in `tandem/config/tree.py`. A configuration file states what differs from the defaults;
-`section.key=value` on the command line overrides it. Relative paths start at the directory the command runs in, `~` is
-the home directory; `config.yaml` in a run directory holds whole paths, so that a run resumes from anywhere. What is
-passed on as it is (`engine_args`, `arguments`, `options`) stays as it is.
+Every key, from the typed sections in `tandem/config/`; `tree.py` puts them together. A configuration file states what
+differs from the defaults; `section.key=value` on the command line overrides it. Sizes carry their unit in the name.
+Relative paths start at the directory the command runs in, `~` is the home directory; `config.yaml` in a run directory
+holds whole paths, so that a run resumes from anywhere. What is passed on as it is (`engine_args`, `arguments`,
+`options`) stays as it is.
 
 Files and overrides are YAML 1.2: `1e-3` and `1e3` are numbers, `0o17` is 15 and `017` is 17, booleans are `true` and
 `false`. `yes`, `no`, `on` and `off` are text, which keys of kind `bool` understand all the same. The same key twice in

@@ -11,8 +11,8 @@ import torch
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.generation.native import NativeEngine
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine, make_engine

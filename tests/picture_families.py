@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from examples.tiles.task import CONTROL, TEMPLATE, make_config
-from tandem.config.tree import ImagesConfig
+from tandem.config.data import ImagesConfig
 from tandem.pictures.shown import ModelPictures
 from tandem.types import Demonstration, IntArray, Picture
 from tests.pictures import draw

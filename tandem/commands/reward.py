@@ -19,7 +19,7 @@ def reward_test(
 ) -> None:
     """Run a reward on right, wrong, changed and adversarial answers, and report what it gets wrong."""
     from tandem.config import yaml12
-    from tandem.config.tree import RewardConfig
+    from tandem.config.reward import RewardConfig
     from tandem.data.answered import read_answered
     from tandem.reward.bench import examine, report
     from tandem.reward.functions import check_functions

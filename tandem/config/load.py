@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.config import verl_keys, yaml12
+from tandem.config.base import Section
 from tandem.config.objects import with_objects_written
 from tandem.config.paths import CHECKPOINTS_IN_USE, HUB_PINS
 from tandem.config.sections import sections_at
-from tandem.config.tree import Section, Tree
+from tandem.config.tree import Tree
 from tandem.config.valid_part import valid_part
 from tandem.errors import UserError
 from tandem.hub import pins_in

@@ -13,15 +13,8 @@ from tandem.checkpoint.branch import CRITIC, POLICY, Branch
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.judging import JudgeConfig
-from tandem.config.tree import (
-    EvalConfig,
-    ModelConfig,
-    ModelsConfig,
-    RolloutConfig,
-    SftConfig,
-    TrainConfig,
-    pictures_directory,
-)
+from tandem.config.model import ModelConfig
+from tandem.config.tree import EvalConfig, ModelsConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.controller.judge import Judge, JudgeRewards, LocalJudge, ServedJudge
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role

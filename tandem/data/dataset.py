@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.config.data import DataConfig, SftDataConfig
 from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
 from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.forms import forms

@@ -3,8 +3,8 @@
 from itertools import islice
 from typing import Any
 
+from tandem.config.data import DataConfig, DataFilesConfig
 from tandem.config.sampler import EpochsSamplerConfig, OwnSamplerConfig, SolveRateSamplerConfig
-from tandem.config.tree import DataConfig, DataFilesConfig
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.learning_sampler import LearningSampler, load_sampler
 from tandem.data.sampler import MixtureSampler, Sampler

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import DataConfig
+from tandem.config.data import DataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.rows import BadRow, Row
 from tandem.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tandem.config.tree import SftDataConfig
+from tandem.config.data import SftDataConfig
 from tandem.data.cache import NotPackable
 from tandem.data.chat import Messages, encode, messages_of, render
 from tandem.data.dataset import Dataset, length_of

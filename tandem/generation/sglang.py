@@ -18,7 +18,7 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers import io_struct
 
 from tandem.config.generation import SglangGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import EngineError
 from tandem.types import Completion, Delta, FloatArray, IntArray, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Commit, Directory, Part

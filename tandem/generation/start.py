@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from tandem.config.data import ImagesConfig
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
-from tandem.config.tree import ImagesConfig, ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec

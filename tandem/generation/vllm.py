@@ -27,8 +27,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from tandem.config.data import ImagesConfig
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ImagesConfig, ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.models.sight import sight_of
 from tandem.models.tower import load_image_processor
 from tandem.pictures.layouts.patches import Patches

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from tandem.config.tree import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.errors import UserError
 from tandem.types import StepMetrics
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import pictures_of
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role

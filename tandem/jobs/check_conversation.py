@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.files import users_traceback
 from tandem.models.loading import stop_token_ids

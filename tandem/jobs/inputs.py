@@ -11,7 +11,8 @@ from tandem.algorithms import make_algorithm
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig, ToolsEnvironmentConfig
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
-from tandem.config.tree import EvalConfig, ModelConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
+from tandem.config.model import ModelConfig
+from tandem.config.tree import EvalConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.config.validation import ValSetConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, set_sizes

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from tandem.config.cluster import RayClusterConfig
 from tandem.config.load import load_config
-from tandem.config.tree import RayClusterConfig, TrainConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, ResourcePoolManager, Role
 from tandem.controller.reward_model import Rewards

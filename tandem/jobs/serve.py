@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import ImagesConfig, ServeConfig
+from tandem.config.data import ImagesConfig
+from tandem.config.tree import ServeConfig
 from tandem.data.chat import encode, render
 from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import ChatTemplateConfig
+from tandem.config.model import ChatTemplateConfig
 from tandem.errors import UserError
 
 _PROBE = "tandem"

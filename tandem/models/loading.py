@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, rename_source_key
 
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.models.chat_template import apply_section, take_text
 from tandem.models.classes import attention_of, class_of

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tandem.config.tree import LoraConfig
+from tandem.config.model import LoraConfig
 from tandem.errors import UserError
 from tandem.models.sight import in_tower
 from tandem.regions import Region, whole

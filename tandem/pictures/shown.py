@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.config.tree import ImagesConfig, VideosConfig
+from tandem.config.data import ImagesConfig, VideosConfig
 from tandem.errors import UserError
 from tandem.pictures.layouts.base import Standing
 from tandem.pictures.model import MODEL_TYPES, VIDEO_LAYOUTS, PictureFormat, model_type, picture_format, why_unseen

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.config.tree import VideosConfig
+from tandem.config.data import VideosConfig
 from tandem.pictures.layouts.videos import FRAMES, VideoLayout
 from tandem.pictures.prepare import BadPicture, Prepared, Preparer
 from tandem.pictures.sources import read_picture

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
+from tandem.config.cluster import RoleName
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
 from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
-from tandem.config.tree import DpoConfig, RewardModelConfig, RoleName, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory

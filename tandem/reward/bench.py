@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt, Score, Status, Trajectory
 

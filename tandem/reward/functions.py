@@ -21,7 +21,7 @@ from tandem.reward.rules import BUILT_IN, CHECKS
 from tandem.types import Message, Prompt, Score, Status, Trajectory
 
 if TYPE_CHECKING:  # workers import this module and need no pydantic
-    from tandem.config.tree import RewardConfig
+    from tandem.config.reward import RewardConfig
 
 _FORMS = "`path/to/file.py:function` or `package.module:function`"
 SIGNATURES = """

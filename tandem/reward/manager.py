@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError, for_terminal
 from tandem.reward.functions import Call, Kind, RewardFunction, check_functions, column_value
 from tandem.reward.rules import BUILT_IN

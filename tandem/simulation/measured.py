@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.config.generation import NativeGenerationConfig
+from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.load import load_config
-from tandem.config.tree import GenerationConfig, TrainConfig
+from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.simulation.decoding import Answers, Decoding
 from tandem.simulation.lengths import Drawn

@@ -15,8 +15,8 @@ from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedModel
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.activity import count
 from tandem.config.conversation import ConversationConfig
-from tandem.config.generation import EvalSamplingConfig, NativeGenerationConfig
-from tandem.config.tree import GenerationConfig, ImagesConfig, ModelConfig
+from tandem.config.data import ImagesConfig
+from tandem.config.generation import EvalSamplingConfig, GenerationConfig, NativeGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine

@@ -11,8 +11,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import TrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.models.loading import model_cost
 from tandem.training.base import TopTokens, TrainEngine
 from tandem.types import Batch, FloatArray, IntArray, MicroBatch, Outputs, StepMetrics, TokenLoss

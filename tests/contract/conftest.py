@@ -8,7 +8,7 @@ import torch
 from letters import letters, served_model
 
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replicas import ReplicatedEngine

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.vllm import VllmEngine
 from tandem.types import Completion, Delta
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.generation.native import NativeEngine
 from tandem.models.loading import load_model, load_policy
 from tandem.models.tower import PictureTower

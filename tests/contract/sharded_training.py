@@ -28,8 +28,8 @@ from transformers import (
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.regions import slices_in, whole
 from tandem.training import optimizer

@@ -17,7 +17,8 @@ import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from examples.sort4.task import VOCABULARY, build_tokenizer, write_rows
-from tandem.config.tree import ModelConfig, ServeConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import ServeConfig
 from tandem.jobs.serve import make_answerer
 from tests.conftest import ROOT
 from tests.endpoint import TOKEN, served

@@ -10,8 +10,8 @@ from test_generation import MIXED, ask, reference_logprobs
 from transformers import AutoModelForCausalLM
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.training.fsdp import FsdpEngine, make_engine
 from tests.saving import save

@@ -11,8 +11,8 @@ from tandem.batching.packing import to_batch, token_shares
 from tandem.cluster.local import LocalCluster
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import NativeGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.controller.assembly import connect
 from tandem.controller.placement import Placement
 from tandem.controller.pools import ResourcePoolManager, Role

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file as load_file_of
 from transformers import AutoModelForCausalLM
 
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.planning.memory import Engine, copied_for_checkpoint
 from tandem.planning.model_shape import read_shape

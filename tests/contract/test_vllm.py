@@ -22,7 +22,7 @@ from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine

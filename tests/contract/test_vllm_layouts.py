@@ -14,8 +14,8 @@ from tandem.batching.packing import to_batch, token_shares
 from tandem.cluster.local import LocalCluster
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine

@@ -18,9 +18,10 @@ from test_generation import ask, collect
 from examples.tiles.task import make_tokenizer
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.data import ImagesConfig
 from tandem.config.generation import VllmGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ImagesConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration

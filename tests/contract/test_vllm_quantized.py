@@ -12,7 +12,7 @@ from test_generation import MIXED, ask, reference_logprobs
 from transformers import PreTrainedModel
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine

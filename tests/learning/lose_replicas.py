@@ -31,7 +31,7 @@ from test_vllm import changed
 from transformers import PreTrainedModel
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.replica import Replica
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.cli import main
-from tandem.config.tree import TrainerConfig
+from tandem.config.trainer import TrainerConfig
 from tandem.jobs.best import BestValue
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ import yaml
 
 import tandem
 from tandem.cli import main
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.jobs.runs import find_runs
 from tandem.models.loading import load_policy, load_tokenizer
 from tandem.tracking.jsonl import read_metrics

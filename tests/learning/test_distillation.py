@@ -18,7 +18,8 @@ from tandem.batching.packing import to_batch
 from tandem.cli import main
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
-from tandem.config.tree import ModelConfig, ServeConfig, TrainConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import ServeConfig, TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
 from tandem.controller.learning import placed_step, update

@@ -16,8 +16,9 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.packing import split_groups, to_batch
 from tandem.cluster.inline import InlineCluster
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig, TrainConfig
+from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
 from tandem.controller.learning import placed_step, update

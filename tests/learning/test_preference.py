@@ -17,8 +17,9 @@ from tandem.algorithms.preference import LinearScoreLoss, PairBatch, preference_
 from tandem.batching.packing import micro_batches, pairs_to_batch, rated_to_batch
 from tandem.cli import main
 from tandem.config.algorithms import OptimizerConfig, PreferenceConfig
+from tandem.config.data import SftDataConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig, SftDataConfig
 from tandem.data.preference import PreferenceDataset, RatedDataset
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine

@@ -13,8 +13,8 @@ import transformers
 from transformers import Qwen2Config
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.training.base import TrainEngine
 
 OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)

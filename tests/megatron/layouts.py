@@ -24,8 +24,8 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.training.base import TrainEngine
 from tandem.training.megatron.degrees import check_degrees

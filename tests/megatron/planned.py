@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.planning.trace.step import FakeRun, Loss, micro_batch
 
 PROMPT, ANSWER, MICRO_BATCHES = 32, 256, 4

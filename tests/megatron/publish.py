@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.generation import start
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.types import Completion, Request, SamplingParams

@@ -17,8 +17,8 @@ from megatron.core import parallel_state
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.training.megatron.engine import MegatronEngine
 from tests.contract.test_training import Imitation
 from tests.megatron.layouts import batch

@@ -20,8 +20,8 @@ from transformers import Qwen3MoeConfig
 
 from tandem.batching.packing import micro_batches, select_rows
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.training.megatron.engine import MegatronEngine
 from tandem.types import Batch, FloatArray, IntArray

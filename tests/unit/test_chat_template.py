@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tandem.cli import main
-from tandem.config.tree import ChatTemplateConfig, ModelConfig, SftDataConfig
+from tandem.config.data import SftDataConfig
+from tandem.config.model import ChatTemplateConfig, ModelConfig
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
 from tandem.models.chat_template import changed, literal

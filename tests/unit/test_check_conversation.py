@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandem.config.conversation import ConversationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.jobs.check_conversation import conversation_problems
 from tandem.types import Prompt
 from tests.agents import tokenizer

@@ -17,7 +17,7 @@ from examples.letters import write_model
 from examples.one_tool import CALL_TAGS, CHAT_TEMPLATE
 from tandem.config.conversation import ConversationConfig
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.fake import FakeEngine
 from tandem.types import Branch, Prompt, Status, Trajectory
 from tandem.workers.host import WorkerContext

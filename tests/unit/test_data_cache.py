@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_tokenizer import char_tokenizer, verl_row, write_lines
 
-from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.config.data import DataConfig, SftDataConfig
 from tandem.data.cache import CODE, RowCache
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.packed import Packed

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_tokenizer import char_tokenizer, verl_row, write_lines
 
-from tandem.config.tree import DataConfig
+from tandem.config.data import DataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tests.conftest import ROOT

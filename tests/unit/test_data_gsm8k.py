@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_tokenizer import char_tokenizer, write_lines
 
-from tandem.config.tree import DataConfig
+from tandem.config.data import DataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.preprocess import CONVERTERS
 from tandem.data.preprocess.convert import convert as convert_by

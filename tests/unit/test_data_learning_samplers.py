@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from data_tokenizer import char_tokenizer
 
-from tandem.config.tree import DataConfig
+from tandem.config.data import DataConfig
 from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
 from tandem.data.own import OwnDataset

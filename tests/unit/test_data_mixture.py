@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from data_tokenizer import char_tokenizer, write_lines
 
+from tandem.config.data import DataConfig, SftDataConfig
 from tandem.config.mixture import whole_weights
-from tandem.config.tree import DataConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, sampler_of_epochs
 from tandem.data.preference import RatedDataset

@@ -15,7 +15,7 @@ import pytest
 from data_tokenizer import verl_row, write_lines
 from picture_rows import IMAGE_ID, TOKENIZER, animated, bomb, encoded, model_files, picture
 
-from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig
+from tandem.config.data import DataConfig, ImagesConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.preference import PreferenceDataset
 from tandem.data.rows import _may_hold_pictures, read_rows, without_pictures

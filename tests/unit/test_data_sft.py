@@ -9,7 +9,7 @@ from data_tokenizer import CHAT_TEMPLATE, char_tokenizer, write_lines
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tandem.config.tree import DataConfig, SftDataConfig
+from tandem.config.data import DataConfig, SftDataConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError

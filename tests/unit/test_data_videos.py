@@ -17,8 +17,8 @@ from picture_rows import IMAGE_ID, TOKENIZER, VIDEO_ID, encoded, model_files, pi
 
 from examples.one_tool import read_calls
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
+from tandem.config.data import DataConfig, ImagesConfig, SftDataConfig, VideosConfig
 from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
-from tandem.config.tree import DataConfig, ImagesConfig, SftDataConfig, VideosConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tandem.config.generation import VllmGenerationConfig
-from tandem.config.tree import LoraConfig, ModelConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm
 from tandem.generation.start import start_engine

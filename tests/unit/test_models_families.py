@@ -34,8 +34,8 @@ from transformers.models.auto.modeling_auto import (
 
 from tandem.algorithms.supervised import NextTokenLoss
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.generation.native import NativeEngine
 from tandem.models.attention import ATTENTION, HARMLESS

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.models.loading import fill, load_empty, load_model, load_policy, load_tokenizer, named_part
 

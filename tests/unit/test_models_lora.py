@@ -13,8 +13,8 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, PhimoeConfig, Qwen2Config, Qwen3MoeConfig
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import LoraConfig, ModelConfig
 from tandem.errors import UserError
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine, make_engine

@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
 from tandem.models.family_check import TOLERANCE, compare

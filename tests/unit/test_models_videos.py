@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
-from tandem.config.tree import ImagesConfig, VideosConfig
+from tandem.config.data import ImagesConfig, VideosConfig
 from tandem.generation.native import NativeEngine
 from tandem.models.tower import PictureTower
 from tandem.pictures.shown import ModelPictures

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.generation.native import NativeEngine
 from tandem.models.loading import load_policy
 from tandem.types import Request, SamplingParams

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tandem.cli import main
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.reward.bench import answers, examine, mutated
 from tandem.types import Prompt
 

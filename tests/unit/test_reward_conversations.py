@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.controller.reward_model import _ends_of_answers, without_functions
 from tandem.errors import RewardShareExceeded
 from tandem.reward.functions import load

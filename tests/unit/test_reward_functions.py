@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.config.tree import RewardConfig, RewardFunctionConfig
+from tandem.config.reward import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import SIGNATURES, Call, Kind, check_functions, execute, load
 from tandem.types import Prompt, Score, Status, Trajectory

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError
 from tandem.reward.manager import RewardManager, metrics
 from tandem.types import Group, Prompt, Score, Status, Trajectory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.tree import RewardConfig
+from tandem.config.reward import RewardConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
 from tandem.reward.rules.math import boxed, dapo, last_boxed

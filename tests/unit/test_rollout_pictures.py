@@ -20,7 +20,7 @@ from examples.one_tool import CALL_TAGS, read_calls
 from examples.tiles.look import TEMPLATE
 from examples.tiles.task import make_tokenizer
 from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfig
-from tandem.config.tree import ImagesConfig
+from tandem.config.data import ImagesConfig
 from tandem.errors import UserError
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.conversation import Conversations

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from tandem import activity
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.tree import ModelConfig
+from tandem.config.model import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.fake import FakeEngine
 from tandem.types import Prompt, Status, Trajectory

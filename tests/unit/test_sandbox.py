@@ -16,7 +16,7 @@ import pytest
 from sandbox_attacks import ATTACKS, FORGERIES, HONEST, TESTS
 from sandbox_solutions import RIGHT
 
-from tandem.config.tree import RewardConfig, RewardFunctionConfig
+from tandem.config.reward import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
 from tandem.reward.rules.code import extract_code, unit_tests

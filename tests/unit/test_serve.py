@@ -21,7 +21,8 @@ from openai.types import Completion, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from test_serving_text import bytes_tokenizer
 
-from tandem.config.tree import ModelConfig, ServeConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import ServeConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.fake import FakeEngine
 from tandem.jobs import serve as jobs_serve

@@ -20,8 +20,9 @@ from examples.one_tool import CALL_TAGS
 from examples.tiles.look import TEMPLATE
 from examples.tiles.task import draw_weights, write_model
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import ModelConfig, ServeConfig
+from tandem.config.tree import ServeConfig
 from tandem.jobs.serve import EngineAnswerer, make_answerer, make_server
 from tandem.rollout.agents import Access, AgentsWord
 from tandem.serving.server import reserve

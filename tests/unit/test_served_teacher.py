@@ -20,8 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from tandem.batching.packing import demonstrations_to_batch
+from tandem.config.model import ModelConfig
 from tandem.config.teacher import TeacherConfig
-from tandem.config.tree import ModelConfig, ServeConfig
+from tandem.config.tree import ServeConfig
 from tandem.controller.placed import Placed
 from tandem.controller.teacher import ServedTeacher
 from tandem.errors import TandemError, UserError

@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.judging import JudgeConfig
-from tandem.config.tree import EvalConfig, ModelConfig, RewardModelConfig, RolloutConfig, TrainConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.hub import fetch_weights
 from tandem.models.families import ENCODED_ALONE, PICTURES_ON_VLLM, refusal, sees_pictures
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.config.cluster import RoleName
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import RoleName, SftConfig
+from tandem.config.tree import SftConfig
 from tandem.errors import UserError
 from tandem.planning.memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape

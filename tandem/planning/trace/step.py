@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tandem.config.algorithms import OptimizerConfig, OptimizerType
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import LoraConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

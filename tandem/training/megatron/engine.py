@@ -26,8 +26,8 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from torch.utils.checkpoint import checkpoint
 
 from tandem.config.algorithms import OptimizerConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.storage import TensorFile
 from tandem.regions import Shard

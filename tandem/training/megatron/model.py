@@ -18,8 +18,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
+from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
-from tandem.config.tree import ModelConfig
 from tandem.errors import UserError
 from tandem.models.storage import read_safetensors
 from tandem.regions import Shard
