@@ -1,5 +1,6 @@
 """How long a model takes to score a step's rows, and to learn from them."""
 
+import math
 from dataclasses import dataclass
 
 from tandem.planning.hardware import Card
@@ -21,51 +22,60 @@ class Passes:
     workload: Workload
     constants: Constants = CONSTANTS
 
-    @property
-    def tokens(self) -> float:
-        """Of a step and replica; a prompt once for its siblings."""
-        workload = self.workload
-        a_row = workload.response_tokens + workload.prompt_tokens / workload.siblings
-        return workload.rows * a_row / self.layout.replicas
+    def tokens_of(self, rows: float) -> float:
+        """Tokens of the replica that has the most of these rows, which are whole; a prompt once for its siblings."""
+        return math.ceil(rows / self.layout.replicas) * self._row_share()
 
-    @property
-    def micro_batches(self) -> float:
-        """Of a step and replica."""
-        return max(1.0, self.tokens / max(self.workload.row_tokens, self.workload.micro_batch_tokens))
+    def _row_share(self) -> float:
+        return self.workload.response_tokens + self.workload.prompt_tokens / self.workload.siblings
+
+    def _micro_batches_of(self, tokens: float) -> float:
+        return max(1.0, tokens / max(self.workload.row_tokens, self.workload.micro_batch_tokens))
 
     def forward_s(self) -> float:
         """A pass without gradients over all rows."""
-        return (self.micro_batches + self.layout.pipeline - 1) * max(self._micro_batch_s(), self._gathering_s())
+        tokens = self.tokens_of(self.workload.rows)
+        micro_batches = self._micro_batches_of(tokens)
+        a_micro_batch = self._micro_batch_s(tokens / micro_batches)
+        return (micro_batches + self.layout.pipeline - 1) * max(a_micro_batch, self._gathering_s())
 
     def update_s(self) -> float:
         """All optimizer steps: forward and backward passes, and the sum of gradients over replicas."""
         steps = min(self.workload.optimizer_steps, max(1, self.workload.rows))
-        micro_batches = max(self.micro_batches, steps) + steps * (self.layout.pipeline - 1)
-        shrunk = min(1.0, self.micro_batches / steps)
+        tokens = self.tokens_of(self.workload.rows / steps)
+        micro_batches = self._micro_batches_of(tokens)
         forwards = 4 if self.workload.recompute else 3
-        computing = shrunk * forwards * self._micro_batch_s()
+        computing = forwards * self._micro_batch_s(tokens / micro_batches)
         # forward and backward passes gather the weights, the backward pass scatters float32 gradients
         moving = (2 + GRADIENT_BYTES / ITEM_BYTES) * self._gathering_s()
-        return self.workload.epochs * (micro_batches * max(computing, moving) + steps * self._exchange_s())
+        a_step = (micro_batches + self.layout.pipeline - 1) * max(computing, moving) + self._exchange_s()
+        return self.workload.epochs * steps * a_step
 
-    def _micro_batch_s(self) -> float:
-        """A forward pass of one micro-batch through one pipeline stage."""
+    def _micro_batch_s(self, tokens: float) -> float:
+        """A forward pass of one micro-batch of so many tokens through one pipeline stage."""
         shape, layout = self.shape, self.layout
-        tokens = self.tokens / self.micro_batches
         shared = layout.tensor * layout.context * layout.pipeline
         attention = shape.layers * (shape.attention.query + shape.heads * shape.head_dim) * self._row()
-        flops = tokens * (2 * shape.active_parameters + attention) + self._seeing_flops()
+        flops = tokens * (2 * shape.active_parameters + attention) + self._seeing_flops(tokens)
         computing = flops / shared / (self.card.flops_per_s * self.constants.matmul_share)
         launching = sum(shape.mixtures) / layout.pipeline * self.constants.mixture_pass_s
-        return max(computing, launching) + self._tensor_s(tokens) + self._expert_s(tokens)
+        return max(computing, launching) + self._tensor_s(tokens) + self._expert_s(tokens) + self._handing_on_s(tokens)
 
-    def _seeing_flops(self) -> float:
+    def _handing_on_s(self, tokens: float) -> float:
+        """What a stage makes, to the next one, which waits for it: of a tensor rank its part, between nodes if there
+        are several (Narayanan et al. 2021, arXiv:2104.04473, section 4.1)."""
+        layout = self.layout
+        if layout.pipeline == 1:
+            return 0.0
+        size = tokens / (layout.tensor * layout.context) * self.shape.hidden * ITEM_BYTES
+        return size / (self.card.peer_bytes_per_s if layout.gpus <= self.card.node else self.card.network_bytes_per_s)
+
+    def _seeing_flops(self, tokens: float) -> float:
         """Of a micro-batch's pictures, once for siblings. A tower that does not learn keeps what it made of them."""
         work, tower = self.workload, self.shape.tower
         if tower is None or not work.tower_learns:
             return 0.0
-        pictures = work.rows / work.siblings * work.picture_tokens / self.layout.replicas
-        return tower.flops(pictures / self.micro_batches)
+        return tower.flops(tokens / self._row_share() * work.picture_tokens / work.siblings)
 
     def _row(self) -> float:
         """The length of a token's row, on average over tokens."""
@@ -98,7 +108,8 @@ class Passes:
         return self._travel_s(ITEM_BYTES * self.shape.parameters, self.layout.gpus)
 
     def _exchange_s(self) -> float:
-        """Without FSDP, gradients are summed and new weights gathered over the ranks that hold the same ones."""
+        """Without FSDP, gradients are summed and new weights gathered over the ranks that hold the same ones. These are
+        neighbours, as in Megatron-Core: tensor ranks lie together, then replicas, then stages."""
         layout, shape = self.layout, self.shape
         if layout.sharded:
             return 0.0
@@ -108,7 +119,8 @@ class Passes:
         size = GRADIENT_BYTES + ITEM_BYTES
         copies = layout.gpus // degree
         expert_copies = max(1, layout.gpus // (layout.pipeline * max(layout.expert, layout.tensor)))
-        return self._travel_s(size * dense, copies, degree) + self._travel_s(size * routed, expert_copies, degree)
+        apart = max(layout.expert, layout.tensor)
+        return self._travel_s(size * dense, copies, layout.tensor) + self._travel_s(size * routed, expert_copies, apart)
 
     def _travel_s(self, size: float, ranks: int, stride: int = 1) -> float:
         """Seconds until each of `ranks` has `size` bytes of which all hold a share, inside nodes first, then between

@@ -34,7 +34,7 @@ class Constants:
     """A layer of experts in the forward pass of a micro-batch takes at least so long, however few tokens there are."""
     distant_s: float = 97e-6
     """Each doubling of tensor parallelism beyond a node adds to each of a layer's two sums."""
-    switch_s: float = 26.0
+    switch_s: float = 25.0
     """Between generation and training on the same devices: sleep, wake, and what no stage counts."""
     own_refit_bytes_per_s: float = 38e9
     """New weights into engines on the same devices."""

@@ -67,8 +67,45 @@ def test_a_prompt_passes_once_for_its_siblings() -> None:
     alone, shared = (
         Passes(plan_time.shape("L8"), CARDS["H100"], Layout(1), each) for each in (work, replace(work, siblings=8))
     )
-    assert alone.tokens == 64 * 1001
-    assert shared.tokens == 64 * 126
+    assert alone.tokens_of(64) == 64 * 1001
+    assert shared.tokens_of(64) == 64 * 126
+
+
+def test_rows_are_whole() -> None:
+    """Of 64 rows of an optimizer step one of twelve replicas has six: with eleven it would take as long."""
+    work = Workload(128, 1024, 1024, 0, optimizer_steps=2, micro_batch_tokens=1024)
+    still = replace(CARDS["H100"], network_gb_s=1e9, peers_gb_s=1e9)
+    times = {
+        gpus: Passes(plan_time.shape("L8"), still, Layout(gpus), work).update_s() for gpus in (8, 11, 12, 13, 64, 128)
+    }
+    assert times[11] == pytest.approx(times[12]) == pytest.approx(times[8] * 6 / 8)
+    assert times[13] == pytest.approx(times[8] * 5 / 8)
+    assert times[128] == pytest.approx(times[64]) == pytest.approx(times[8] / 8)
+
+
+def test_stages_hand_on_what_they_make() -> None:
+    """4,096 tokens of 4,096 numbers of two bytes to the next stage, of each of two tensor ranks half of them."""
+    shape = plan_time.shape("L8")
+    work = Workload(64, 4096, 4096, 0, micro_batch_tokens=4096)
+    slow = replace(CARDS["H100"], network_gb_s=1)
+    for tensor in (1, 2):
+        layout = Layout(16, tensor=tensor, pipeline=2)
+        fast = Passes(shape, replace(slow, network_gb_s=1e9), layout, work).forward_s()
+        micro_batches = 64 / layout.replicas + 1
+        message_s = 4096 * 4096 * 2 / tensor / 1e9
+        assert Passes(shape, slow, layout, work).forward_s() - fast == pytest.approx(micro_batches * message_s)
+    inside = Layout(8, pipeline=2)
+    assert Passes(shape, slow, inside, work).forward_s() == Passes(shape, CARDS["H100"], inside, work).forward_s()
+
+
+def test_replicas_of_a_stage_are_neighbours() -> None:
+    """Two stages on two nodes: each node holds one, and no gradient leaves it."""
+    shape, card = plan_time.shape("L8"), CARDS["H100"]
+    work = Workload(1, 1, 1, 0, micro_batch_tokens=1)
+    one, two = (Passes(shape, replace(card, network_gb_s=speed), Layout(16, pipeline=2), work) for speed in (50, 1))
+    assert two.update_s() - one.update_s() < 1e-3  # messages of one token
+    whole = Passes(shape, replace(card, network_gb_s=1), Layout(16), work)
+    assert whole.update_s() > two.update_s() + 1
 
 
 def test_sharded_weights_travel_while_others_compute() -> None:
