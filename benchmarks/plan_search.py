@@ -1,6 +1,6 @@
 """Placements that HybridFlow's authors found best, those that Tandem's search finds, and their findings one by one.
 
-    python benchmarks/plan_search.py [--layouts any]      (no GPU; half a minute)
+    python benchmarks/plan_search.py [--layouts any]      (no GPU; ten seconds)
 
 Theirs: arXiv:2409.19256: PPO of Llama models on nodes of eight A100 of 80 GB with 200 Gbit/s a node, 1,024 prompt and
 1,024 response tokens, 1,024 rows a step, eight updates (section 8.1). Generation is on the actor's GPUs (5.1). Its
