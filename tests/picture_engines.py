@@ -62,3 +62,17 @@ def generate(engine: NativeEngine, requests: Sequence[Request]) -> list[list[Com
         return await asyncio.gather(*(one(request) for request in requests))
 
     return asyncio.run(ask())
+
+
+def encoded_by(engine: FsdpEngine) -> list[int]:
+    """How many pictures its tower takes in each call from now on."""
+    assert engine._tower is not None
+    body, counts = engine._tower._body, list[int]()
+    encode = body.encode_pictures
+
+    def counted(pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        counts.append(len(pixels))
+        return encode(pixels)
+
+    body.encode_pictures = counted
+    return counts

@@ -156,7 +156,10 @@ class PictureTower:
         return [found[picture.content] for picture in pictures]
 
     def _compute(self, pictures: Sequence[Picture]) -> list[Features]:
-        layers: list[Tensor] = self._body.encode_pictures(self._pixels_of(pictures))
+        # Checkpointing of transformers asks for gradients of what layers take, a frozen tower's, too: what is kept of
+        # it would hang on the graph of the pass that has made it.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.learns):
+            layers: list[Tensor] = self._body.encode_pictures(self._pixels_of(pictures))
         counts = [picture.grid[0] * picture.grid[1] for picture in pictures]
         if len(layers[0]) != sum(counts):
             raise EngineError(

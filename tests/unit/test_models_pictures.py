@@ -26,7 +26,7 @@ from tandem.pictures.positions import places_of
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
-from tests.picture_engines import WeightedLogprobs, engine_of, generate, logprobs
+from tests.picture_engines import WeightedLogprobs, encoded_by, engine_of, generate, logprobs
 from tests.picture_families import FAMILIES, Rows, config_of, make_model, make_tokenizer
 
 
@@ -97,7 +97,10 @@ def test_packed_rows_have_the_log_probs_of_a_forward_pass_each(case: Case, token
     assert (logprobs(engine_of(case), case.batch, tokens) - wanted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"vision_tower": "frozen"}, {"activation_checkpointing": True}])
+FROZEN, CHECKPOINTED = {"vision_tower": "frozen"}, {"activation_checkpointing": True}
+
+
+@pytest.mark.parametrize("options", [{}, FROZEN, CHECKPOINTED, FROZEN | CHECKPOINTED], ids=str)
 def test_gradients_are_those_of_a_forward_pass_each(case: Case, options: dict[str, Any]) -> None:
     """Of the tower, too, where it learns."""
     batch = case.batch
@@ -120,6 +123,18 @@ def test_gradients_are_those_of_a_forward_pass_each(case: Case, options: dict[st
                 # A bias of all keys changes no softmax: what is there of its gradient is rounding alone.
                 least = 0.1 if name.endswith("k_proj.bias") and in_tower(name) else 1e-3
                 assert (parameter.grad - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp_min(least), name
+
+
+@pytest.mark.parametrize("options", [{}, FROZEN], ids=str)
+def test_a_picture_is_encoded_once_a_micro_batch_or_once_for_all(case: Case, options: dict[str, Any]) -> None:
+    """Whichever rows show it; what is kept for all passes is made alone, so that a resumed run makes the same."""
+    engine, batch = engine_of(case, **options), case.batch
+    counts, distinct = encoded_by(engine), {picture.key for row in case.rows for picture in row.pictures}
+    assert sum(len(row.pictures) for row in case.rows) > len(distinct) == len(batch.pictures)
+    for passes in (1, 2):
+        logprobs(engine, batch)
+        assert sum(counts) == len(distinct) * (1 if options else passes)
+    assert not options or set(counts) == {1}, "what is kept hangs on who was encoded with it"
 
 
 def test_what_is_saved_is_what_transformers_would_save(case: Case, tmp_path: Path) -> None:

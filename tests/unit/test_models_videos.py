@@ -22,7 +22,7 @@ from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import Video, VideoSource
 from tandem.types import Batch, Demonstration, IntArray, Picture, Request, SamplingParams, VideoStep
-from tests.picture_engines import WeightedLogprobs, engine_of, generate, logprobs
+from tests.picture_engines import WeightedLogprobs, encoded_by, engine_of, generate, logprobs
 from tests.picture_families import make_model, make_tokenizer
 
 FAMILIES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32}
@@ -175,6 +175,13 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_a_forward_pass_each(cas
             # A bias of all keys changes no softmax: what is there of its gradient is rounding alone.
             least = 0.1 if name.endswith("k_proj.bias") else 1e-3
             assert (ours[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp_min(least), name
+
+
+def test_frames_are_encoded_once_a_micro_batch_whenever_they_are_shown(case: Case) -> None:
+    engine, batch = engine_of(case), case.batch
+    counts, shown = encoded_by(engine), {picture.content for picture in batch.pictures}
+    logprobs(engine, batch)
+    assert sum(counts) == len(shown) < sum(len(row.pictures) for row in case.rows)
 
 
 def test_generated_tokens_and_log_probs(case: Case) -> None:
