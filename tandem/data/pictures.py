@@ -136,7 +136,7 @@ def _parts(message: dict[str, Any], placeholders: dict[str, str]) -> list[dict[s
     """The content of a message as parts: of text, and {"type": "image" or "video"} with their `source` where they have
     one of their own. Placeholders in what is said to the policy become such parts."""
     content = message["content"]
-    said = message["role"] not in ("system", "user", "tool")
+    said = message["role"] == "assistant"
     parts: list[dict[str, Any]] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
         if part["type"] != "text":

@@ -23,6 +23,11 @@ VIDEO_PART = "video"
 SOURCES = ("bytes", "image", "path", "image_url", "url")
 """Keys of a picture given as a dict, in the order in which they are looked at."""
 
+_PATH_LETTERS = 4096
+"""Longer paths than file systems have are base64."""
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"RIFF", b"GIF8", b"BM", b"II", b"MM")
+"""Of the files of the formats that are read."""
+
 
 def source_of(part: dict[str, Any]) -> Any:
     """What a dict says that its picture is; None where it says nothing."""
@@ -96,15 +101,19 @@ def _bytes_of_text(text: str, folder: Path) -> bytes:
     if (found := next(filter(_is_file, _places(path, folder)), None)) is not None:
         return read_source(found)
     _check_length(len(text) * 3 // 4, "the text")
+    looked = f"(looked in {folder} and {Path.cwd()})"
     try:
-        return _unbase64(text, "the text")
+        data = _unbase64(text, "the text")
     except BadPicture as error:
-        raise BadPicture(f"{text[:100]!r} is no base64 and no file (looked in {folder} and {Path.cwd()})") from error
+        raise BadPicture(f"{text[:100]!r} is no base64 and no file {looked}") from error
+    if len(text) < _PATH_LETTERS and not data.startswith(_BEGINNINGS):
+        raise BadPicture(f"{text[:100]!r} is no file {looked}, and in base64 no picture")
+    return data
 
 
 def _places(path: str, folder: Path) -> Iterator[Path]:
-    """Where a path may lead. Longer ones than file systems have are base64."""
-    if 0 < len(path) < 4096 and "\0" not in path and max(map(len, path.split("/"))) < 256:
+    """Where a path may lead."""
+    if 0 < len(path) < _PATH_LETTERS and "\0" not in path and max(map(len, path.split("/"))) < 256:
         yield folder / path
         yield Path.cwd() / path
 

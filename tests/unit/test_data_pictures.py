@@ -94,7 +94,7 @@ def test_every_way_to_give_a_picture_is_the_same_picture(tmp_path: Path) -> None
 def test_base64_about_as_long_as_a_path_may_be(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30) / ("longer" * 20)
     folder.mkdir(parents=True)
-    noise = np.random.default_rng(0).integers(0, 256, 9 * 3000, np.uint8).tobytes()
+    noise = PNG[:8] + np.random.default_rng(0).integers(0, 256, 9 * 3000, np.uint8).tobytes()
     for length in range(2950, 3070, 7):  # 3,936 to 4,092 letters, with a slash in every 64 of them
         text = base64.b64encode(noise[:length]).decode()
         assert read_picture(text, folder) == noise[:length]
@@ -110,10 +110,13 @@ def test_pictures_stand_in_the_order_of_their_placeholders(tmp_path: Path) -> No
     files = [encoded(picture(28, 28 * n, n)) for n in (1, 2, 3)]
     texts = [base64.b64encode(data).decode() for data in files]
     system = {"role": "system", "content": "See <image>"}
-    row = {"prompt": [system, user("<image><image>"), {**ANSWER, "content": "<image>"}, user("?")], "images": texts}
-    (prompt,) = load(tmp_path, write_lines(tmp_path / "rows.jsonl", [row]))
-    assert [p.grid for p in prompt.pictures] == [(1, 1), (1, 2), (1, 3)]
-    assert prompt.text.count("<|image_pad|>") == 3 and "<image>" in prompt.text, "an answer's text stays as it is"
+    rows = [
+        {"prompt": [first, user("<image><image>"), {**ANSWER, "content": "<image>"}, user("?")], "images": texts}
+        for first in (system, {**system, "role": "developer"})
+    ]
+    for prompt in load(tmp_path, write_lines(tmp_path / "rows.jsonl", rows)):
+        assert [p.grid for p in prompt.pictures] == [(1, 1), (1, 2), (1, 3)]
+        assert prompt.text.count("<|image_pad|>") == 3 and "<image>" in prompt.text, "an answer's text stays as it is"
 
 
 def test_rows_without_pictures_are_as_before(tmp_path: Path) -> None:
@@ -155,6 +158,13 @@ def test_a_bad_row_is_told(tmp_path: Path, row: dict[str, Any], reason: str) -> 
     (tmp_path / "a.png").write_bytes(PNG)
     told = refused(tmp_path, row)
     assert "rows.jsonl, row 1: " in told and reason in told
+
+
+def test_a_path_that_is_missing_is_told_even_where_base64_has_its_letters(tmp_path: Path) -> None:
+    told = refused(tmp_path, verl_row("<image>?", images=["train/img/0001"]))  # no length of base64
+    assert "'train/img/0001' is no base64 and no file" in told
+    told = refused(tmp_path, verl_row("<image>?", images=["images/train0001"]))
+    assert f"'images/train0001' is no file (looked in {tmp_path} and {Path.cwd()}), and in base64 no picture" in told
 
 
 def test_a_store_that_cannot_be_written_is_told_and_is_no_bad_row(tmp_path: Path) -> None:
