@@ -143,7 +143,7 @@ def test_a_session_goes_on_from_what_it_was_shown(url: str, answerer: EngineAnsw
                 answer = client.chat.completions.create(model="any", messages=messages, max_tokens=6)
                 more = user("and", shown(2 + number, 28, 28 + 28 * number))
                 messages += [answer.choices[0].message.model_dump(), more]
-            rewritten = [user(shown(9), "?"), *messages[1:-1]]
+            rewritten = [user(shown(9), "?"), *messages[1:-2]]  # its text, and how it goes on, are recorded
             client.chat.completions.create(model="any", messages=rewritten, max_tokens=6)
         lines = admin.get(f"/sessions/{key}/samples").json()["samples"]
     assert [len(line["pictures"]) for line in lines] == [3, 3]
