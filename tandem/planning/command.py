@@ -179,9 +179,10 @@ def _largest_causes(moment: Moment) -> str:
 def of_host(host: Host, per_node: int) -> str:
     """What a pool keeps in host memory."""
     processes = min(host.processes, per_node)
+    pictures = f", pictures {host.pictures / GIB:.1f}" if host.pictures else ""
     return (
         f"{host.pool}: {host.total / GIB:.1f} GiB of host memory a process beside the program: models that wait or are "
-        f"offloaded {host.models / GIB:.1f}, copies for checkpoints {host.copies / GIB:.1f}; "
+        f"offloaded {host.models / GIB:.1f}, copies for checkpoints {host.copies / GIB:.1f}{pictures}; "
         f"{processes * host.total / GIB:.1f} of {processes} on a node"
     )
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tandem.config.algorithms import OptimizerType
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.tower_memory import KEPT_FEATURES, TowerPass
+from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS, TowerPass
 
 Phase = Literal["forward", "backward", "step", "publish", "generation", "offloaded"]
 
@@ -221,6 +221,16 @@ def kept_on_host(engine: Engine) -> int:
         return whole // engine.shards if engine.cpu_offload or engine.optimizer_offload else 0
     masters = 4 if engine.cpu_offload or engine.item_bytes != 4 else 0
     return engine.moments + masters * learning if engine.cpu_offload or engine.optimizer_offload else 0
+
+
+def features_on_host(engine: Engine) -> int:
+    """Bytes of host memory that a frozen tower's features take while the model waits there."""
+    return _seen(engine).total
+
+
+def pixels_on_host(engine: Engine) -> int:
+    """Bytes of host memory that a tower keeps of pictures at all times."""
+    return KEPT_PIXELS if engine.tower else 0
 
 
 def copied_for_checkpoint(engine: Engine) -> int:

@@ -19,7 +19,17 @@ from tandem.errors import UserError
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory
 from tandem.planning.megatron_memory import MegatronEngine
-from tandem.planning.memory import Engine, Generation, Memory, Phase, copied_for_checkpoint, generation, kept_on_host
+from tandem.planning.memory import (
+    Engine,
+    Generation,
+    Memory,
+    Phase,
+    copied_for_checkpoint,
+    features_on_host,
+    generation,
+    kept_on_host,
+    pixels_on_host,
+)
 from tandem.planning.model_shape import ModelShape, read_shape
 
 CONTEXT_BYTES = 2**30
@@ -78,10 +88,12 @@ class Host:
     """What waits for its turn on the devices, at most, and what `cpu_offload` and `optimizer_offload` keep there."""
     copies: int
     """Of what learns, for checkpoints."""
+    pictures: int
+    """What vision towers take of the pictures that they saw last: a role's tower, and that of a native engine."""
 
     @property
     def total(self) -> int:
-        return self.models + self.copies
+        return self.models + self.copies + self.pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +139,16 @@ def _host(config: Planned, pool: _Pool) -> Host:
     if isinstance(config, TrainConfig) and config.algorithm.kl.refresh_steps and "reference" in pool.engines:
         copies += resident(pool.engines["reference"]).weights
     nodes = config.placement.pools.get(pool.name, [pool.ranks]) if isinstance(config, TrainConfig) else [pool.ranks]
-    return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies)
+    pixels = [pixels_on_host(engine) for engine in engines]
+    if pool.generates and isinstance(config, TrainConfig) and isinstance(config.generation, NativeGenerationConfig):
+        pixels.append(max(pixels, default=0))
+    return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies, sum(pixels))
 
 
 def _waiting(engine: AnyEngine) -> int:
     """Bytes of host memory that a model takes while others have the devices; Megatron-Core lets gradients go."""
     held = resident(engine)
-    return held.total - (held.gradients if isinstance(engine, MegatronEngine) else 0)
+    return held.total - held.gradients if isinstance(engine, MegatronEngine) else held.total + features_on_host(engine)
 
 
 def resident(engine: AnyEngine) -> Memory:

@@ -11,6 +11,8 @@ from tandem.planning.tower_shape import TowerShape
 
 KEPT_FEATURES = 2**28
 """`tandem/models/tower.py`: bytes of features that a frozen tower keeps for later passes, at most."""
+KEPT_PIXELS = 2**28
+"""The same file: bytes of host memory in which a tower keeps what it takes of pictures, at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,13 @@ from typer.testing import CliRunner
 
 from examples.tiles.task import make_config, make_tokenizer
 from tandem.cli import app
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
+from tandem.models.tower import _KEPT_BYTES
 from tandem.planning.memory import Engine, Memory, phases
 from tandem.planning.model_shape import shape_of
+from tandem.planning.roles import Host, hosts
+from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS
 from tandem.planning.tower_shape import TOWERS
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, Loss, fake_tower, make_engine, micro_batch, on_meta_device, trace
@@ -200,6 +205,23 @@ def test_the_command_reads_them_and_says_what_it_does_not_count(tmp_path: Path) 
     assert trained.exit_code == frozen.exit_code == 0
     assert "not counted" not in trained.output
     assert _seconds(trained.output) > _seconds(frozen.output), "a tower that learns sees pictures in every pass"
+
+
+def test_what_towers_keep_of_pictures_in_host_memory(tmp_path: Path) -> None:
+    """As many bytes as `tandem/models/tower.py` keeps: of each role's pixels, of the native engine's, of features."""
+    assert KEPT_PIXELS == KEPT_FEATURES == _KEPT_BYTES
+    AutoConfig.for_model(**config("qwen2_5_vl", depth=32)).save_pretrained(tmp_path)
+
+    def host(*overrides: str) -> Host:
+        given = [f"model.path={tmp_path}", "model.dtype=bfloat16", "cluster.ranks=2", *overrides]
+        (found,) = hosts(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given))
+        return found
+
+    shown, vllm = "data.images.max_image_tokens=900", "generation={type: vllm}"
+    frozen = "model.vision_tower=frozen"
+    assert (host().pictures, host(shown).pictures, host(shown, vllm).pictures) == (0, 3 * _KEPT_BYTES, 2 * _KEPT_BYTES)
+    assert host(shown).models - host().models == _KEPT_BYTES, "the reference's features"
+    assert host(shown, frozen).models - host(frozen).models == 2 * _KEPT_BYTES, "and the policy's"
 
 
 def _seconds(output: str) -> float:
