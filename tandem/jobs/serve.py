@@ -36,7 +36,7 @@ from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
 from tandem.serving.parameters import AnyParameters, ChatParameters
-from tandem.serving.pictures import refused, with_pictures
+from tandem.serving.pictures import RecentPictures, refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
 from tandem.signals import STOP
@@ -122,7 +122,7 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
         generation.type == "vllm" and model_type(model.path) in PICTURES_ON_VLLM
     )
     if pictures is not None and engines_see and sees_pictures(model.path):
-        seen = ModelPictures(model.path, ImagesConfig(), pictures)
+        seen = ModelPictures(model.path, ImagesConfig(), pictures, store=RecentPictures(pictures))
     if generation.type == "native":
         policy = load_policy(model)
         engine: GenerationEngine = NativeEngine(

@@ -30,13 +30,21 @@ _KNOWN = 2**16
 class ModelPictures:
     """Prepares pictures for one model, and puts their tokens among others.
 
-    `directory`: of the store, which is made when the first picture comes.
+    `directory`: of the store, which is made when the first picture comes. `store`: what keeps them there, if it keeps
+    not all.
     """
 
-    def __init__(self, model: Path, config: ImagesConfig, directory: Path, videos: VideosConfig | None = None):
+    def __init__(
+        self,
+        model: Path,
+        config: ImagesConfig,
+        directory: Path,
+        videos: VideosConfig | None = None,
+        store: PictureStore | None = None,
+    ):
         self._model, self._config, self._directory = model, config, directory
         self._videos = videos or VideosConfig()
-        self.store = PictureStore(directory)
+        self.store = store or PictureStore(directory)
         self._known: Recent[str, Picture] = Recent(_KNOWN)
 
     @cached_property

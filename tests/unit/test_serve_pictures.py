@@ -20,11 +20,14 @@ from examples.one_tool import CALL_TAGS
 from examples.tiles.look import TEMPLATE
 from examples.tiles.task import draw_weights, write_model
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
+from tandem.config.data import ImagesConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import ServeConfig
 from tandem.jobs.serve import EngineAnswerer, make_answerer, make_server
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.agents import Access, AgentsWord
+from tandem.serving.pictures import RecentPictures
 from tandem.serving.server import reserve
 from tandem.serving.sessions import Sessions
 from tandem.serving.training import AgentConversations, AgentLimits
@@ -129,6 +132,28 @@ def trainers_logprobs(answerer: EngineAnswerer, store: Path, sample: dict[str, A
     (outputs,) = engine.forward(micro_batches(demonstrations_to_batch([row]), [0], 1000))
     assert outputs.logprobs_S is not None
     return outputs.logprobs_S.numpy()
+
+
+def test_pictures_that_nobody_shows_any_more_are_removed(answerer: EngineAnswerer, tmp_path: Path) -> None:
+    """What was shown last stays; what has gone is stored again when it comes again."""
+    path = Path(answerer.tokenizer.name_or_path)
+    measured = ModelPictures(path, ImagesConfig(), tmp_path / "all")
+    urls = [shown(seed)["image_url"]["url"] for seed in range(4)]
+    keys = [picture.key for picture in measured.prepare(urls, tmp_path)]
+    sizes = [measured.store.path(key).stat().st_size for key in keys]
+    kept = RecentPictures(tmp_path / "kept", 2 * max(sizes))
+    pictures = ModelPictures(path, ImagesConfig(), tmp_path / "kept", store=kept)
+
+    def left(*numbers: int) -> set[int]:
+        for number in numbers:
+            pictures.prepare([urls[number]], tmp_path)
+        return {number for number, key in enumerate(keys) if kept.path(key).exists()}
+
+    assert left(0, 1) == {0, 1}
+    assert left(0, 2) == {0, 2}, "0 was shown again"
+    assert left(1) == {1, 2} and left(3, 3) == {1, 3}
+    assert left(0) == {0, 3} and (kept.read(keys[0]) == measured.store.read(keys[0])).all()
+    assert isinstance(answerer.pictures.store if answerer.pictures else None, RecentPictures)
 
 
 def test_a_session_goes_on_from_what_it_was_shown(url: str, answerer: EngineAnswerer) -> None:
