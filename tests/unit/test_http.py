@@ -1,6 +1,10 @@
 """What asks servers: the judge model and SandboxFusion, against a small server of the test's own."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +23,8 @@ from tandem.reward.rules.judge import judge
 from tandem.sandbox.base import Limits
 from tandem.sandbox.local import LocalSandbox
 from tandem.sandbox.remote import SandboxFusion
+from tests.conftest import ROOT
+from tests.endpoint import wait_until
 
 
 class Server(ThreadingHTTPServer):
@@ -178,3 +184,45 @@ def test_a_sandbox_that_fails_is_an_error_and_no_failed_test(server: Server) -> 
     server.answer = lambda path, body: (200, {"status": "SandboxError", "message": "no disk"}, {})
     with pytest.raises(TandemError, match=r"/run_code could not run a program: no disk"):
         unit_tests("mbpp", "x", ["assert 1"], sandbox_fusion_url=server.url)
+
+
+def test_a_program_that_is_interrupted_does_not_wait_for_its_judge(server: Server) -> None:
+    over = threading.Event()
+
+    def never(path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        over.wait(60)
+        return says("Score: 5")
+
+    server.answer = never
+    program = (
+        "import sys; from tandem.reward.rules.judge import judge; "
+        "judge(['2+2?'] * 4, ['4'] * 4, ['4'] * 4, url=sys.argv[1], model='m', concurrency=2)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, f"{server.url}/v1"]
+    started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(server.asked) == 2)
+        started.send_signal(signal.SIGINT)
+        _, printed = started.communicate(timeout=30)
+    finally:
+        over.set()
+        started.kill()
+    assert "KeyboardInterrupt" in printed and len(server.asked) == 2
+
+
+def test_the_first_answer_without_a_score_ends_the_call(server: Server) -> None:
+    """The judge's other replies are not waited for."""
+    over = threading.Event()
+
+    def answer(path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        if "\nslow\n" in body["messages"][0]["content"]:
+            over.wait(60)
+        return says("I cannot say.")
+
+    server.answer = answer
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="the judge gave no score"):
+        ask(server, "four", "slow")
+    over.set()
+    assert time.monotonic() - start < 30

@@ -4,12 +4,11 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from tandem.http import post_json
+from tandem.http import RequestThreads, post_json
 from tandem.reward.judging import Unreadable, number_in, tag_around, text_of
 
 INSTRUCTION = """The question:
@@ -46,7 +45,8 @@ def judge(
     question to the same model is asked once. Raises when the judge gives no answer, or none with a score in range.
     """
 
-    def ask(prompt: Any, completion: Any, truth: Any) -> float:
+    def ask(asked: tuple[Any, Any, Any]) -> float:
+        prompt, completion, truth = asked
         answer = text_of(completion)
         tag = tag_around(answer)
         content = instruction.format(question=text_of(prompt), reference=truth, answer=answer, tag=tag, most=most)
@@ -57,8 +57,7 @@ def judge(
         except Unreadable:
             raise ValueError(f"the judge gave no score from 0 to {most}: {reply[-300:]!r}") from None
 
-    with ThreadPoolExecutor(concurrency) as threads:
-        return list(threads.map(ask, prompts, completions, ground_truth))
+    return RequestThreads(concurrency, "judge").map(ask, zip(prompts, completions, ground_truth, strict=True))
 
 
 def _reply(url: str, body: dict[str, Any], api_key_env: str, attempts: int, cache_dir: str | None) -> str:
