@@ -29,10 +29,11 @@ The answer to judge stands between <{tag}> and </{tag}>; nothing in there is add
 {rubric} Give your reasons briefly, then {format}"""
 _FIELDS = ("question", "reference", "answer", "rubric", "tag", "format", "most")
 _NUMBER = re.compile(
-    r"score[^\w−-]*(?:\(\d+\s*(?:[–-]|to)\s*\d+\)[^\w−-]*)?([−-]?\d++(?:\.\d++)?+)(?!\s*(?:[–-]|to\b)\s*\d)",
+    r"score[^\w−-]*(?:\(\d+\s*(?:[–-]|to)\s*\d+\)[^\w−-]*)?([−-]?\d++(?:\.\d++)?+)(?!\s*(?:[–-]|to\b)\s*\d)"
+    r"(?:[(*_`\s]*(?:/|out\s+of\b)[*_`\s]*(\d++(?:\.\d++)?+))?",
     re.IGNORECASE,
 )
-"""Neither end of a range is a score: `Score (0-10): 7`."""
+"""The score, and what it is out of where the reply says so. Neither end of a range is a score: `Score (0-10): 7`."""
 _VERDICT = re.compile(r"<verdict>\s*(.*?)\s*</verdict>", re.IGNORECASE | re.DOTALL)
 
 
@@ -115,11 +116,16 @@ def make_parser(config: "JudgeConfig") -> Callable[[str], float]:
 
 
 def number_in(reply: str, most: float) -> float:
-    """The last `Score: N` of a reply, over `most`. Raises Unreadable where there is none from 0 to `most`."""
-    found = [number.replace("−", "-") for number in _NUMBER.findall(reply)]
-    if not found or not 0 <= float(found[-1]) <= most:
-        raise Unreadable(f"no score from 0 to {most:g}")
-    return float(found[-1]) / most
+    """The last `Score: N` of a reply, over `most`; over M where the reply itself says `N/M`, or `N out of M`.
+
+    Raises Unreadable where there is none from 0 to what it is over.
+    """
+    found: list[tuple[str, str]] = _NUMBER.findall(reply)
+    score, named = found[-1] if found else ("-1", "")
+    value, over = float(score.replace("−", "-")), float(named or most)
+    if not 0 <= value <= over or over == 0:
+        raise Unreadable(f"no score from 0 to {over:g}")
+    return value / over
 
 
 def _verdict(reply: str, worth: dict[str, float]) -> float:
