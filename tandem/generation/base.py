@@ -84,11 +84,20 @@ class EngineLimits:
     """Samples that are generated at once; further ones wait."""
     placeholder: int | None = None
     """Stands once for each token of a picture, where the engine sees those of a request; None: it sees none."""
+    scores_full_prompts: bool = False
+    """A prompt whose own log-probs are wanted may take all positions where one new token is: that one is not fed."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the positions are enough for the prompt and its answer."""
+        tokens, new = len(request.token_ids), request.sampling.max_tokens
+        if self.scores_full_prompts and request.prompt_logprobs and new == 1:
+            return tokens <= self.positions
+        return tokens + new <= self.positions
 
     def check(self, request: Request) -> None:
         """Raises UserError unless an engine of these limits can serve `request`."""
         tokens, sampling = len(request.token_ids), request.sampling
-        if tokens == 0 or sampling.max_tokens < 1 or tokens + sampling.max_tokens > self.positions:
+        if tokens == 0 or sampling.max_tokens < 1 or not self.fits(request):
             raise UserError(
                 f"generate: {tokens} prompt tokens and {sampling.max_tokens} new ones; neither may be 0, and the model "
                 f"has {self.positions} positions for both: "

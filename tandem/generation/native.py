@@ -127,6 +127,7 @@ class NativeEngine:
             stop_strings=tokenizer is not None,
             max_running=max_running,
             placeholder=tower.placeholder if tower else None,
+            scores_full_prompts=True,
         )
         self._waiting: deque[list[NativeSample]] = deque()
         """Samples that have not started, in one list for each request."""

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from tandem.serving.base import Answerer
 from tandem.serving.choice import Choice
 from tandem.serving.errors import Stopping
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
-from tandem.serving.requests import make_requests
+from tandem.serving.requests import asked_of_engines, make_requests
 from tandem.serving.shapes import ChatShape, Object, Shape, TextShape
 from tandem.serving.text import Decoder
 from tandem.types import Completion, Delta, Request, Status
@@ -66,7 +65,7 @@ class Answer:
                 choice.end(Status.TRUNCATED)
                 yield choice
             return
-        async with aclosing(merged([ask(_served(request)) for request in self._requests])) as outputs:
+        async with aclosing(merged([ask(asked_of_engines(request)) for request in self._requests])) as outputs:
             async for number, output in outputs:
                 choice = self._choices[number * self._params.n + output.sample]
                 if not choice.ended:
@@ -120,11 +119,6 @@ def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
     if isinstance(params, ChatParameters):
         return ChatShape(spell, params.logprobs)
     return TextShape(spell, params.logprobs is not None, params.prompt_logprobs is not None)
-
-
-def _served(request: Request) -> Request:
-    """The request, with one token to draw where only the prompt is to be scored, as engines draw at least one."""
-    return replace(request, sampling=replace(request.sampling, max_tokens=max(request.sampling.max_tokens, 1)))
 
 
 async def merged(streams: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[tuple[int, Item]]:

@@ -1,6 +1,7 @@
 """Parameters -> what the engine is asked: one request a prompt, each checked before any is asked."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,12 +75,18 @@ def _top_logprobs(params: AnyParameters) -> int:
     return params.prompt_logprobs or params.logprobs or 0
 
 
+def asked_of_engines(request: Request) -> Request:
+    """The request, with one token to draw where only the prompt is to be scored, as engines draw at least one."""
+    return replace(request, sampling=replace(request.sampling, max_tokens=max(request.sampling.max_tokens, 1)))
+
+
 def _check(request: Request, answerer: Answerer, param: str) -> None:
     """Raises RequestError, with the parameter at fault, on what the engine would refuse."""
     limits, tokens, new = answerer.limits, len(request.token_ids), request.sampling.max_tokens
     if tokens == 0 and (new > 0 or request.prompt_logprobs):
         raise RequestError(f"{param}: there are no tokens to continue", param=param, code="invalid_value")
-    if tokens + max(new, request.prompt_logprobs) > limits.positions:
+    only_scored = new == 0 and request.prompt_logprobs
+    if not (limits.fits(asked_of_engines(request)) if only_scored else tokens + new <= limits.positions):
         raise RequestError(
             f"this model has {limits.positions} positions, but {tokens} tokens in the prompt and {new} in the answer "
             "were asked for; shorten either",

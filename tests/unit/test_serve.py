@@ -478,6 +478,21 @@ def test_what_is_too_long_is_refused_before_anything_is_generated(client: OpenAI
     assert engine._prompts == started, "the first of the two prompts would have fitted"
 
 
+def test_a_prompt_that_takes_all_positions_is_scored(client: OpenAI) -> None:
+    """As long as nothing is to come after it: the log-probs are those of the same tokens in a shorter prompt."""
+    prompt = ("4821=1248" * 57)[:512]
+    scored = {"max_tokens": 0, "echo": True, "logprobs": 1}
+    full, shorter = (complete(client, text, **scored).choices[0] for text in (prompt, prompt[:511]))
+    assert full.text == prompt and full.logprobs is not None and shorter.logprobs is not None
+    ours, theirs = full.logprobs.token_logprobs, shorter.logprobs.token_logprobs
+    assert ours is not None and theirs is not None and len(ours) == 512
+    assert ours[1:511] == pytest.approx(theirs[1:], abs=1e-4) and ours[511] is not None and ours[511] < 0
+    for more in ({"prompt": prompt + "4"}, {"prompt": prompt, "max_tokens": 1}):
+        given = {"prompt": prompt, **scored, **more}
+        error = refusal(lambda given=given: complete(client, **given))
+        assert error.code == "context_length_exceeded", error
+
+
 def test_another_model_does_not_exist(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["model"]
     assert client.models.retrieve("model").owned_by == "tandem"
