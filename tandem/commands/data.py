@@ -30,13 +30,18 @@ data_app = typer.Typer(
 @data_app.command()
 def show(
     arguments: ConfigAndOverrides = None,
-    row: Annotated[int, typer.Option(help="Counted from 1, through all files.", min=1)] = 1,
+    row: Annotated[int | None, typer.Option(help="Counted from 1, through all files.", min=1, show_default="1")] = None,
+    prompt_index: Annotated[
+        int | None, typer.Option(help="The data row of a run: counted from 0, without rows that are left out.", min=0)
+    ] = None,
     split: Annotated[Literal["train", "val"], typer.Option(help="data.train_files or data.val_files.")] = "train",
     job: Annotated[
         Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
     ] = None,
 ) -> None:
     """What the model will read of a row: text, where tokens end, and which of them are learned."""
+    if row is not None and prompt_index is not None:
+        raise UserError("--row and --prompt-index both say which row; give one of them")
     path, _ = split_arguments(arguments)
     job = job or (job_of(path) if path is not None else "train")
     config: Any = configure(KINDS[job], arguments, writes_run=False)
@@ -45,7 +50,8 @@ def show(
     from tandem.jobs.show import dataset_for, show_row
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in show_row(config, dataset_for(config), split, row):
+    row = 1 if row is None and prompt_index is None else row
+    for line in show_row(config, dataset_for(config), split, row, prompt_index):
         console.print(line)
 
 

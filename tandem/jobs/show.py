@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.preference import PreferenceDataset, dataset_of
-from tandem.data.rows import BadRow, Row, read_rows
+from tandem.data.rows import BadRow, read_rows
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError, for_terminal
 from tandem.models.loading import load_tokenizer
@@ -36,19 +36,37 @@ class Run(NamedTuple):
     token_ids: IntArray
 
 
-def show_row(config: TrainConfig | SftConfig, dataset: type[Dataset[Any, Any]], split: str, number: int) -> list[Text]:
-    """Row `number`, from 1 on, of the `train` or `val` files: what is made of it, line by line."""
+class _Found(NamedTuple):
+    """A row, and what is made of it."""
+
+    path: Path
+    number: int
+    """Counted from 1 in its file, as messages about files have it."""
+    data_row: int
+    """The number of its first item among those of all files, from 0: `prompt_index` of a run."""
+    row_format: str
+    items: Sequence[Any]
+
+
+def show_row(
+    config: TrainConfig | SftConfig,
+    dataset: type[Dataset[Any, Any]],
+    split: str,
+    row: int | None,
+    prompt_index: int | None,
+) -> list[Text]:
+    """What is made of a row of the `train` or `val` files, line by line: of row `row`, counted from 1 through all
+    files, or else of the one that is `prompt_index` in a run, where rows that are left out do not count."""
     tokenizer = load_tokenizer(config.model)
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
+    reader = dataset([], tokenizer, config.data, pictures)
     data = config.data
     of_split = (data.train_paths, data.train_key) if split == "train" else (data.val_paths, "data.val_files")
-    path, row = _find(*of_split, number)
-    try:
-        row_format, items = dataset([], tokenizer, config.data, pictures).read(row, path.parent)
-    except BadRow as error:
-        raise UserError(f"{path}, row {number}: {error}") from None
-    lines = [Text(f"{path}, row {number}: {row_format}", style="bold")]
-    for item in items:
+    found = _find(*of_split, reader, row, prompt_index)
+    count = len(found.items)
+    many = f"data rows {found.data_row} to {found.data_row + count - 1}" if count > 1 else f"data row {found.data_row}"
+    lines = [Text(f"{found.path}, row {found.number} ({many} of a run): {found.row_format}", style="bold")]
+    for item in found.items:
         lines += _described(tokenizer, item)
     return lines
 
@@ -65,17 +83,29 @@ def dataset_for(config: TrainConfig | SftConfig) -> type[Dataset[Any, Any]]:
             return SftDataset
 
 
-def _find(files: Sequence[Path], key: str, number: int) -> tuple[Path, Row | BadRow]:
-    """Rows are counted through all files."""
+def _find(
+    files: Sequence[Path], key: str, reader: Dataset[Any, Any], row: int | None, prompt_index: int | None
+) -> _Found:
+    """Raises UserError where there is none, and where the row that was asked for is bad."""
     if not files:
         raise UserError(f"{key}: there are none; give some")
-    count = 0
+    rows = items = 0
     for path in files:
-        for _, row in read_rows(path):
-            count += 1
-            if count == number:
-                return path, row
-    raise UserError(f"--row {number}: {key} holds {count:,} rows")
+        for number, content in read_rows(path):
+            rows += 1
+            try:
+                row_format, made = reader.read(content, path.parent)
+            except BadRow as error:
+                if rows == row:
+                    raise UserError(f"{path}, row {number}: {error}") from None
+                continue
+            if rows == row or (prompt_index is not None and items + len(made) > prompt_index):
+                return _Found(path, number, items, row_format, made)
+            items += len(made)
+    if row is not None:
+        raise UserError(f"--row {row}: {key} holds {rows:,} rows")
+    kept = f"{key} makes {items:,} data rows of {rows:,} rows"
+    raise UserError(f"--prompt-index {prompt_index}: {kept}; the first one is 0")
 
 
 def _described(

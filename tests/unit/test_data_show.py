@@ -36,7 +36,7 @@ def test_a_demonstration(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
     }
     assert shown(tmp_path, capsys, tree, "--row", "2") == [
-        f"{tmp_path}/rows.jsonl, row 2: `messages`",
+        f"{tmp_path}/rows.jsonl, row 2 (data row 1 of a run): `messages`",
         "--- prompt, 10 tokens", "<|im_start|>user", "hi<|im_end|>", "<|im_start|>assistant", "",
         "--- learned, 3 tokens", "a<|im_end|>", "",
         "--- not learned, 9 tokens", "<|im_start|>user", "b<|im_end|>", "<|im_start|>assistant", "",
@@ -60,6 +60,40 @@ def test_what_rows_hold_does_nothing_to_a_terminal(
     (tmp_path / "config.yaml").write_text(json.dumps(tree))
     assert main(["sft", str(tmp_path / "config.yaml")]) == 2
     assert r"the row has a\x1b]0;title\x07\u202eb" in capsys.readouterr().err
+
+
+def test_both_numbers_of_a_row(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The data rows of a run are those that are kept, of all files, counted from 0; messages count a file's from 1."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("1", "", "2")))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "3"}) + "\n")
+    tree = {
+        "model": {"path": str(model)},
+        "data": {
+            "train_files": [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")],
+            "prompts_per_step": 1,
+            "on_bad_row": "skip",
+        },
+        "algorithm": {"type": "grpo"},
+        "generation": {"max_response_tokens": 4},
+        "reward": {"functions": ["examples/tiles/reward.py:compute_score"]},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+    heading = {
+        option: shown(tmp_path, capsys, tree, *option.split())[0]
+        for option in ("--row 1", "--row 3", "--row 4", "--prompt-index 1", "--prompt-index 2")
+    }
+    assert heading["--row 1"] == f"{tmp_path}/a.jsonl, row 1 (data row 0 of a run): `prompt`"
+    assert heading["--row 3"] == heading["--prompt-index 1"]
+    assert heading["--row 3"] == f"{tmp_path}/a.jsonl, row 3 (data row 1 of a run): `prompt`"
+    assert heading["--row 4"] == heading["--prompt-index 2"]
+    assert heading["--row 4"] == f"{tmp_path}/b.jsonl, row 1 (data row 2 of a run): `prompt`"
+    for options, message in (
+        (["--row", "2"], f"{tmp_path}/a.jsonl, row 2: "),
+        (["--prompt-index", "3"], "--prompt-index 3: data.train_files makes 3 data rows of 4 rows; the first one is 0"),
+        (["--row", "1", "--prompt-index", "0"], "--row and --prompt-index both say which row; give one of them"),
+    ):
+        assert main(["data", "show", str(tmp_path / "config.yaml"), *options]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_prompt_with_pictures(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
