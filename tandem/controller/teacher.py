@@ -109,13 +109,14 @@ class ServedTeacher:
         return Future(finished, _unwatched)
 
     def _wait_for(self, answers: Sequence["Answer[Scored]"]) -> None:
-        """Raises what a request that failed raised; those that have not begun are then left out."""
+        """Raises UserError where a request has failed, for the run can go on; those that have not begun are then left
+        out."""
         pending = set(answers)
         try:
             while pending:
                 done, pending = wait(pending, timeout=_PATIENCE_S, return_when=FIRST_EXCEPTION)
                 for answer in done:
-                    answer.result()
+                    _result(answer)
                 self._watch(0.0)
         finally:
             for answer in pending:
@@ -183,6 +184,15 @@ class ServedTeacher:
                     f"algorithm.teacher: the tokenizer of {self._config.model} at {self._config.url} is not the "
                     f"policy's: token {token} is {theirs!r} there and {ours!r} here; {mend}"
                 )
+
+
+def _result(answer: "Answer[Scored]") -> Scored:
+    """Raises UserError where the request has failed: the server is the user's to start again, and the run can go on."""
+    try:
+        return answer.result()
+    except TandemError as error:
+        mend = "see to its server, and --resume RUN goes on from the last checkpoint"
+        raise UserError(f"{error}. The teacher answered when the run began, and does not now: {mend}") from None
 
 
 def _asked_about(batch: Batch, row: int) -> tuple[list[int], list[int]]:

@@ -25,7 +25,7 @@ from tandem.config.teacher import TeacherConfig
 from tandem.config.tree import ServeConfig
 from tandem.controller.placed import Placed
 from tandem.controller.teacher import ServedTeacher
-from tandem.errors import TandemError, UserError
+from tandem.errors import UserError, WorkerLost
 from tandem.jobs.serve import make_answerer
 from tandem.types import Batch, Demonstration
 from tests.conftest import ROOT
@@ -205,7 +205,7 @@ def test_a_server_that_is_down_ends_the_run_after_the_attempts(
         asked.clear()
         future = teacher.logprobs(placed.rows(fills=("teacher_logprobs",)))
         with pytest.raises(
-            TandemError, match=r"algorithm.teacher: .* no answer in 3 of 3 attempts; the last: status 503"
+            UserError, match=r"algorithm.teacher: http.* no answer in 3 of 3 attempts; the last: status 503.*--resume RUN"
         ):
             future.get()
         assert batch.tokens.teacher_logprobs is None
@@ -265,6 +265,17 @@ def test_a_likely_token_that_the_tokenizer_does_not_have_is_none_of_the_likelies
         ids_TK, top_TK = teacher.top_logprobs(placed.rows(fills=("teacher_top_ids", "teacher_top_logprobs"))).get()
     assert (top_TK[batch.loss_mask] == [-np.inf, -1.0]).all()
     assert not ids_TK[batch.loss_mask, 0].any() and set(ids_TK[batch.loss_mask, 1]) <= {3, 7}
+
+
+def test_a_worker_that_is_lost_meanwhile_is_not_the_teachers_fault(tokenizer: PreTrainedTokenizerBase) -> None:
+    def lost(seconds: float) -> None:
+        raise WorkerLost("rank 1 is gone")
+
+    batch = batch_of(tokenizer)
+    with endpoint(vllm(tokenizer)) as (url, _), Placed(batch) as placed:
+        teacher = made(url, tokenizer, watch=lost)
+        with pytest.raises(WorkerLost, match=r"^rank 1 is gone$"):
+            teacher.logprobs(placed.rows(fills=("teacher_logprobs",))).get()
 
 
 def test_a_program_that_is_interrupted_does_not_wait_for_the_server(sort4: Path) -> None:
