@@ -34,7 +34,7 @@ import pyarrow as pa
 from tandem.data.packed import Packed, checksum, pack
 from tandem.data.rows import BadRow, Chunk, Pace, Row, content_digest, read_chunks
 from tandem.errors import UserError
-from tandem.files import replacing, write_text
+from tandem.files import replacing, temporary_name, write_text
 
 _PACKAGES = ("transformers", "tokenizers", "jinja2")
 """Those that compute items of rows."""
@@ -155,6 +155,7 @@ class RowCache:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 with _alone(self._directory / f"{key}.lock", path.name):
                     if (summary := _read_summary(described, arrow)) is None:
+                        _remove_abandoned(self._directory)
                         summary = self._make(path, reader, arrow)
                         if content_digest(path) != digest:
                             raise UserError(f"{path}: it has changed while it was read; start again when it is whole")
@@ -215,6 +216,15 @@ def _alone(path: Path, data_file: str) -> Iterator[None]:
             print(f"{data_file}: another run is tokenising its rows; waiting for them", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Delete what killed processes have left of files. One that makes a file holds the lock of its key meanwhile."""
+    for temporary in directory.glob(temporary_name(Path("*.arrow")).name):
+        key = temporary.name.removeprefix(".").partition(".")[0]
+        with suppress(OSError), (directory / f"{key}.lock").open("a") as lock:  # it is made, or may not be touched
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink(missing_ok=True)
 
 
 def tokenizer_of(tokenizer: Any) -> str | None:

@@ -235,6 +235,20 @@ def test_a_run_that_waits_for_another_ones_rows_says_so(tmp_path: Path, capsys: 
         assert len(waiting.result()) == 2
 
 
+def test_what_killed_builds_leave_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """And not the file that another process is writing, which holds its key's lock."""
+    path, cache = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}]), tmp_path / "cache"
+    cache.mkdir()
+    abandoned, unlocked, written = (cache / f".{key}.arrow.tmp" for key in ("aa", "bb", "cc"))
+    for file in (abandoned, unlocked, written, cache / "aa.lock", cache / "other.tmp"):
+        file.touch()
+    with (cache / "cc.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert len(load(RLHFDataset, path, cache)) == 2
+    assert not abandoned.exists() and not unlocked.exists()
+    assert written.exists() and (cache / "other.tmp").exists()
+
+
 def test_a_cache_that_cannot_be_written_stops_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [verl_row()])
     assert len(load(RLHFDataset, path, path / "inside")) == 2
