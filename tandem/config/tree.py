@@ -1,7 +1,7 @@
 """The configurations of commands, made of sections; validators raise, and rewrite paths alone."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -298,3 +298,10 @@ def pictures_directory(config: TrainConfig | EvalConfig | SftConfig) -> Path:
     if isinstance(config, EvalConfig):
         return Path("~/.cache/tandem/pictures").expanduser()
     return config.trainer.run_dir / "pictures"
+
+
+def has_critic(config: Any) -> bool:
+    """As far as a configuration shows it: what an algorithm of the user's own needs is known when its class is."""
+    if not isinstance(config, TrainConfig):
+        return False
+    return isinstance(config.algorithm, CriticConfig) and not isinstance(config.algorithm, OwnAlgorithmConfig)

@@ -72,7 +72,7 @@ def lines(data: Json) -> Iterator[str]:
 def pair_lines(data: Json, other: str) -> Iterator[str]:
     """What a person reads of `summarize_pair`; `other` is what was compared with."""
     for source, found in data.items():
-        yield f"{source}: more than in {other}"
+        yield f"{source}: difference to {other}"
         for name, of in found.items():
             begin = f"  {name:<14} {of['difference']:+8.4f}"
             if of["detectable"] is None:

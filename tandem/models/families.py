@@ -6,12 +6,12 @@ of its eager attention. `family_check` measures that with a small model; docs/mo
 says the same without a model: tests/unit/test_models_families.py holds the two together.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES
+from tandem.pictures.refusals import model_type
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
@@ -33,10 +33,6 @@ VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 
 PICTURES = frozenset(MODEL_TYPES)
 """Those that see pictures, and are loaded with their vision tower; others that could are loaded without it."""
-PICTURES_ON_VLLM = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm"})
-"""Those of them whose log-probs on vLLM were compared with the trainer's, and equal."""
-ENCODED_ALONE = frozenset({"mistral3"})
-"""Those of them whose tower takes one picture a call, for it attends over all pictures of a call at once."""
 SPATIAL = frozenset(SPATIAL_TYPES)
 """Those of them in which a picture's tokens have positions in three dimensions."""
 
@@ -95,11 +91,7 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
 
 def sees_pictures(directory: Path) -> bool:
     """By its config.json; one that cannot be read sees none."""
-    try:
-        described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return described["model_type"] in PICTURES
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
+    return model_type(directory) in PICTURES
 
 
 def _reasons(described: Mapping[str, Any]) -> Iterator[str]:

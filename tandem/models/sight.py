@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import EngineError
-from tandem.models.families import ENCODED_ALONE
+from tandem.pictures.refusals import ENCODED_ALONE
 from tandem.pictures.store import Pixels
 
 

@@ -183,7 +183,7 @@ def of_host(host: Host, per_node: int) -> str:
     return (
         f"{host.pool}: {host.total / GIB:.1f} GiB of host memory a process beside the program: models that wait or are "
         f"offloaded {host.models / GIB:.1f}, copies for checkpoints {host.copies / GIB:.1f}{pictures}; "
-        f"{processes * host.total / GIB:.1f} of {processes} on a node"
+        f"{processes * host.total / GIB:.1f} GiB on a node, for {processes} process{'es' * (processes > 1)}"
     )
 
 

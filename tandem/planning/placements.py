@@ -12,6 +12,7 @@ from tandem.config.generation import NativeGenerationConfig
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
+from tandem.pictures.refusals import find_picture_mistakes
 from tandem.planning.costs import (
     DEGREES,
     ClusterCosts,
@@ -43,7 +44,7 @@ def time_report(
     """
     stale = config.trainer.max_staleness > 0
     work = workload_of(config, response_tokens)
-    here = evaluate(costs_of(config, machines, work, as_it_is=True), sets_of(config, machines), stale=stale)
+    here = evaluate(costs_of(config, machines, work, as_it_is=True), sets_of(config), stale=stale)
     scales: Mapping[str, float] = {}
     if run is not None:
         if here is None:
@@ -52,7 +53,7 @@ def time_report(
             )
         scales = measured_scales(run, here)
         scaled = costs_of(config, machines, work, as_it_is=True, scales=scales)
-        here = evaluate(scaled, sets_of(config, machines), stale=stale)
+        here = evaluate(scaled, sets_of(config), stale=stale)
     yield f"step time, answers of {work.response_tokens:.0f} tokens (15 to 20% off where nobody has measured):"
     yield f"  as it is: {_line(here) if here else 'does not fit'}"
     roles = [*models_of(config), ROLLOUT]
@@ -91,12 +92,12 @@ def models_of(config: TrainConfig) -> dict[str, Model]:
     return found
 
 
-def sets_of(config: TrainConfig, machines: Machines) -> dict[tuple[str, ...], int]:
-    """The roles of each pool, and its processes; without pools or a number of ranks all GPUs."""
+def sets_of(config: TrainConfig) -> dict[tuple[str, ...], int]:
+    """The roles of each pool, and its processes."""
     pools = config.placement.pools
     roles = [*models_of(config), ROLLOUT]
     if not pools:
-        return {tuple(roles): config.cluster.ranks or machines.gpus}
+        return {tuple(roles): config.cluster.ranks or 1}
     first = next(iter(pools))
     placed = {role: config.placement.roles.get(role, first) for role in roles}  # type: ignore[call-overload]
     sets = {name: tuple(role for role in roles if placed[role] == name) for name in pools}
@@ -148,7 +149,7 @@ def costs_of(
         scales=scales or {},
     )
     if isinstance(training, FsdpTrainingConfig):
-        degrees = [training.context_parallel] if as_it_is else list(DEGREES[:4])
+        degrees = [training.context_parallel] if as_it_is else _context_degrees(config)
         costs.memory_of = _fsdp_memory(config, training, as_it_is=as_it_is)
         heads = math.gcd(*(model.shape.heads for model in costs.models.values()))
         costs.layouts = lambda _, gpus: [
@@ -167,6 +168,13 @@ def costs_of(
             )
         ]
     return costs
+
+
+def _context_degrees(config: TrainConfig) -> list[int]:
+    """Those that a run takes of the model."""
+    training = (config.training.model_copy(update={"context_parallel": degree}) for degree in DEGREES[:4])
+    tried = (config.model_copy(update={"training": one}) for one in training)
+    return [degree for degree, one in zip(DEGREES, tried, strict=False) if not any(find_picture_mistakes(one))]
 
 
 def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig, *, as_it_is: bool) -> MemoryOf:

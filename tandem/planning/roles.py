@@ -16,6 +16,7 @@ from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fs
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
+from tandem.pictures.refusals import find_picture_mistakes
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory
 from tandem.planning.megatron_memory import MegatronEngine
@@ -164,7 +165,8 @@ def phases(engine: AnyEngine) -> dict[Phase, Memory]:
 
 
 def _refuse_what_no_run_takes(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> None:
-    mistakes = list(find_engine_mistakes(config)) if isinstance(config, TrainConfig) else []
+    mistakes = list(find_picture_mistakes(config))
+    mistakes += find_engine_mistakes(config) if isinstance(config, TrainConfig) else []
     if isinstance(config, TrainConfig) and config.model.judge_path is not None:
         mistakes.append("model.judge_path: what a judge takes is not planned; leave it out, and its pool")
     training = config.training

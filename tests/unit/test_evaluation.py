@@ -225,7 +225,7 @@ def test_two_evaluations_are_compared_prompt_by_prompt(
     assert main(["eval", config, *SAMPLED, "--answers", str(answers)]) == 0
     assert "sort4: 6 prompts, 24 answers; 95% intervals\n" in capsys.readouterr().out
     assert main(["eval", config, *SAMPLED, "--against", str(answers), "--out", str(out)]) == 0
-    told = f"sort4: more than in {answers}\n  reward/mean     +0.0000  all 6 prompts differ not at all"
+    told = f"sort4: difference to {answers}\n  reward/mean     +0.0000  all 6 prompts differ not at all"
     assert told in capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.read_text())
     metrics = found["data"]["sort4"]["metrics"]

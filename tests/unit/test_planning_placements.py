@@ -14,6 +14,7 @@ from tandem.planning.placements import costs_of, measured_scales, sets_of, time_
 from tandem.planning.roles import moments
 from tandem.planning.search import evaluate
 from tests.conftest import ROOT, load_file
+from tests.unit.test_planning_tower import config as tower_config
 
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
 MACHINES = parse_machines("2x8xH100")
@@ -51,7 +52,7 @@ def test_pools_are_the_sets_and_stale_generation_runs_beside(settings: dict[str,
     settings["placement"] = {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve"}}
     settings["trainer"]["max_staleness"] = 1
     config = config_from(settings)
-    assert list(sets_of(config, MACHINES).values()) == [8, 8]
+    assert list(sets_of(config).values()) == [8, 8]
     assert "beside the rest" in list(time_report(config, MACHINES))[1]
 
 
@@ -97,7 +98,7 @@ def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: 
 def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
     config = config_from(settings)
     work = workload_of(config, None)
-    here = evaluate(costs_of(config, MACHINES, work, as_it_is=True), sets_of(config, MACHINES))
+    here = evaluate(costs_of(config, MACHINES, work, as_it_is=True), sets_of(config))
     assert here is not None
     generation, preparation, update = here.times
     steps = [
@@ -108,7 +109,7 @@ def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], t
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
     scales = measured_scales(tmp_path, here)
     assert scales == pytest.approx({"generation": 2, "preparation": 3, "update": 1, "publish": 1})
-    scaled = evaluate(costs_of(config, MACHINES, work, as_it_is=True, scales=scales), sets_of(config, MACHINES))
+    scaled = evaluate(costs_of(config, MACHINES, work, as_it_is=True, scales=scales), sets_of(config))
     assert scaled is not None
     assert scaled.times == pytest.approx((2 * generation, 3 * preparation, update))
     assert list(time_report(config, MACHINES, run=tmp_path))
@@ -124,3 +125,34 @@ def test_what_fits_nowhere_is_refused(settings: dict[str, Any]) -> None:
     settings["cluster"] = {"type": "local", "ranks": 1}
     with pytest.raises(UserError, match="fits 1 GPUs"):
         list(time_report(config_from(settings), parse_machines("1x4090")))
+
+
+def seeing(settings: dict[str, Any], tmp_path: Path, **training: Any) -> TrainConfig:
+    """A Qwen2.5-VL on four ranks."""
+    (tmp_path / "seeing").mkdir()
+    (tmp_path / "seeing" / "config.json").write_text(json.dumps(tower_config("qwen2_5_vl")))
+    settings["model"] = {"path": str(tmp_path / "seeing"), "vision_tower": "frozen"}
+    settings["data"]["images"] = {"max_image_tokens": 324}
+    settings["cluster"] = {"type": "ray", "ranks": 4}
+    settings["training"] |= training
+    return config_from(settings)
+
+
+@pytest.mark.parametrize("training", [{"context_parallel": 2}, {"compile": True}])
+def test_a_plan_refuses_what_a_run_with_pictures_does(
+    settings: dict[str, Any], tmp_path: Path, training: dict[str, Any]
+) -> None:
+    config = seeing(settings, tmp_path, **training)
+    with pytest.raises(UserError, match=f"training.{next(iter(training))}: a model that sees pictures"):
+        moments(config, MACHINES.card.memory_bytes)
+
+
+def test_no_placement_of_a_model_that_sees_pictures_shares_rows(settings: dict[str, Any], tmp_path: Path) -> None:
+    text = "\n".join(time_report(config_from(settings), MACHINES))
+    assert " CP" in text
+    assert " CP" not in "\n".join(time_report(seeing(settings, tmp_path), MACHINES))
+
+
+def test_without_a_number_of_ranks_the_configuration_has_one(settings: dict[str, Any]) -> None:
+    settings["cluster"] = {"type": "local"}
+    assert list(sets_of(config_from(settings)).values()) == [1]

@@ -17,6 +17,7 @@ from tandem.config.load import read_config, refuse
 from tandem.config.tree import ModelsConfig
 from tandem.errors import UserError
 from tandem.jobs.preflight import conversations, data, layout, metrics, models, packages, rewards
+from tandem.pictures.refusals import find_picture_mistakes
 
 Config = TypeVar("Config", bound=ModelsConfig)
 _CHECKS_WITH_DATA = (
@@ -27,7 +28,7 @@ _CHECKS = (
     data.find_validation_mistakes,
     models.find_directory_mistakes,
     models.find_family_mistakes,
-    models.find_picture_mistakes,
+    find_picture_mistakes,
     models.find_sight_mistakes,
     models.find_length_mistakes,
     models.find_lora_mistakes,

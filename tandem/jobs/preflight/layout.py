@@ -6,9 +6,9 @@ from typing import Any
 from tandem.config.cluster import RoleName
 from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import EvalConfig, RolloutConfig, TrainConfig
+from tandem.config.tree import EvalConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.errors import UserError
-from tandem.jobs.preflight.models import has_critic, text_config
+from tandem.jobs.preflight.models import text_config
 from tandem.models.families import sees_pictures
 from tandem.training.megatron.degrees import check_degrees
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig, has_critic
 from tandem.config.validation import ValSetConfig
 from tandem.jobs.preflight.data import FirstRows
-from tandem.jobs.preflight.models import has_critic
 from tandem.tracking import names
 
 

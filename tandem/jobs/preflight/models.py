@@ -8,12 +8,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
 from tandem.config.judging import JudgeConfig
 from tandem.config.model import ModelConfig
-from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig
+from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.hub import fetch_weights
-from tandem.models.families import ENCODED_ALONE, PICTURES_ON_VLLM, refusal, sees_pictures
+from tandem.models.families import refusal, sees_pictures
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
@@ -49,39 +48,6 @@ def find_family_mistakes(config: Any) -> Iterator[str]:
     problems = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
                 if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
     yield from dict.fromkeys(problems)
-
-
-def find_picture_mistakes(config: Any) -> Iterator[str]:
-    """What a model that sees pictures cannot do yet."""
-    if not sees_pictures(config.model.path):
-        return
-    family = _read_config(config.model.path)["model_type"]
-    training, not_yet = config.training, f"a model that sees pictures ({family}) does not run so yet"
-    trains = not isinstance(config, EvalConfig)
-    if isinstance(config, RolloutConfig):
-        engines = ("native", "vllm") if family in PICTURES_ON_VLLM else ("native",)
-        if (engine := config.generation.type) not in engines:
-            yield f"generation.type: {engine}: {not_yet}; use {' or '.join(engines)}"
-    if trains and training.type != "fsdp":
-        yield f"training.type: {training.type}: {not_yet}; use fsdp"
-    elif trains and training.compile:
-        yield f"training.compile: {not_yet}; leave it out"
-    elif trains and training.context_parallel > 1:
-        yield f"training.context_parallel: {not_yet}; leave it out"
-    elif trains and family in ENCODED_ALONE and config.model.vision_tower != "frozen":
-        yield from _find_picture_rank_mistakes(config, not_yet)
-
-
-def _find_picture_rank_mistakes(config: Any, not_yet: str) -> Iterator[str]:
-    """Ranks that share a tower's weights encode together, and this one takes a picture a call. Adapters leave it be."""
-    learning = [role for role, learns in (("actor", not config.model.lora), ("critic", has_critic(config))) if learns]
-    for role in learning:
-        if (ranks := sum(config.nodes_of(role))) > 1:
-            yield (
-                f"model.vision_tower: train on {ranks} ranks ({role}): {not_yet}, for its tower takes one picture at a "
-                "time; use frozen, or one rank"
-            )
-            return
 
 
 def find_sight_mistakes(config: Any) -> Iterator[str]:
@@ -180,13 +146,6 @@ def find_reward_model_mistakes(config: Any) -> Iterator[str]:
         )
     elif heads[0][0] != 1:
         yield f"model.reward_model_path: the head of {path} gives {heads[0][0]} numbers, not one score; give another"
-
-
-def has_critic(config: Any) -> bool:
-    """As far as a configuration shows it: what an algorithm of the user's own needs is known when its class is."""
-    if not isinstance(config, TrainConfig):
-        return False
-    return isinstance(config.algorithm, CriticConfig) and not isinstance(config.algorithm, OwnAlgorithmConfig)
 
 
 def text_config(path: Path) -> dict[str, Any]:
