@@ -27,6 +27,14 @@ Config = TypeVar("Config", bound=Tree)
 
 _ANY_NAME = "<name>"
 """In the place of what users call sections."""
+_OF_OTHER_TRAINERS = {
+    "n": "algorithm.group_size",
+    "num_generations": "algorithm.group_size",
+    "learning_rate": "training.optimizer.lr",
+    "max_completion_length": "generation.max_response_tokens",
+    "max_new_tokens": "generation.max_response_tokens",
+}
+"""What verl, TRL and transformers call a key, wherever it is written."""
 
 
 def _union_tags(kind: type[Section]) -> Iterator[str]:
@@ -281,6 +289,8 @@ def _unknown(key: str, kind: type[Section]) -> str:
         return f"{key}: unknown key; it is one of {parent}.type: {' or '.join(types)}"
     known = sorted({_with_names(other, key) for other in _keys(kind)})
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
+    if (meant := _OF_OTHER_TRAINERS.get(name)) in known:
+        return f"{key}: unknown key; did you mean {meant}?"
     namesakes = [other for other in known if other.rpartition(".")[2] == name]
     close = (
         difflib.get_close_matches(key, siblings, 1, 0.9)

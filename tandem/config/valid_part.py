@@ -1,7 +1,8 @@
 """The valid part of an invalid configuration: with it, its other mistakes are found and reported together."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import ValidationError, create_model
@@ -10,6 +11,7 @@ from pydantic.fields import FieldInfo
 from tandem.config import verl_keys
 from tandem.config.base import Section
 from tandem.config.sections import sections_at
+from tandem.config.tree import Tree
 
 Kind = TypeVar("Kind", bound=Section)
 
@@ -17,13 +19,17 @@ Kind = TypeVar("Kind", bound=Section)
 def valid_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
     """A section, or a whole configuration, of the values that are valid by themselves.
 
-    Reading any other raises AttributeError: what was refused, and beside an unknown key every default, for that key may
-    be the misspelt name of any of them. What a section asks of its values together is not asked here.
+    Reading any other raises AttributeError: what was refused, and what an unknown key beside it may mean. In a section
+    that may be any key with a default; in a whole configuration it is a section with a name like it. What a section
+    asks of its values together is not asked here.
     """
     unknown_keys = tree.keys() - kind.model_fields.keys() - set(verl_keys.SECTIONS)
+    may_be_meant: Collection[str] = kind.model_fields
+    if issubclass(kind, Tree):
+        may_be_meant = {name for key in unknown_keys for name in get_close_matches(key, kind.model_fields)}
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        if name not in tree and unknown_keys:
+        if name not in tree and unknown_keys and name in may_be_meant:
             continue
         try:
             values[name] = _validated(name, field, tree)

@@ -60,9 +60,9 @@ def _check_counts(kind: str, sources: Sequence[Any], left: int) -> None:
     missing = sum(source is None for source in sources)
     if missing:
         told = "" if len(sources) > missing else f"; they are looked for in the {where}"
-        raise BadRow(f"{len(sources)} placeholders, but {len(sources) - missing} {plural}{told}")
+        raise BadRow(f"placeholders: {len(sources)}, but {plural}: {len(sources) - missing}{told}")
     if left:
-        raise BadRow(f"{len(sources)} placeholders, but {len(sources) + left} {plural}")
+        raise BadRow(f"placeholders: {len(sources)}, but {plural}: {len(sources) + left}")
 
 
 def _source(kind: str, source: Any) -> Any:

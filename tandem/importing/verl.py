@@ -149,6 +149,9 @@ def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
         put(algorithm, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
         critic = _optimizer(keys, "critic.optim.", "algorithm.critic_optimizer", lr=1e-5, made=made)
         algorithm["critic_optimizer"] = critic
+        # verl's policy learns from the step of that number on, and its first step is 1
+        warmup = whole(keys.take("trainer.critic_warmup", "algorithm.critic_warmup_steps", 0))
+        put(algorithm, "critic_warmup_steps", max(warmup - 1, 0), default=0)
     algorithm["loss"] = _loss(keys, made)
     if kl := _kl(keys, made):
         algorithm["kl"] = kl

@@ -22,7 +22,7 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
         holds = f"{config.data.train_key} holds {rows:,} rows"
         yield f"{key}: {step:,}, but {holds}: every step takes some of them repeatedly"
     if config.data.val_paths and not config.trainer.eval_every:
-        yield "trainer.eval_every is not set: the rows to validate on are read, and never asked"
+        yield "trainer.eval_every is 0: the rows to validate on are read, and never asked"
     if isinstance(config, TrainConfig) and config.trainer.max_staleness > 1 and not config.algorithm.loss.bounds_ratio:
         loss = config.algorithm.loss.type
         yield (

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.config.model import LoraConfig
 from tandem.errors import UserError
-from tandem.models.sight import in_tower
+from tandem.pictures.model import in_tower
 from tandem.regions import Region, whole
 
 

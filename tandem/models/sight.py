@@ -48,11 +48,6 @@ def sight_of(config: Any) -> Sight:
     return _SIGHTS[config.model_type]
 
 
-def in_tower(name: str) -> bool:
-    """Is the parameter or layer with this name in the tower of a model that sees pictures?"""
-    return any(f".{module}." in f".{name}." for module in _TOWER_MODULES)
-
-
 def random_pixels(config: Any) -> Tensor:
     """As `Sight.pixels` gives them, of a picture of 2 x 2 tokens; where all have one size, of that."""
     vision, generator = config.vision_config, torch.Generator().manual_seed(2)
@@ -142,4 +137,3 @@ _SIGHTS = {
     **dict.fromkeys(("smolvlm", "idefics3"), Sight(("vision_model", "connector"), _smolvlm, _in_one_row, stacked=True)),
     "mistral3": Sight(_TOWER, _square, _sized_arguments),
 }
-_TOWER_MODULES = {name for sight in _SIGHTS.values() for name in sight.modules}

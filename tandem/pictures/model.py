@@ -37,6 +37,8 @@ VIDEO_LAYOUTS: dict[str, Callable[[ModelFiles], VideoLayout]] = {
 """Model type -> how videos are shown to it, where they are."""
 SPATIAL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v")
 """Those of them in which a picture's tokens have positions in three dimensions."""
+TOWER_MODULES = ("visual", "vision_tower", "multi_modal_projector", "vision_model", "connector")
+"""What the tower is called in any of the families, and what joins it to the language model."""
 _UNSEEN = {
     "the tokens of a picture see one another, later ones too, and attention is causal here": """gemma3 gemma3n gemma4
     gemma4_unified paligemma""",
@@ -62,6 +64,11 @@ class PictureFormat:
     layout: Layout
     videos: VideoLayout | None = None
     """None where the model is shown no videos."""
+
+
+def in_tower(name: str) -> bool:
+    """Is the parameter or layer with this name in the tower of a model that sees pictures?"""
+    return any(f".{module}." in f".{name}." for module in TOWER_MODULES)
 
 
 def picture_format(directory: Path) -> PictureFormat | None:

@@ -61,7 +61,7 @@ def decode(source: "bytes | Image", max_source_pixels: int) -> "Image":
         told = f"more pixels than data.images.max_source_pixels, {max_source_pixels:,}"
         raise BadPicture(f"{told}: {error}") from error
     except Exception as error:  # damaged files make decoders raise anything
-        raise BadPicture(f"the picture is damaged: {type(error).__name__}: {error}") from error
+        raise BadPicture(f"the picture is damaged: {str(error) or type(error).__name__}") from error
 
 
 def _opened(data: bytes) -> "Image":

@@ -114,7 +114,7 @@ def test_what_is_seldom_meant_is_said(
     assert "note: data.prompts_per_step: 4, but data.train_files holds 3 rows" in printed
     if not torch.cuda.is_available():
         assert f"note: cluster.ranks: {2 * os.cpu_count()} processes compute on" in printed
-    assert "note: trainer.eval_every is not set: the rows to validate on are read, and never asked" in printed
+    assert "note: trainer.eval_every is 0: the rows to validate on are read, and never asked" in printed
     assert main(["train", str(grpo_config), "trainer.eval_every=3", "--dry-run"]) == 0
     assert "note: " not in capsys.readouterr().out
 

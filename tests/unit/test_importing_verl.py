@@ -113,6 +113,16 @@ def test_values_are_what_they_were() -> None:
     assert tree["placement"] == {"pools": {"main": [8] * 16}} and made.unsupported == []
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (20, 19)])
+def test_the_critic_is_warmed_as_many_steps(theirs: int, ours: int) -> None:
+    """There the policy learns from the step of that number on, the first of which is 1."""
+    made = convert({"algorithm.adv_estimator": "gae", "trainer.critic_warmup": theirs})
+    assert made.tree["algorithm"].get("critic_warmup_steps", 0) == ours
+    assert not [line for line in made.unsupported if "critic_warmup" in line]
+    alone = convert({"algorithm.adv_estimator": "grpo", "trainer.critic_warmup": 20})
+    assert "critic_warmup_steps" not in alone.tree["algorithm"]
+
+
 def test_values_that_change_something_are_told() -> None:
     given = {"actor_rollout_ref.rollout.ignore_eos": True, "actor_rollout_ref.actor.use_token_level_loss": False}
     rollout = "actor_rollout_ref.rollout."

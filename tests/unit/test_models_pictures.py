@@ -20,8 +20,8 @@ from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
 from tandem.models.family_check import TOLERANCE, compare
 from tandem.models.loading import load_model
-from tandem.models.sight import in_tower
 from tandem.models.tower import PictureTower, tower_of
+from tandem.pictures.model import in_tower
 from tandem.pictures.positions import places_of
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine

@@ -176,6 +176,8 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
     ("train", "model.lora.target_modules=[q_prj]", ["model.lora.target_modules: ", "'q_prj'; did you mean 'q_proj'?"]),
     ("train", "model.lora.target_modules=[embed_tokens]", ["model.lora.target_modules: 'embed_tokens'", "embeddings"]),
+    ("train", "model.chat_template.file={0}/none.jinja", ["model.chat_template.file: {0}/none.jinja is no file"]),
+    ("train", "generation.n=4", ["generation.n: unknown key; did you mean algorithm.group_size?"]),
     ("train", "model.lora.target_modules=[lm_head]", ["model.lora.target_modules: 'lm_head'", "output layer"]),
     # rewards
     ("train", "reward.functions=[{0}/no.py:f]", ["reward.functions: ", "there is no file {0}/no.py"]),
@@ -434,6 +436,16 @@ def test_a_typo_hides_no_missing_file(place: Path) -> None:
     for words in ("trainer.stps", "data.train_fils", "data.val_files: {0}/no.jsonl", "{0}/no.py"):
         assert words.format(place) in message
     assert "4 errors" in message, "what the unknown keys may have been meant for is not told as missing"
+
+
+def test_an_unknown_section_hides_no_missing_file(place: Path) -> None:
+    nope = "reward.functions=[{0}/nope.py:f]"
+    for (status, message, _), unknown in zip(
+        tell(place, [("train", f"{section}|{nope}") for section in ("foo.x=1", "trainr.steps=3")]),
+        ("foo: unknown key", "trainr: unknown key; did you mean trainer?"),
+        strict=True,
+    ):
+        assert status == 2 and unknown in message and f"there is no file {place}/nope.py" in message, message
 
 
 def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None:

@@ -13,6 +13,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.hub import fetch_weights
 from tandem.models.families import refusal, sees_pictures
+from tandem.pictures.model import in_tower
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
@@ -29,6 +30,9 @@ _PICTURE_CUT = (
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
     """What is wrong with each directory of the section `model`."""
+    template = config.model.chat_template
+    if template is not None and template.file is not None and not template.file.is_file():
+        yield f"model.chat_template.file: {template.file} is no file; give a Jinja template"
     # An evaluation has neither critic nor teacher, whatever its configuration has trained with.
     trained_with = () if isinstance(config, EvalConfig) else ("critic_path", "teacher_path")
     for key in ("path", *trained_with, "reward_model_path", "judge_path"):
@@ -116,8 +120,9 @@ def find_lora_mistakes(config: Any) -> Iterator[str]:
         shapes = _read_shapes(model.path)
     except ValueError:  # find_directory_mistakes reports it
         return
-    layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
-    ends = sorted({layer.rpartition(".")[2] for layer in layers} - {*_OUTPUT_LAYERS})
+    matrices = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+    layers = {layer for layer in matrices if not in_tower(layer)}
+    ends = sorted({layer.rpartition(".")[2] for layer in layers} - {*_OUTPUT_LAYERS, *_EMBEDDINGS})
     for target in model.lora.target_modules:
         if target in _OUTPUT_LAYERS:
             yield f"model.lora.target_modules: {target!r}: the output layer takes no adapter; leave it out"
