@@ -196,25 +196,26 @@ def _tokens_of_groups(batch: Batch, groups_B: IntArray) -> tuple[IntArray, IntAr
 
 def select_rows(batch: Batch, rows: IntArray) -> Batch:
     """A batch of `rows`, all of them: the batch itself. Columns are copies, or views where rows follow one another."""
-    if len(rows) == len(batch) and (rows[1:] > rows[:-1]).all():
+    own = _as_slice(rows)
+    if isinstance(own, slice) and len(rows) == len(batch):
         return batch
-    prompts, responses = runs_of(batch.prompt_offsets, rows), runs_of(batch.response_offsets, rows)
+    prompts, responses = runs_of(batch.prompt_offsets, own), runs_of(batch.response_offsets, own)
     experts = None
     if batch.experts is not None:
         of_prompts, of_responses = np.split(batch.experts, [int(batch.prompt_offsets[-1])])
         experts = np.concatenate((take_runs(of_prompts, prompts), take_runs(of_responses, responses)))
     return Batch(
         prompt_ids=take_runs(batch.prompt_ids, prompts),
-        prompt_offsets=_offsets_of(batch.prompt_offsets, rows),
+        prompt_offsets=_offsets_of(batch.prompt_offsets, own),
         response_ids=take_runs(batch.response_ids, responses),
-        response_offsets=_offsets_of(batch.response_offsets, rows),
+        response_offsets=_offsets_of(batch.response_offsets, own),
         loss_mask=take_runs(batch.loss_mask, responses),
         versions=take_runs(batch.versions, responses),
-        groups=batch.groups[rows],
-        trajectories=batch.trajectories[rows],
-        prompts=batch.prompts[rows],
-        rewards=batch.rewards[rows],
-        scored=batch.scored[rows],
+        groups=batch.groups[own],
+        trajectories=batch.trajectories[own],
+        prompts=batch.prompts[own],
+        rewards=batch.rewards[own],
+        scored=batch.scored[own],
         tokens=batch.tokens.map(lambda column: take_runs(column, responses)),
         experts=experts,
         pictures=batch.pictures,
@@ -226,12 +227,21 @@ def take_rows(values: Any, offsets: IntArray, rows: IntArray) -> Any:
     return take_runs(values, runs_of(offsets, rows))
 
 
-def runs_of(offsets: IntArray, rows: IntArray) -> list[slice]:
-    """Where the values of `rows` stand, with a slice for those that follow one another; at least one slice."""
+def _as_slice(rows: IntArray) -> IntArray | slice:
+    """The rows, as a slice where each follows the one before it."""
     if not len(rows):
-        return [slice(0, 0)]
-    if rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
-        return [slice(int(offsets[rows[0]]), int(offsets[rows[-1] + 1]))]
+        return slice(0, 0)
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return slice(first, last + 1)
+    return rows
+
+
+def runs_of(offsets: IntArray, rows: IntArray | slice) -> list[slice]:
+    """Where the values of `rows` stand, with a slice for those that follow one another; at least one slice."""
+    rows = rows if isinstance(rows, slice) else _as_slice(rows)
+    if isinstance(rows, slice):
+        return [slice(int(offsets[rows.start]), int(offsets[rows.stop]))]
     follows = rows[1:] == rows[:-1] + 1
     first, last = np.ones((2, len(rows)), dtype=np.bool_)
     first[1:] = last[:-1] = ~follows
@@ -248,8 +258,10 @@ def take_runs(values: Any, runs: Sequence[slice]) -> Any:
     return np.concatenate([values[run] for run in runs])
 
 
-def _offsets_of(offsets: IntArray, rows: IntArray) -> IntArray:
+def _offsets_of(offsets: IntArray, rows: IntArray | slice) -> IntArray:
     """Of the values of `rows`, head to tail."""
+    if isinstance(rows, slice):
+        return offsets[rows.start : rows.stop + 1] - offsets[rows.start]
     own = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(offsets[rows + 1] - offsets[rows], out=own[1:])
     return own

@@ -114,21 +114,21 @@ class Server:
             while request := self._incoming.recv():
                 name, slot, free = request
                 self._answers.free(free)
-                self.answer(f"{name}, {host}", partial(self._perform, host, name, slot))
+                self.answer(name, host, partial(self._perform, host, name, slot))
 
     def close(self) -> None:
         """The channel's end, for the controller to see."""
         self._incoming.close()
         self._outgoing.close()
 
-    def answer(self, who: str, work: Callable[[], Any]) -> None:
-        """Send what `work` returns or raises."""
+    def answer(self, name: str, host: WorkerHost, work: Callable[[], Any]) -> None:
+        """Send what `work` returns or raises; `name` and `host` say who failed."""
         try:
             slot, failed = self._answers.write(work()), False
         except TandemError as error:
             slot, failed = self._answers.write(error), True
         except Exception:  # noqa: BLE001 - whatever it is, the controller raises it
-            slot, failed = self._answers.write(WorkerError(f"{who}:\n{traceback.format_exc()}")), True
+            slot, failed = self._answers.write(WorkerError(f"{name}, {host}:\n{traceback.format_exc()}")), True
         self._outgoing.send((slot, failed, self._requests.released()))
 
     def _perform(self, host: WorkerHost, name: str, slot: Slot) -> Any:

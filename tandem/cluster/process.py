@@ -56,7 +56,7 @@ def process_main(setup: ProcessSetup) -> None:
         if setup.size > 1:
             host.join(f"file:///proc/self/fd/{setup.rendezvous.descriptor}", setup.rank, _FOR_EVER_S)
 
-    server.answer(f"{setup.name}, {host}", join)
+    server.answer(setup.name, host, join)
     server.serve(host)
     host.close()
 

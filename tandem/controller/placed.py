@@ -99,9 +99,10 @@ class Placed:
     def _by_row(self, rows: IntArray | None, weights: FloatArray) -> FloatArray | ByRow:
         """A number a row where the trained tokens of each row weigh the same, and others nothing."""
         batch, lengths_B = self.batch, np.diff(self.batch.response_offsets)
-        mask, lengths_R = batch.loss_mask, lengths_B
-        if rows is not None:
-            mask, lengths_R = take_rows(mask, batch.response_offsets, rows), lengths_B[rows]
+        lengths_R, trained_R = (each if rows is None else each[rows] for each in (lengths_B, self.trained_tokens_B))
+        if len(weights) and (trained_R == lengths_R).all() and (weights == weights[0]).all():
+            return ByRow(np.full(len(lengths_R), weights[0]))  # the usual case, without a look at the mask
+        mask = batch.loss_mask if rows is None else take_rows(batch.loss_mask, batch.response_offsets, rows)
         if len(weights) and np.array_equal(weights[0] * mask, weights):
             return ByRow(np.full(len(lengths_R), weights[0]))
         weights_R = np.zeros(len(lengths_R), dtype=np.float32)
