@@ -4,14 +4,14 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tandem.config.load import split_arguments
-from tandem.config.tree import ModelsConfig
+from tandem.config.tree import ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 
 Config = TypeVar("Config", bound=ModelsConfig)
@@ -43,9 +43,28 @@ def configure(
         given += [naming("trainer.run_dir", resume), "trainer.resume=true"]
     if path is None:
         raise UserError("no configuration given; write tandem COMMAND CONFIG.yaml [section.key=value …]")
-    config = load_checked(kind, path, given, claims_run_dir=writes_run)
+    try:
+        config = load_checked(kind, path, given, claims_run_dir=writes_run)
+    except UserError as error:
+        raise UserError(f"{error}{_meant_command(kind, path)}") from None
     print(f"{path}: no mistakes so far; loading torch and transformers", file=sys.stderr, flush=True)  # for seconds
     return config
+
+
+def _meant_command(kind: type[ModelsConfig], path: Path) -> str:
+    """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
+    from tandem.planning.command import job_of
+
+    trains_on_rows, job = issubclass(kind, SftConfig), job_of(path)
+    if trains_on_rows and "algorithm" in _sections(path):
+        meant = "tandem train"
+    elif job == "dpo" and kind in (TrainConfig, SftConfig, RewardModelConfig):
+        meant = "tandem dpo"
+    elif job == "sft" and kind is TrainConfig:
+        meant = "tandem sft or tandem reward-model"
+    else:
+        return ""
+    return f"\n{path} looks like a configuration of {meant}"
 
 
 def of_run(arguments: Sequence[str] | None) -> list[str]:
@@ -56,7 +75,8 @@ def of_run(arguments: Sequence[str] | None) -> list[str]:
         return list(arguments or [])
     asked = f"tandem eval CONFIG.yaml {naming('model.path', path)}"
     if (path / "config.yaml").is_file():
-        if not _is_of_rows(path / "config.yaml"):
+        sections = _sections(path / "config.yaml")
+        if not sections or "algorithm" in sections:
             return [str(path / "config.yaml"), naming("model.path", path), *given]
         raise UserError(f"{path}: a run whose rows are no prompts with rewards; say what to ask its model: {asked}")
     if (path / "config.json").is_file():
@@ -64,15 +84,15 @@ def of_run(arguments: Sequence[str] | None) -> list[str]:
     raise UserError(f"{path}: neither a run (config.yaml) nor a model (config.json); give CONFIG.yaml, or one of these")
 
 
-def _is_of_rows(config: Path) -> bool:
-    """A training that answers no prompts; False also of what is no configuration, as loading it tells."""
+def _sections(config: Path) -> Mapping[str, Any]:
+    """Those of the file; none of what is no configuration, as loading it tells."""
     from tandem.config import yaml12
 
     try:
         tree: Any = yaml12.read(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml12.YAMLError):
-        return False
-    return isinstance(tree, dict) and "algorithm" not in tree
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:

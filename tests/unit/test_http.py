@@ -194,8 +194,9 @@ def test_a_program_that_is_interrupted_does_not_wait_for_its_judge(server: Serve
         return says("Score: 5")
 
     server.answer = never
-    program = (
-        "import sys; from tandem.reward.rules.judge import judge; "
+    program = (  # whoever started the tests may ignore SIGINT, and what they start then does, too
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from tandem.reward.rules.judge import judge; "
         "judge(['2+2?'] * 4, ['4'] * 4, ['4'] * 4, url=sys.argv[1], model='m', concurrency=2)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

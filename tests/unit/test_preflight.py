@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.jobs.preflight import find_mistakes
@@ -446,6 +447,23 @@ def test_an_unknown_section_hides_no_missing_file(place: Path) -> None:
         strict=True,
     ):
         assert status == 2 and unknown in message and f"there is no file {place}/nope.py" in message, message
+
+
+@pytest.mark.parametrize(
+    ("command", "recipe", "meant"),
+    [
+        ("train", "hh_dpo", "tandem dpo"), ("sft", "hh_dpo", "tandem dpo"), ("dpo", "hh_dpo", ""),
+        ("train", "hh_sft", "tandem sft or tandem reward-model"), ("sft", "hh_sft", ""),
+        ("sft", "hh_ppo", "tandem train"), ("dpo", "hh_ppo", "tandem train"), ("train", "hh_ppo", ""),
+    ],
+)  # fmt: skip
+def test_the_command_is_named_that_a_configuration_is_of(
+    capsys: pytest.CaptureFixture[str], command: str, recipe: str, meant: str
+) -> None:
+    path = ROOT / f"recipes/{recipe}.yaml"
+    assert main([command, str(path), "model.path=nowhere"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told == f"{path} looks like a configuration of {meant}" if meant else "looks like" not in told
 
 
 def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None:
