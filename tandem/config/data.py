@@ -12,13 +12,24 @@ from tandem.config.sampler import EpochsSamplerConfig, SamplerConfig
 from tandem.config.validation import ValSetConfig
 
 
-class ImagesConfig(Section):
-    """Pictures of rows (docs/pictures.md): each is resized once, and stored."""
+class PixelLimits(Section):
+    """Of a picture, or of a video's frame."""
 
     min_pixels: PositiveInt | None = None
-    """A smaller picture is enlarged to as many. Default: that of the model's image processor."""
+    """A smaller picture is enlarged to as many. Default: that of the model's processor."""
     max_pixels: PositiveInt | None = None
-    """A larger one is reduced to as many. Default: that of the model's image processor."""
+    """A larger one is reduced to as many. Default: that of the model's processor."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
+        return self
+
+
+class ImagesConfig(PixelLimits):
+    """Pictures of rows (docs/pictures.md): each is resized once, and stored."""
+
     max_image_tokens: PositiveInt | None = None
     """A row whose pictures take more tokens is a bad row. Default: no limit but that of the row's length."""
     directory: MayChange[LocalPath | None] = None
@@ -27,30 +38,14 @@ class ImagesConfig(Section):
     max_source_pixels: PositiveInt = Field(default=50_000_000, le=178_956_970)
     """A picture that has more before it is resized is a bad row, found before it is decoded."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
-        return self
 
-
-class VideosConfig(Section):
+class VideosConfig(PixelLimits):
     """Videos of rows, which are lists of frames (docs/pictures.md#videos)."""
 
     max_frames: PositiveInt = 768
     """Of a longer video as many are taken, evenly from the first to the last."""
     fps: PositiveFloat = 2.0
     """Frames a second of a video whose row does not say it."""
-    min_pixels: PositiveInt | None = None
-    """A frame that has fewer is enlarged to as many. Default: the family's rule."""
-    max_pixels: PositiveInt | None = None
-    """One that has more is reduced to as many. Default: the family's rule."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
-        return self
 
 
 class RowCacheConfig(Section):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.preference import PreferenceDataset, dataset_of
-from tandem.data.rows import BadRow, read_rows
+from tandem.data.rows import BadRow, Pace, read_rows
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError, for_terminal
 from tandem.models.loading import load_tokenizer
@@ -90,9 +90,12 @@ def _find(
     if not files:
         raise UserError(f"{key}: there are none; give some")
     rows = items = 0
+    pace = Pace()
     for path in files:
         for number, content in read_rows(path):
             rows += 1
+            if pace.is_due():
+                print(f"{rows:,} rows read", flush=True)
             try:
                 row_format, made = reader.read(content, path.parent)
             except BadRow as error:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES
-from tandem.pictures.refusals import model_type
+from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES, model_type
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3

@@ -1,12 +1,10 @@
 """What does not run yet with a model that sees pictures; docs/pictures.md lists it."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tandem.config.tree import EvalConfig, RolloutConfig, has_critic
-from tandem.pictures.model import MODEL_TYPES
+from tandem.pictures.model import MODEL_TYPES, model_type
 
 PICTURES_ON_VLLM = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm"})
 """Model types that see pictures and whose log-probs on vLLM were compared with the trainer's, and equal."""
@@ -45,11 +43,3 @@ def _find_picture_rank_mistakes(config: Any, not_yet: str) -> Iterator[str]:
                 "time; use frozen, or one rank"
             )
             return
-
-
-def model_type(directory: Path) -> str:
-    """That of its config.json; empty where it cannot be read."""
-    try:
-        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""

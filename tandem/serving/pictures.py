@@ -26,29 +26,30 @@ class RecentPictures(PictureStore):
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        """Pictures are prepared in several threads."""
+        """Pictures are prepared in several threads, and none may go between a look at it and its mark."""
 
     def add(self, pixels: Pixels) -> str:
         key = super().add(pixels)
-        self._shown(key)
+        with self._lock:
+            self._shown(key)
         return key
 
     def holds(self, key: str) -> bool:
-        found = super().holds(key)
-        if found:
-            self._shown(key)
+        with self._lock:
+            found = super().holds(key)
+            if found:
+                self._shown(key)
         return found
 
     def _shown(self, key: str) -> None:
-        with self._lock:
-            if key not in self._sizes:
-                self._sizes[key] = self.path(key).stat().st_size
-                self._bytes += self._sizes[key]
-            self._sizes.move_to_end(key)
-            while self._bytes > self._most and len(self._sizes) > 1:
-                oldest, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                self.path(oldest).unlink(missing_ok=True)
+        if key not in self._sizes:
+            self._sizes[key] = self.path(key).stat().st_size
+            self._bytes += self._sizes[key]
+        self._sizes.move_to_end(key)
+        while self._bytes > self._most and len(self._sizes) > 1:
+            oldest, size = self._sizes.popitem(last=False)
+            self._bytes -= size
+            self.path(oldest).unlink(missing_ok=True)
 
 
 def with_pictures(messages: Sequence[Message], pictures: ModelPictures | None) -> list[Message]:

@@ -22,7 +22,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from tandem.errors import UserError
 from tandem.models.sight import sight_of
 from tandem.pictures.layouts.base import Layout
-from tandem.pictures.model import picture_format
+from tandem.pictures.model import in_tower, picture_format
 from tests.picture_families import FAMILIES, config_of, make_tokenizer
 
 
@@ -83,6 +83,13 @@ class Prepared:
             return get_image_prompt_string(made["rows"][0][0], made["cols"][0][0], 4, *beside)
         rows, columns = made["image_grid_thw"][0, 1:].tolist()
         return token * (rows * columns // 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_names_of_towers_are_those_of_every_family(family: str) -> None:
+    modules = sight_of(config_of(family, make_tokenizer(family))).modules
+    assert modules and all(in_tower(f"model.{module}.layers.0.weight") for module in modules)
+    assert not in_tower("model.language_model.layers.0.mlp.up_proj.weight")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
