@@ -232,6 +232,23 @@ def test_with_empty_answers_there_may_be_as_many_rows_as_tokens(size: int, by_ro
         np.testing.assert_array_equal(found.tokens.weights, wanted.tokens.weights)
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [1, 2], [0, 3]])
+@pytest.mark.parametrize("trained", [True, False])
+def test_weights_are_those_that_were_given_however_they_travel(trained: bool, rows: list[int]) -> None:
+    """Alike, alike in each row, alike where tokens are trained, each of its own; also where one is not trained."""
+    batch = ragged_batch([3, 1, 2, 4])
+    batch.loss_mask[:] = True
+    batch.loss_mask[batch.response_offsets[:-1]] = trained
+    wanted = select_rows(batch, np.array(rows))
+    lengths, mask = np.diff(wanted.response_offsets), wanted.loss_mask
+    by_row = np.repeat(np.arange(1, 1 + len(rows)), lengths)
+    for weights in (np.ones(len(mask)), 2 * mask, by_row, by_row * mask, np.arange(len(mask)), np.zeros(len(mask))):
+        with Placed(batch) as placed:
+            given = weights.astype(np.float32)
+            whole = placed.rows(np.array(rows), weights=given).whole()
+        np.testing.assert_array_equal(whole.tokens.weights, given)
+
+
 def test_what_a_rank_has_does_not_travel_again() -> None:
     ranks, actor, reference = world(2)
     batch = ragged_batch([2000] * 8)

@@ -21,6 +21,7 @@ from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.data import read_first_rows
 from tandem.tracking.names import EVERY_NAME
 from tests.conftest import ROOT
+from tests.pictures import make_model
 
 RUNNER = """
 import contextlib, io, json, sys
@@ -491,6 +492,15 @@ def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
     assert [reason for reason in told(TrainConfig, "states", served) if "model.path" in reason]
     rewards = load_config(RewardModelConfig, place / "dpo.yaml", [f"model.path={place}/headless"])
     assert [reason for reason in find_mistakes(rewards) if "value head" in reason]
+
+
+def test_a_tower_s_layers_take_no_adapters(place: Path, tmp_path: Path) -> None:
+    model = make_model("qwen2_5_vl", tmp_path / "model")
+    given = f"model.path={model}|model.lora.target_modules=[qkv]"
+    ((status, message, _),) = tell(place, [("train", given)])
+    assert status == 2 and "no layer of" in message and "is named 'qkv'" in message
+    offered = message.partition("give some of ")[2].partition(", or all-linear")[0]
+    assert offered == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj", message
 
 
 def test_a_reward_model_takes_no_adapters(place: Path) -> None:
