@@ -103,7 +103,7 @@ def why_unseen(directory: Path) -> str:
 def model_type(directory: Path) -> str | None:
     """As the directory's config.json says it; None where it cannot be read, which loading the model tells."""
     try:
-        return json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"]
+        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
