@@ -91,10 +91,11 @@ def test_wandb_has_each_step_once_under_one_id(read_back: Path) -> None:
     table = json.loads(kept.read_text())
     assert table["columns"] == ["step", "prompt", "answer", "reward", "advantage"]
     assert table["data"] == [[2, "1+1=", "2", 1.0, 0.5], [2, "1+2=", "3", 0.5, -0.5]]
-    (seen,) = read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")
-    assert json.loads(seen.read_text())["columns"] == table["columns"]
+    # Of a step that was killed while it was recorded the first process may have left files, too.
+    seen = [*read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")]
+    assert seen and all(json.loads(path.read_text())["columns"] == table["columns"] for path in seen)
     assert [row.get("samples_pictures.count") for row in rows] == [None] * 4 + [3, None]
-    names = sorted(path.name for path in read_back.glob("wandb/offline-run-*/files/media/images/samples_pictures_4_*"))
+    names = {path.name for path in read_back.glob("wandb/offline-run-*/files/media/images/samples_pictures_4_*")}
     assert len(names) == 2, "alike pictures are one file"
 
 
