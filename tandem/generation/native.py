@@ -30,7 +30,7 @@ from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
 from tandem.generation.prefixes import PrefixCache
 from tandem.generation.recorded import RecordedSteps
-from tandem.generation.sampling import CHOICE, Array, most_probable, sample, streams
+from tandem.generation.sampling import CHOICE, Array, Chooser, most_probable, streams
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
@@ -48,6 +48,8 @@ _PREFIX_SHARE = 8
 _LEAST_PREFIX = 4
 """A prefix below 1 / this of the prompt is computed again: attention after a prefix costs more than that of a whole
 prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
+_KEPT_ASLEEP = 64 * 2**20
+"""On a CPU a cache of at most as many bytes is kept through a sleep: its pages are a fortieth of a short step."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
 _PICTURES = 2**16
@@ -82,6 +84,19 @@ class _Start(NamedTuple):
     def known(self) -> int:
         """How many of the prompt's tokens need not be computed."""
         return self.prefix.length if self.prefix else 0
+
+
+class _Batch:
+    """Rows that get their next tokens together, and what is looked up about them once."""
+
+    def __init__(self, state: Array, slots: IntArray, stops: Array, choose: Chooser) -> None:
+        self.state = state
+        self.slots = slots
+        self.stops = stops
+        self.choose = choose
+        self.watched, self.streamed, self.top = map(
+            np.flatnonzero, (state["watched"], state["streamed"], state["top_logprobs"])
+        )
 
 
 class NativeEngine:
@@ -133,6 +148,8 @@ class NativeEngine:
         """Samples that have not started, in one list for each request."""
         self._rows: list[NativeSample] = []
         """Samples that decode, by slot."""
+        self._batch: _Batch | None = None
+        """All of them, from one that comes or goes to the next."""
         self._prompts = max_running
         """The next number for a history: those of all rows are below it."""
         self._all_differ = False
@@ -206,7 +223,9 @@ class NativeEngine:
     def sleep(self) -> None:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
-        self._renew_cache()
+        if self._weight.is_cuda or self._cache.nbytes > _KEPT_ASLEEP:
+            self._renew_cache()
+        self._prefixes = PrefixCache()
         if self._tower is not None:
             self._tower.offload()
         if self._weight.is_cuda:
@@ -246,7 +265,9 @@ class NativeEngine:
         while starts := self._admit():
             self._prefill(starts)
         if self._rows:
-            self._advance(0, self._decode(self._state[: len(self._rows)]))
+            if self._batch is None:
+                self._batch = self._batch_from(0)
+            self._advance(self._batch, self._decode(self._batch.state))
 
     def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
@@ -304,7 +325,14 @@ class NativeEngine:
                 scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
                 for entry in start.samples:
                     entry.prompt = scored
-        self._advance(first, logits.index_select(0, self._tensor(prompt_B)))
+        self._batch = None
+        self._advance(self._batch_from(first), logits.index_select(0, self._tensor(prompt_B)))
+
+    def _batch_from(self, first: int) -> "_Batch":
+        """The rows from slot `first` on."""
+        slots = np.arange(first, len(self._rows))
+        state, stops = self._state[first : len(self._rows)], self._stops[first : len(self._rows)]
+        return _Batch(state, slots, stops, Chooser(state, self._weight.device, self._never_drawn))
 
     def _prompt_logits(self, starts: list[_Start], first: int, prompt_B: IntArray) -> torch.Tensor:
         """Logits after each prompt, `[prompts, V]`; the slots from `first` on are filled."""
@@ -368,44 +396,42 @@ class NativeEngine:
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
-    def _advance(self, first: int, logits_BV: torch.Tensor) -> None:
-        """Choose the next token of the rows from slot `first` on; deliver and remove those that end with it."""
-        state = self._state[first : len(self._rows)]
-        self._note_top(first, logits_BV)
-        token_B, logprob_B = (x.cpu().numpy() for x in sample(logits_BV, state, self._never_drawn))
-        version = self.version
+    def _advance(self, batch: "_Batch", logits_BV: torch.Tensor) -> None:
+        """Choose the next token of the rows of the batch; deliver and remove those that end with it."""
+        state, slots, version = batch.state, batch.slots, self.version
+        if len(batch.top):
+            self._note_top(batch, logits_BV)
+        token_B, logprob_B = (x.cpu().numpy() for x in batch.choose(logits_BV))
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")
-        slots, made = np.arange(first, len(self._rows)), state["made"]
+        made = state["made"]
         for name, values in (("token", token_B), ("logprob", logprob_B), ("version", version)):
             self._made[name][slots, made] = values
         state["last"] = token_B
         state["position"] += 1
-        state["made"] += 1
-        stopped_B = (self._stops[first : len(self._rows)] == token_B[:, None]).any(axis=1)
-        for i in np.flatnonzero(state["watched"]):
-            text_ids = self._made["token"][first + i, : state["made"][i]]
-            stopped_B[i] |= self._rows[first + i].ends_in_stop_string(text_ids, self._tokenizer)
-        ended_B = stopped_B | (state["made"] >= state["max_tokens"])
-        for slot in first + np.flatnonzero((state["streamed"] > 0) & ~ended_B):
-            made = self._made[slot, : self._state["made"][slot]]
-            self._rows[slot].deliver(made["token"], made["logprob"], made["version"], None)
-        ended = np.flatnonzero(ended_B)
-        if len(ended):
-            self._deliver(first + ended, [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
-            self._keep((first + ended)[state["keep"][ended] > 0])
-            self._release((first + ended).tolist())
+        made += 1
+        stopped_B = (batch.stops == token_B[:, None]).any(axis=1)
+        for i in batch.watched:
+            text_ids = self._made["token"][slots[i], : made[i]]
+            stopped_B[i] |= self._rows[slots[i]].ends_in_stop_string(text_ids, self._tokenizer)
+        ended_B = stopped_B | (made >= state["max_tokens"])
+        for i in batch.streamed:
+            if not ended_B[i]:
+                row = self._made[slots[i], : made[i]]
+                self._rows[slots[i]].deliver(row["token"], row["logprob"], row["version"], None)
+        if ended_B.any():
+            ended = np.flatnonzero(ended_B)
+            self._deliver(slots[ended], [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
+            self._keep(slots[ended[state["keep"][ended] > 0]])
+            self._release(slots[ended].tolist())
 
-    def _note_top(self, first: int, logits_BV: torch.Tensor) -> None:
-        """Keep the most probable next tokens for the rows from slot `first` on that want them."""
-        state = self._state[first : len(self._rows)]
-        rows = np.flatnonzero(state["top_logprobs"])
-        if len(rows):
-            counts = state["top_logprobs"][rows]
-            found = most_probable(logits_BV[torch.from_numpy(rows)], state["temperature"][rows], int(counts.max()))
-            token_BK, logprob_BK = (values.cpu().numpy() for values in found)
-            for row, count, tokens, logprobs in zip(rows, counts, token_BK.astype(np.int32), logprob_BK, strict=True):
-                self._rows[first + row].top.append((tokens[:count], logprobs[:count]))
+    def _note_top(self, batch: "_Batch", logits_BV: torch.Tensor) -> None:
+        """Keep the most probable next tokens for the rows that want them."""
+        rows, counts = batch.top, batch.state["top_logprobs"][batch.top]
+        found = most_probable(logits_BV[torch.from_numpy(rows)], batch.state["temperature"][rows], int(counts.max()))
+        token_BK, logprob_BK = (values.cpu().numpy() for values in found)
+        for row, count, tokens, logprobs in zip(rows, counts, token_BK.astype(np.int32), logprob_BK, strict=True):
+            self._rows[batch.slots[row]].top.append((tokens[:count], logprobs[:count]))
 
     def _deliver(self, slots: IntArray, statuses: list[Status]) -> None:
         """Deliver what rows have made; rows that end in one step get views of the same arrays."""
@@ -437,6 +463,7 @@ class NativeEngine:
         for hole, mover in zip(holes, movers, strict=True):
             self._rows[hole] = self._rows[mover]
         del self._rows[count:]
+        self._batch = None
 
     @torch.inference_mode()
     def _withdraw(self, results: Results) -> None:
@@ -453,6 +480,7 @@ class NativeEngine:
         """Forget every sample; returns them."""
         entries = [entry for group in (self._rows, *self._waiting) for entry in group]
         self._rows.clear()
+        self._batch = None
         self._waiting.clear()
         return entries
 

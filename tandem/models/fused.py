@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
 
-from tandem.models.attention import Scoring, interface
+from tandem.models.attention import Scoring
 from tandem.models.attention.interface import AttentionPlan
+from tandem.models.kv_cache import Decode
 
 _POSITIONS = 512
 """Angles are computed for a multiple of this many positions."""
@@ -40,7 +40,7 @@ class Product:
     """Linear layers of the same input, or one, as one product."""
 
     weight: Tensor
-    """`[out, in]`, the memory of all their weights."""
+    """`[in, out]`, the memory of all their weights."""
     bias: Tensor | None
     first: Tensor
     """The weight of the first."""
@@ -55,17 +55,17 @@ class Product:
         weight, bias = _as_one(weights), _as_one(biases) if biases else None
         if weight is None or len(biases) not in (0, len(layers)) or (biases and bias is None):
             return None
-        return cls(weight, bias, weights[0])
+        return cls(weight.t(), bias, weights[0])
 
     def holds(self) -> bool:
         """They still lie where they lay."""
         return self.first.data_ptr() == self.weight.data_ptr()
 
     def __call__(self, x_N: Tensor) -> Tensor:
-        return linear(x_N, self.weight, self.bias)
+        return torch.mm(x_N, self.weight) if self.bias is None else torch.addmm(self.bias, x_N, self.weight)
 
     def added_to(self, hidden_N: Tensor, x_N: Tensor) -> Tensor:
-        total_N = torch.addmm(hidden_N, x_N, self.weight.t())
+        total_N = torch.addmm(hidden_N, x_N, self.weight)
         return total_N if self.bias is None else total_N.add_(self.bias)
 
 
@@ -124,6 +124,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """What `rotate` returns."""
+    rolled = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(rolled, sin)
+
+
 class Angles:
     """Cosines and sines for `rotate`, of the positions seen so far."""
 
@@ -136,9 +142,11 @@ class Angles:
 
     def __call__(self, position_N: Tensor) -> tuple[Tensor, Tensor]:
         """`[N, 1, head_dim]` each."""
-        if (last := int(position_N.max())) >= len(self._table):
-            self._table = self._computed(-(-(last + 1) // _POSITIONS) * _POSITIONS)
-        cos, sin = self._table.index_select(0, position_N).unbind(1)
+        try:
+            cos, sin = self._table.index_select(0, position_N).unbind(1)
+        except IndexError:  # asking first for the last position takes longer than the rest
+            self._table = self._computed(-(-(int(position_N.max()) + 1) // _POSITIONS) * _POSITIONS)
+            return self(position_N)
         return cos, sin
 
     def _computed(self, positions: int) -> Tensor:
@@ -154,7 +162,7 @@ class _Layer:
 
     linears: Sequence[tuple[Any, str, nn.Module]]
     """Where each linear layer hangs, by what name, and which it is."""
-    attention: Any
+    index: int
     qkv: Product
     output: Product
     gate_up: Product
@@ -180,7 +188,7 @@ class _Layer:
         parents, norm = (attention, mlp), _QuickNorm.of
         return cls(
             linears=[(p._modules, *own) for p in parents for own in p._modules.items() if own[0].endswith("_proj")],
-            attention=attention,
+            index=attention.layer_idx,
             qkv=qkv,
             output=output,
             gate_up=gate_up,
@@ -202,18 +210,20 @@ class _Layer:
         of_input, of_attended = self.norms
         hidden_N = self.output.added_to(hidden_N, self._attend(of_input(hidden_N), rotation, plan))
         gate_N, up_N = self.gate_up(of_attended(hidden_N)).chunk(2, -1)
-        return self.down.added_to(hidden_N, self.activation(gate_N) * up_N)
+        return self.down.added_to(hidden_N, self.activation(gate_N).mul_(up_N))
 
     def _attend(self, x_N: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
-        keys = self.keys
-        queries_keys, value = self.qkv(x_N).unflatten(1, (-1, self.head_dim)).tensor_split((-keys,), 1)
-        if self.of_heads is None:
-            query, key = rotate(queries_keys, *rotation).tensor_split((-keys,), 1)
-        else:
-            both = zip(self.of_heads, queries_keys.tensor_split((-keys,), 1), strict=True)
-            query, key = (rotate(norm(x), *rotation) for norm, x in both)
-        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
-        return interface.attend(self.attention, plan, query, key, value, self.scoring).flatten(2)[0]
+        keys, (cos_N, sin_N) = self.keys, rotation
+        packed_N = self.qkv(x_N).view(x_N.shape[0], -1, self.head_dim)
+        turned_N = packed_N.narrow(1, 0, packed_N.shape[1] - keys)
+        if self.of_heads is not None:
+            for norm, x in zip(self.of_heads, turned_N.tensor_split((-keys,), 1), strict=True):
+                x.copy_(norm(x))
+        rotate_in_place(turned_N, cos_N, sin_N)
+        if isinstance(plan, Decode):
+            return plan.attend_packed(self.index, packed_N, keys, self.scoring)
+        of_heads = packed_N.transpose(0, 1)[None].tensor_split((-2 * keys, -keys), 1)
+        return plan.attend(self.index, *of_heads, self.scoring).flatten(2)[0]
 
 
 class Fused:
@@ -239,7 +249,7 @@ class Fused:
 
     def __call__(self, token_N: Tensor, position_N: Tensor, plan: AttentionPlan) -> Tensor:
         """`[N, hidden]`."""
-        hidden_N, rotation = embedding(token_N, self._embeddings), self._angles(position_N)
+        hidden_N, rotation = self._embeddings.index_select(0, token_N), self._angles(position_N)
         for layer in self._layers:
             hidden_N = layer(hidden_N, rotation, plan)
         return self._norm(hidden_N)

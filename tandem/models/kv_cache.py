@@ -34,6 +34,15 @@ class KVCache:
         self.slots = 0
         self.length = 0
         self._layers: dict[int, list[Tensor]] = {}
+        self._together: dict[int, Tensor] = {}
+        """By layer, keys and values as one tensor, `[2, slots, kv_heads, head_dim, length]`, where they are of a shape:
+        what `_layers` has are views of it."""
+        self._seen: dict[int, tuple[tuple[int, ...], Sequence[Tensor]]] = {}
+        self._masks: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for caches in self._layers.values() for cache in caches)
 
     def reserve(self, slots: int, length: int) -> None:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
@@ -44,11 +53,45 @@ class KVCache:
         caches = self._layers.get(index) or [x.new_empty(0, x.shape[1], x.shape[3], 0) for x in new]
         slots, _, _, length = caches[0].shape
         if slots < self.slots or length < self.length:
-            grown = [x.new_zeros(self.slots, *x.shape[1:3], self.length) for x in caches]
+            shapes = [(self.slots, *x.shape[1:3], self.length) for x in caches]
+            if shapes[0] == shapes[1]:
+                self._together[index] = caches[0].new_zeros(2, *shapes[0])
+                grown = list(self._together[index].unbind())
+            else:
+                grown = [x.new_zeros(shape) for x, shape in zip(caches, shapes, strict=True)]
             for old, cache in zip(caches, grown, strict=True):
                 cache[:slots, ..., :length] = old
             self._layers[index] = caches = grown
+            self._seen.pop(index, None)
         return caches
+
+    def together(self, index: int, kv_heads: int, new: Tensor) -> Tensor:
+        """Keys and values of a layer as one tensor, `[2, slots, kv_heads, head_dim, length]`, where both have the
+        head_dim of `new`, `[..., head_dim]`."""
+        together = self._together.get(index)
+        if together is None or together.shape[1] < self.slots or together.shape[-1] < self.length:
+            empty = new.new_empty(1, kv_heads, 0, new.shape[-1])
+            self.layer(index, empty, empty)
+            together = self._together[index]
+        return together
+
+    def seen(self, index: int, together: Tensor, rows: int, start: int, end: int) -> Sequence[Tensor]:
+        """Keys and values of tokens `start … end` of the first rows, `[rows * kv_heads, head_dim, tokens]` each."""
+        wanted = (rows, start, end)
+        known = self._seen.get(index)
+        if known is None or known[0] != wanted:
+            known = wanted, together[:, :rows, ..., start:end].flatten(1, 2).unbind()
+            self._seen[index] = known
+        return known[1]
+
+    def mask(self, end: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is added to the products with keys of `end` positions for the query in the last of them, and then for
+        nothing: queries in other places see the same, further left. `[2 * end - 1]`."""
+        wanted = end, window, dtype
+        if wanted not in self._masks:
+            self._masks[wanted] = torch.full((2 * end - 1,), float("-inf"), dtype=dtype, device=device)
+            self._masks[wanted][max(0, end - (window or end)) : end] = 0
+        return self._masks[wanted]
 
     def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""
@@ -179,36 +222,61 @@ class Decode:
                 cache[: len(made_B), ..., self._longest - 1] = made_B
             else:
                 cache[self._slot_B, :, :, self._position_B] = made_B
-        _, heads, rows, head_dim = query.shape
-        kv_heads, window = key.shape[1], scoring.window
-        if (window, kv_heads) not in self._masks:
-            self._masks[window, kv_heads] = self._mask(window, kv_heads, query.dtype)
-        start, mask = self._masks[window, kv_heads]
+        rows, (start, mask) = query.shape[2], self._masked(scoring.window, key.shape[1], query.dtype)
         seen = (cache[..., start : self._end] for cache in caches)
         if self._shared:
             seen = [x.index_select(0, self._shared[0]) for x in seen]
         keys, values = (x[:rows].flatten(0, 1) for x in seen)
-        # The query heads of a key head attend like queries of one sequence: keys are read once and never repeated.
-        queries = query[0].transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, head_dim)
-        scores = (
-            torch.baddbmm(mask, queries, keys, alpha=scoring.scale)
-            if scoring.cap is None
-            else _capped(torch.bmm(queries, keys), scoring.scale, scoring.cap) + mask
-        )
-        weights = _weights(scores, scoring.sinks).to(values.dtype)
-        return torch.bmm(weights, values.transpose(1, 2)).reshape(1, rows, heads, -1)
+        return _attended(query[0].transpose(0, 1), keys, values, mask, scoring)[None]
+
+    def attend_packed(self, layer: int, packed_N: Tensor, kv_heads: int, scoring: Scoring) -> Tensor:
+        """As `attend`, `[N, heads * head_dim]`, for queries, keys and values side by side:
+        `[N, heads + 2 kv_heads, head_dim]`."""
+        rows, heads, head_dim = packed_N.shape
+        query_N, made_B = packed_N.split((heads - 2 * kv_heads, 2 * kv_heads), 1)
+        if self._shared:
+            made_B = made_B.index_select(0, self._shared[1])
+        slots = made_B.shape[0]
+        made_B = made_B.view(slots, 2, kv_heads, head_dim)
+        together = self._cache.together(layer, kv_heads, packed_N)
+        if self._shortest == self._longest:
+            together.select(-1, self._longest - 1).narrow(1, 0, slots).copy_(made_B.transpose(0, 1))
+        else:
+            together[:, self._slot_B, ..., self._position_B] = made_B
+        start, mask = self._masked(scoring.window, kv_heads, packed_N.dtype)
+        if self._shared:
+            keys, values = together[..., start : self._end].index_select(1, self._shared[0]).flatten(1, 2).unbind()
+        else:
+            keys, values = self._cache.seen(layer, together, rows, start, self._end)
+        return _attended(query_N, keys, values, mask, scoring).view(rows, -1)
+
+    def _masked(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
+        if (window, kv_heads) not in self._masks:
+            self._masks[window, kv_heads] = self._mask(window, kv_heads, dtype)
+        return self._masks[window, kv_heads]
 
     def _mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
-        position_N = self.position_N
+        seen, left = self._cache.mask(self._end, window, dtype, self.position_N.device), start + self._end - 1
         if self._shortest == self._longest:
-            position_N, kv_heads = position_N[:1], 1
-        # What the last position sees, then nothing: others see the same, further left.
-        seen = torch.full((2 * self._end - 1,), float("-inf"), dtype=dtype, device=position_N.device)
-        seen[max(0, self._end - (window or self._end)) : self._end] = 0
-        from_position = (start + self._end - 1 - position_N).repeat_interleave(kv_heads)
+            return start, seen.narrow(0, left - (self._longest - 1), self._end - start)[None, None]
+        from_position = (left - self.position_N).repeat_interleave(kv_heads)
         return start, seen.unfold(0, self._end - start, 1).index_select(0, from_position)[:, None]
+
+
+def _attended(query_N: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
+    """`[N, heads, head_dim]`; keys and values `[N * kv_heads, head_dim, tokens]`. The query heads of a key head attend
+    like queries of one sequence: keys are read once and never repeated."""
+    rows, heads, head_dim = query_N.shape
+    queries = query_N.reshape(keys.shape[0], -1, head_dim)
+    scores = (
+        torch.baddbmm(mask, queries, keys, alpha=scoring.scale)
+        if scoring.cap is None
+        else _capped(torch.bmm(queries, keys), scoring.scale, scoring.cap) + mask
+    )
+    weights = _weights(scores, scoring.sinks).to(values.dtype)
+    return torch.bmm(weights, values.transpose(1, 2)).view(rows, heads, -1)
 
 
 def _capped(products: Tensor, scale: float, cap: float) -> Tensor:
