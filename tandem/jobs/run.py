@@ -1,5 +1,6 @@
 """What every training run has around its steps: the run directory, records, checkpoints, validation, a way to stop."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -162,7 +163,7 @@ class _Attempt:
                 self._restore(checkpoint)
                 self._store.copy(checkpoint)
             self._recorders += _recorders(self._config, job.total_steps, self._position.step)
-            with self._stop.listening():
+            with self._stop.listening(), _known_to_stay():
                 if self._position.step == 0 and self._trainer.eval_every:
                     validated = self._evaluate(0)
                     self._best.expect_in(validated, validation=True)
@@ -252,6 +253,17 @@ class _Attempt:
     def _record(self, step: int, metrics: StepMetrics) -> None:
         for recorder in self._recorders:
             recorder.log(step, metrics)
+
+
+@contextmanager
+def _known_to_stay() -> Iterator[None]:
+    """What is there now, a million objects of libraries most of them, is nothing that Python's search for cycles need
+    look through again: that takes as long as five short steps, and comes in the middle of one."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _recorders(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Recorder]:
