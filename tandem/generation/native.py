@@ -26,11 +26,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError
 from tandem.generation.base import EngineLimits
+from tandem.generation.native_rows import Batch, Rows
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
 from tandem.generation.prefixes import PrefixCache
 from tandem.generation.recorded import RecordedSteps
-from tandem.generation.sampling import CHOICE, Array, Chooser, most_probable, streams
+from tandem.generation.sampling import Array, Chooser, most_probable
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
@@ -55,18 +56,6 @@ _ADMIT_SHARE = 8
 _PICTURES = 2**16
 """So many are told apart before those that nobody shows any more are forgotten, and with them what is kept of rows.
 Every publish does the same."""
-_NO_TOKEN = -1
-_ALIKE = 3
-"""Rows with the same tokens so far are decoded once where they are this many on average: their keys are copied for it,
-which must cost less than reading those of every row."""
-_FIELDS = ("max_tokens", "watched", "streamed", "top_logprobs", "keep", "last", "position", "lag", "history")
-_ROW = np.dtype([*CHOICE.descr, *((name, "i8") for name in _FIELDS)])
-"""A row's state: how its next token is chosen, when it ends (`watched`: a stop string may end it), whether its caller
-gets each token at once (`streamed`), how many of the most probable tokens that caller wants, whether its keys and
-values are kept when it ends (`keep`), its last token, where in the KV cache that token will go, by how much the
-position that is encoded differs from that (`lag`: pictures take fewer positions than tokens), and a number for the
-tokens before it, the same in rows that share them."""
-_MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
 
 class _Start(NamedTuple):
@@ -84,19 +73,6 @@ class _Start(NamedTuple):
     def known(self) -> int:
         """How many of the prompt's tokens need not be computed."""
         return self.prefix.length if self.prefix else 0
-
-
-class _Batch:
-    """Rows that get their next tokens together, and what is looked up about them once."""
-
-    def __init__(self, state: Array, slots: IntArray, stops: Array, choose: Chooser) -> None:
-        self.state = state
-        self.slots = slots
-        self.stops = stops
-        self.choose = choose
-        self.watched, self.streamed, self.top = map(
-            np.flatnonzero, (state["watched"], state["streamed"], state["top_logprobs"])
-        )
 
 
 class NativeEngine:
@@ -146,18 +122,7 @@ class NativeEngine:
         )
         self._waiting: deque[list[NativeSample]] = deque()
         """Samples that have not started, in one list for each request."""
-        self._rows: list[NativeSample] = []
-        """Samples that decode, by slot."""
-        self._batch: _Batch | None = None
-        """All of them, from one that comes or goes to the next."""
-        self._prompts = max_running
-        """The next number for a history: those of all rows are below it."""
-        self._all_differ = False
-        """No two rows have the same tokens so far: nor will they, until others start."""
-        self._state = np.zeros(max_running, dtype=_ROW)
-        """The state of each slot, in arrays, so that a step's Python does not grow with the rows."""
-        self._made = np.zeros((max_running, 0), dtype=_MADE)
-        self._stops = np.zeros((max_running, 0), dtype=np.int64)
+        self._rows = Rows(max_running)
         self._prefix_cache_tokens = prefix_cache_tokens
         self.prefilled_tokens = 0
         """Prompt tokens that were computed since the engine was made, those of siblings once."""
@@ -218,7 +183,7 @@ class NativeEngine:
             if self._tower.learns:
                 self._tower.forget()
             self._forget_pictures()
-        self._state["keep"] = False  # of rows under way a part is computed by other weights
+        self._rows.state["keep"] = False  # of rows under way a part is computed by other weights
 
     def sleep(self) -> None:
         if self._waiting or self._rows:
@@ -236,7 +201,7 @@ class NativeEngine:
         self._asleep = False
 
     def abort(self) -> None:
-        self._deliver(np.arange(len(self._rows)), [Status.ABORTED] * len(self._rows))
+        self._rows.deliver(np.arange(len(self._rows)), [Status.ABORTED] * len(self._rows))
         self._rows.clear()
         for entry in self._clear():
             entry.end_without_tokens()
@@ -265,15 +230,13 @@ class NativeEngine:
         while starts := self._admit():
             self._prefill(starts)
         if self._rows:
-            if self._batch is None:
-                self._batch = self._batch_from(0)
-            self._advance(self._batch, self._decode(self._batch.state))
+            self._advance(self._rows.batch(0, self._chooser), self._decode())
 
     def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
-        free, tokens = len(self._state) - len(self._rows), 0
+        free, tokens = self._rows.slots - len(self._rows), 0
         starts: list[_Start] = []
-        if free < min(sum(map(len, self._waiting)), -(-len(self._state) // _ADMIT_SHARE)):
+        if free < min(sum(map(len, self._waiting)), -(-self._rows.slots // _ADMIT_SHARE)):
             return starts
         while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not starts)):
             group = self._waiting.popleft()
@@ -294,45 +257,20 @@ class NativeEngine:
         """Start the samples: run what is not known of each prompt once, and choose the first token of each sample."""
         first = len(self._rows)
         prompt_B = np.repeat(np.arange(len(starts)), [len(start.samples) for start in starts])
-        self._rows.extend(entry for start in starts for entry in start.samples)
-        started, state = self._rows[first:], self._state[first : len(self._rows)]
-        state["stream"] = streams(
-            [entry.request.seeds[entry.index] for entry in started], [entry.request.made for entry in started]
-        )
-        state["made"] = 0
-        state["history"] = self._prompts + prompt_B
-        self._prompts += len(starts)
-        self._all_differ = False
-        for name in ("temperature", "top_k", "top_p", "max_tokens"):
-            state[name] = [getattr(entry.request.sampling, name) for entry in started]
-        state["watched"] = [len(entry.request.sampling.stop_strings) for entry in started]
-        state["streamed"] = [entry.streamed for entry in started]
-        state["keep"] = [entry.request.keep for entry in started]
-        state["top_logprobs"] = [entry.request.top_logprobs for entry in started]
-        self._made = _widened(self._made, int(state["max_tokens"].max()), np.zeros((), _MADE))
-        self._stops = _widened(self._stops, max(len(e.request.sampling.stop_token_ids) for e in started), _NO_TOKEN)
-        self._stops[first : len(self._rows)] = _NO_TOKEN
-        for slot, entry in enumerate(started, first):
-            self._stops[slot, : len(entry.request.sampling.stop_token_ids)] = entry.request.sampling.stop_token_ids
-        state["position"] = [len(entry.request.token_ids) - 1 for entry in started]
-        state["lag"] = 0
+        self._rows.start([start.samples for start in starts])
         requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
-        self._cache.reserve(min(len(self._state), len(self._rows) + sum(map(len, self._waiting))), longest)
+        self._cache.reserve(min(self._rows.slots, len(self._rows) + sum(map(len, self._waiting))), longest)
         logits = self._prompt_logits(starts, first, prompt_B)
         for start in starts:
             if (request := start.samples[0].request).prompt_logprobs:
                 scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
                 for entry in start.samples:
                     entry.prompt = scored
-        self._batch = None
-        self._advance(self._batch_from(first), logits.index_select(0, self._tensor(prompt_B)))
+        self._advance(self._rows.batch(first, self._chooser), logits.index_select(0, self._tensor(prompt_B)))
 
-    def _batch_from(self, first: int) -> "_Batch":
-        """The rows from slot `first` on."""
-        slots = np.arange(first, len(self._rows))
-        state, stops = self._state[first : len(self._rows)], self._stops[first : len(self._rows)]
-        return _Batch(state, slots, stops, Chooser(state, self._weight.device, self._never_drawn))
+    def _chooser(self, state: Array) -> Chooser:
+        return Chooser(state, self._weight.device, self._never_drawn)
 
     def _prompt_logits(self, starts: list[_Start], first: int, prompt_B: IntArray) -> torch.Tensor:
         """Logits after each prompt, `[prompts, V]`; the slots from `first` on are filled."""
@@ -352,34 +290,27 @@ class NativeEngine:
             return self._forward(self._tensor(token_N)[None], plan, plan.position_N, wanted)
         whole = [self._tower.places_of_row(start.prompt, self._pictures.pictures) for start in starts]
         for slot, start in enumerate(prompt_B, first):
-            self._state["lag"][slot] = whole[start].ends[0] - len(starts[start].prompt)
+            self._rows.state["lag"][slot] = whole[start].ends[0] - len(starts[start].prompt)
         rest = [places.after(start.known, start.prompt) for places, start in zip(whole, starts, strict=True)]
         seen = self._tower.inputs(token_N, joined(rest, self._pictures.pictures), self._pictures.pictures, keep=True)
         return self._model(
             seen.token_ids, attention_plan=plan, use_cache=False, logits_to_keep=wanted, **seen.options
         ).logits[0]
 
-    def _decode(self, state: Array) -> torch.Tensor:
+    def _decode(self) -> torch.Tensor:
+        state = self._rows.state[: len(self._rows)]
         if self._recorded is not None:
             return self._recorded(state["last"], state["position"], state["lag"])
-        position_B = state["position"]
+        position_B, alike = state["position"], self._rows.alike()
         plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
-        alike = None if self._all_differ else self._alike(state)
-        rows = state
-        if alike is not None:
-            plan.share(*alike)
-            rows = state[alike[0].numpy(force=True)]
+        if alike is None:
+            rows, like_B = state, None
+        else:
+            rows, like_B = state[alike[0]], self._tensor(alike[1])
+            plan.share(self._tensor(alike[0]), like_B)
         stands = plan.position_N if self._tower is None else self._tensor(rows["position"] + rows["lag"])
         logits = self._forward(self._tensor(rows["last"])[None], plan, stands)
-        return logits if alike is None else logits.index_select(0, alike[1])
-
-    def _alike(self, state: Array) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """One slot of each group of rows with the same tokens, and the group of each row; None: it is not worth it."""
-        words = int(state["last"].max()) + 1
-        _, slot_U, like_B = np.unique(state["history"] * words + state["last"], return_index=True, return_inverse=True)
-        state["history"] = like_B
-        self._all_differ = len(slot_U) == len(state)
-        return (self._tensor(slot_U), self._tensor(like_B)) if _ALIKE * len(slot_U) <= len(state) else None
+        return logits if like_B is None else logits.index_select(0, like_B)
 
     def _forward(
         self,
@@ -396,96 +327,63 @@ class NativeEngine:
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
-    def _advance(self, batch: "_Batch", logits_BV: torch.Tensor) -> None:
+    def _advance(self, batch: Batch, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows of the batch; deliver and remove those that end with it."""
-        state, slots, version = batch.state, batch.slots, self.version
+        state, rows, version = batch.state, self._rows, self.version
         if len(batch.top):
             self._note_top(batch, logits_BV)
         token_B, logprob_B = (x.cpu().numpy() for x in batch.choose(logits_BV))
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")
-        made = state["made"]
-        for name, values in (("token", token_B), ("logprob", logprob_B), ("version", version)):
-            self._made[name][slots, made] = values
-        state["last"] = token_B
-        state["position"] += 1
-        made += 1
-        stopped_B = (batch.stops == token_B[:, None]).any(axis=1)
-        for i in batch.watched:
-            text_ids = self._made["token"][slots[i], : made[i]]
-            stopped_B[i] |= self._rows[slots[i]].ends_in_stop_string(text_ids, self._tokenizer)
-        ended_B = stopped_B | (made >= state["max_tokens"])
-        for i in batch.streamed:
-            if not ended_B[i]:
-                row = self._made[slots[i], : made[i]]
-                self._rows[slots[i]].deliver(row["token"], row["logprob"], row["version"], None)
+        rows.take(batch, token_B, logprob_B, version)
+        stopped_B = rows.stopped(batch, self._tokenizer)
+        ended_B = stopped_B | (state["made"] >= state["max_tokens"])
+        rows.stream(batch, ended_B)
         if ended_B.any():
             ended = np.flatnonzero(ended_B)
-            self._deliver(slots[ended], [Status.COMPLETED if stopped_B[i] else Status.TRUNCATED for i in ended])
-            self._keep(slots[ended[state["keep"][ended] > 0]])
-            self._release(slots[ended].tolist())
+            rows.deliver(
+                batch.slots[ended], [Status.COMPLETED if stopped else Status.TRUNCATED for stopped in stopped_B[ended]]
+            )
+            self._keep(batch.slots[ended[state["keep"][ended] > 0]])
+            self._release(batch.slots[ended].tolist())
 
-    def _note_top(self, batch: "_Batch", logits_BV: torch.Tensor) -> None:
+    def _note_top(self, batch: Batch, logits_BV: torch.Tensor) -> None:
         """Keep the most probable next tokens for the rows that want them."""
         rows, counts = batch.top, batch.state["top_logprobs"][batch.top]
         found = most_probable(logits_BV[torch.from_numpy(rows)], batch.state["temperature"][rows], int(counts.max()))
         token_BK, logprob_BK = (values.cpu().numpy() for values in found)
         for row, count, tokens, logprobs in zip(rows, counts, token_BK.astype(np.int32), logprob_BK, strict=True):
-            self._rows[batch.slots[row]].top.append((tokens[:count], logprobs[:count]))
-
-    def _deliver(self, slots: IntArray, statuses: list[Status]) -> None:
-        """Deliver what rows have made; rows that end in one step get views of the same arrays."""
-        lengths = self._state["made"][slots].tolist()
-        columns = [self._made[name][slots, : max(lengths, default=0)] for name in ("token", "logprob", "version")]
-        for slot, length, status, *made in zip(slots, lengths, statuses, *columns, strict=True):
-            token_ids, logprobs, versions = (values[:length] for values in made)
-            self._rows[slot].deliver(token_ids, logprobs, versions, status)
+            self._rows.samples[batch.slots[row]].top.append((tokens[:count], logprobs[:count]))
 
     def _keep(self, slots: IntArray) -> None:
         """Keep what is computed of the rows in these slots: all but their last tokens."""
         room = self._prefix_cache_tokens
         if room is None:
-            room = len(self._state) * self._cache.length
-        for slot in slots:
-            made = self._made["token"][slot, : self._state["made"][slot] - 1]
-            row = np.concatenate((self._rows[slot].request.token_ids, made))
-            self._prefixes.keep(row, partial(self._cache.read, int(slot)), room)
+            room = self._rows.slots * self._cache.length
+        for slot in slots.tolist():
+            row = np.concatenate((self._rows.samples[slot].request.token_ids, self._rows.of(slot)["token"][:-1]))
+            self._prefixes.keep(row, partial(self._cache.read, slot), room)
 
     def _release(self, slots: list[int]) -> None:
-        """Drop rows and move the last live ones into the holes: live rows stay the first slots."""
-        count = len(self._rows) - len(slots)
-        holes = [slot for slot in slots if slot < count]
-        movers = sorted(set(range(count, len(self._rows))).difference(slots))
+        """Drop rows."""
+        movers, holes = self._rows.remove(slots)
         if holes:
-            self._cache.move(movers, holes, int(self._state["position"][movers].max()))
-            for array in (self._state, self._made, self._stops):
-                array[holes] = array[movers]
-        for hole, mover in zip(holes, movers, strict=True):
-            self._rows[hole] = self._rows[mover]
-        del self._rows[count:]
-        self._batch = None
+            self._cache.move(movers, holes, int(self._rows.state["position"][movers].max()))
 
     @torch.inference_mode()
     def _withdraw(self, results: Results) -> None:
         """Drop what is left of a request that nobody waits for any more."""
         self._waiting = deque(group for group in self._waiting if group[0].results is not results)
-        self._release([slot for slot, entry in enumerate(self._rows) if entry.results is results])
+        self._release([slot for slot, entry in enumerate(self._rows.samples) if entry.results is results])
 
     def _forget_pictures(self) -> None:
         """All that no sample shows; no prefix is kept."""
-        samples = (entry for group in (self._rows, *self._waiting) for entry in group)
+        samples = (entry for group in (self._rows.samples, *self._waiting) for entry in group)
         self._pictures.forget(entry.request.token_ids for entry in samples)
 
     def _clear(self) -> list[NativeSample]:
         """Forget every sample; returns them."""
-        entries = [entry for group in (self._rows, *self._waiting) for entry in group]
+        entries = [entry for group in (self._rows.samples, *self._waiting) for entry in group]
         self._rows.clear()
-        self._batch = None
         self._waiting.clear()
         return entries
-
-
-def _widened(array: Array, columns: int, fill: Any) -> Array:
-    """`[slots, columns]` at least, new columns holding `fill`."""
-    missing = max(0, columns - array.shape[1])
-    return np.concatenate((array, np.full((len(array), missing), fill, array.dtype)), axis=1) if missing else array

@@ -222,8 +222,8 @@ class _Layer:
         rotate_in_place(turned_N, cos_N, sin_N)
         if isinstance(plan, Decode):
             return plan.attend_packed(self.index, packed_N, keys, self.scoring)
-        of_heads = packed_N.transpose(0, 1)[None].tensor_split((-2 * keys, -keys), 1)
-        return plan.attend(self.index, *of_heads, self.scoring).flatten(2)[0]
+        query, key, value = packed_N.transpose(0, 1)[None].tensor_split((-2 * keys, -keys), 1)
+        return plan.attend(self.index, query, key, value, self.scoring).flatten(2)[0]
 
 
 class Fused:

@@ -469,13 +469,13 @@ def test_unsound_messages_are_refused_by_place(client: OpenAI) -> None:
 
 def test_what_is_too_long_is_refused_before_anything_is_generated(client: OpenAI, answerer: EngineAnswerer) -> None:
     engine: Any = answerer.engine
-    started = engine._prompts
+    started = engine._rows._histories
     for stream in (False, True):
         error = refusal(lambda stream=stream: complete(client, ["1=", "4821="], max_tokens=509, stream=stream))
         assert (error.status_code, error.param, error.code) == (400, "prompt", "context_length_exceeded")
         assert "512 positions" in error.message and "5 tokens in the prompt and 509" in error.message
     assert refusal(lambda: chat(client, "1" * 512)).code == "context_length_exceeded"
-    assert engine._prompts == started, "the first of the two prompts would have fitted"
+    assert engine._rows._histories == started, "the first of the two prompts would have fitted"
 
 
 def test_a_prompt_that_takes_all_positions_is_scored(client: OpenAI) -> None:
@@ -637,7 +637,7 @@ def test_what_a_client_that_left_has_asked_is_ended_in_the_engine(
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             wait_until(lambda: len(engine._rows) == 16)
         wait_until(lambda: not engine._rows and not engine._waiting)
-        assert int(engine._state["made"].max()) < 470, "they were dropped, not finished"
+        assert int(engine._rows.state["made"].max()) < 470, "they were dropped, not finished"
     after = complete(endless, max_tokens=20).usage
     assert after is not None and after.completion_tokens == 20
     assert capfd.readouterr() == ("", "")

@@ -79,7 +79,7 @@ def test_engine_options_and_defaults_of_requests_are_those_of_the_configuration(
     given = [f"model.path={sort4 / 'model'}", "model.dtype=bfloat16", *(f"generation.{one}" for one in overrides)]
     answerer = make_answerer(config_of(ServeConfig, given), name="mine")
     assert isinstance(answerer.engine, NativeEngine) and answerer.name == "mine"
-    assert answerer.engine._weight.dtype == torch.bfloat16 and len(answerer.engine._state) == 3
+    assert answerer.engine._weight.dtype == torch.bfloat16 and len(answerer.engine._rows.state) == 3
     defaults = answerer.defaults
     assert (defaults.temperature, defaults.top_p, defaults.top_k, defaults.max_tokens) == (0.5, 0.9, 7, 9)
     assert defaults.stop_strings == ("x",) and defaults.stop_token_ids == (1,)
