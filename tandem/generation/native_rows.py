@@ -59,6 +59,10 @@ class Rows:
         """The next number for a history: those of all rows are below it."""
         self._all_differ = False
         """No two rows have the same tokens so far: nor will they, until others start."""
+        self._may_be_alike = True
+        """Groups of rows with the same tokens may be worth it; else one that comes or goes must change it."""
+        self._unseen = 0
+        """The latest tokens that histories do not know of, of every row as many."""
         self._whole: Batch | None = None
         """All rows, from one that comes or goes to the next."""
 
@@ -72,8 +76,11 @@ class Rows:
     def start(self, groups: Sequence[list[NativeSample]]) -> None:
         """Take up the samples of these requests, those of one side by side, before their first tokens."""
         first = len(self)
+        if self._unseen and first and not self._all_differ:
+            self.state["history"][:first] = self._settled()[1]
+        self._unseen = 0
         self.samples.extend(sample for group in groups for sample in group)
-        self._whole, self._all_differ = None, False
+        self._whole, self._all_differ, self._may_be_alike = None, False, True
         started, state = self.samples[first:], self.state[first : len(self)]
         requests, counts = [group[0].request for group in groups], [len(group) for group in groups]
         samplings = [request.sampling for request in requests]
@@ -159,25 +166,41 @@ class Rows:
         for hole, mover in zip(holes, movers, strict=True):
             self.samples[hole] = self.samples[mover]
         del self.samples[count:]
-        self._whole = None
+        self._whole, self._may_be_alike = None, True
         return movers, holes
 
     def clear(self) -> None:
         """Drop all of them."""
         self.samples.clear()
-        self._whole = None
+        self._whole, self._unseen = None, 0
 
     def alike(self) -> tuple[IntArray, IntArray] | None:
         """`[U]`, a slot of each group of rows with the same tokens, and `[B]`, the group of each row; None: it is not
-        worth it."""
-        if self._all_differ:
+        worth it, which until a row comes or goes it will not be: groups only ever fall apart."""
+        if self._all_differ or not self._may_be_alike:
+            self._unseen += 1
             return None
         state = self.state[: len(self)]
-        words = int(state["last"].max()) + 1
-        _, slot_U, like_B = np.unique(state["history"] * words + state["last"], return_index=True, return_inverse=True)
+        if self._unseen:
+            slot_U, like_B = self._settled()
+        else:
+            words = int(state["last"].max()) + 1
+            known = state["history"] * words + state["last"]
+            _, slot_U, like_B = np.unique(known, return_index=True, return_inverse=True)
+        self._unseen = 0
         state["history"] = like_B
         self._all_differ = len(slot_U) == len(state)
-        return (slot_U, like_B) if _ALIKE * len(slot_U) <= len(state) else None
+        self._may_be_alike = _ALIKE * len(slot_U) <= len(state)
+        return (slot_U, like_B) if self._may_be_alike else None
+
+    def _settled(self) -> tuple[IntArray, IntArray]:
+        """The groups after tokens that histories do not know of, of all rows the same number."""
+        state = self.state[: len(self)]
+        places = state["made"][:, None] - np.arange(1, self._unseen + 2)
+        tokens = np.take_along_axis(self.made["token"][: len(self)], places, axis=1)
+        known = np.concatenate((state["history"][:, None], tokens), axis=1)
+        _, slot_U, like_B = np.unique(known, axis=0, return_index=True, return_inverse=True)
+        return slot_U, like_B
 
 
 def _widened(array: Array, columns: int, fill: Any) -> Array:

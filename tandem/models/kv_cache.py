@@ -5,6 +5,7 @@ Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -203,7 +204,6 @@ class Decode:
         self._cache = cache
         self.position_N = position_N
         self._position_B = position_N
-        self._slot_B = torch.arange(len(position_N), device=position_N.device)
         self._shared: tuple[Tensor, Tensor] | None = None
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
@@ -212,6 +212,10 @@ class Decode:
     def share(self, slot_N: Tensor, like_B: Tensor) -> None:
         """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
         self.position_N, self._shared = self._position_B.index_select(0, slot_N), (slot_N, like_B)
+
+    @cached_property
+    def _slot_B(self) -> Tensor:
+        return torch.arange(len(self._position_B), device=self._position_B.device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         caches = self._cache.layer(layer, key, value)

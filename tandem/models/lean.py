@@ -64,23 +64,31 @@ def make_lean(model: PreTrainedModel) -> None:
 
 def _language_model(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **others: Any) -> Logits:
     """`logits_to_keep`: the places of the tokens to predict from, or how many of the last ones; 0: all."""
-    hidden = self.model(input_ids, **others).last_hidden_state
+    fused = _fused(self.model) if torch.is_inference_mode_enabled() else None
+    hidden = _hidden(fused, input_ids, **others) if fused else self.model(input_ids, **others).last_hidden_state
     if isinstance(logits_to_keep, Tensor):
         hidden = hidden.index_select(1, logits_to_keep)
-    else:
+    elif logits_to_keep:
         hidden = hidden[:, -logits_to_keep:]
     return Logits(self.lm_head(hidden))
 
 
 def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any) -> Hidden:
-    refuse_arguments(others)
     if torch.is_inference_mode_enabled() and (fused := _fused(self)) is not None:
-        return Hidden(fused(input_ids[0], position_ids[0], attention_plan)[None])
+        return Hidden(_hidden(fused, input_ids, position_ids, attention_plan, **others))
+    refuse_arguments(others)
     hidden = self.embed_tokens(input_ids)
     rotation = _rotation(self.rotary_emb, hidden, position_ids)
     for layer in self.layers:
         hidden = layer(hidden, rotation=rotation, plan=attention_plan)
     return Hidden(_norm(self.norm, hidden))
+
+
+def _hidden(
+    fused: Fused, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any
+) -> Tensor:
+    refuse_arguments(others)
+    return fused(input_ids[0], position_ids[0], attention_plan)[None]
 
 
 def _fused(body: Any) -> Fused | None:
