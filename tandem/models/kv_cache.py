@@ -237,7 +237,7 @@ class Decode:
         """As `attend`, `[N, heads * head_dim]`, for queries, keys and values side by side:
         `[N, heads + 2 kv_heads, head_dim]`."""
         rows, heads, head_dim = packed_N.shape
-        query_N, made_B = packed_N.split((heads - 2 * kv_heads, 2 * kv_heads), 1)
+        query_N, made_B = packed_N.split_with_sizes((heads - 2 * kv_heads, 2 * kv_heads), 1)
         if self._shared:
             made_B = made_B.index_select(0, self._shared[1])
         slots = made_B.shape[0]
