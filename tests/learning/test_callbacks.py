@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ class Noting(tandem.Callback):
 
     def on_step(self, run: tandem.RunControl, step: int, metrics: tandem.StepMetrics) -> None:
         self.told.append(("step", step, metrics["reward/mean"]))
+        self.frozen = gc.get_freeze_count()
         if step == self.stop_at:
             run.stop("enough")
         if step == self.fail_at:
@@ -62,6 +64,7 @@ def test_callbacks_are_told_of_everything_and_the_result_is_what_the_run_wrote(g
     assert run.metrics["reward/mean"][run.best.step].as_py() == run.best.value
     assert (run.model / "config.json").is_file() and run.best_model.parent.name == f"step_{run.best.step:06d}"
     assert "finished at step 3" in repr(tandem.Run(run.directory))
+    assert callback.frozen > 0 and gc.get_freeze_count() == 0, "what a run keeps from the search is searched after it"
 
 
 def test_a_callback_stops_the_run_which_goes_on_later(grpo_config: Path) -> None:
