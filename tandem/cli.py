@@ -127,6 +127,8 @@ def evaluate(
 
     A run's directory in the place of CONFIG.yaml: its newest model, on its own validation rows.
     """
+    if answers is not None and answers.suffix != ".parquet":
+        raise UserError(f"--answers {answers}: what is written is parquet; say {answers.with_suffix('.parquet')}")
     make_room_for({"--out": out, "--answers": answers})
     if against is not None and not against.is_file():
         raise UserError(f"--against {against}: no such file; another evaluation writes it with --answers {against}")

@@ -1,5 +1,6 @@
 """The commands `tandem data …`: data sets to parquet, and what a model reads of a row."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -77,8 +78,7 @@ def convert_data(
 
         if source is not None or map:
             raise UserError("tandem data episodes makes its rows from nothing; leave --in and --map out")
-        for what, count in write_episodes(out, prompt, rows, val_rows).items():
-            print(f"{what} {count}")
+        _tell(write_episodes(out, prompt, rows, val_rows), out)
         return
     if source is None:
         raise UserError(f"tandem data {name}: say with --in where the files are")
@@ -91,5 +91,14 @@ def convert_data(
         raise UserError("tandem data columns takes --map NEW=OLD, once or more; the data sets take none")
     columns = dict(pair.split("=", 1) for pair in map or [])
     to_rows = mapping(columns) if columns else CONVERTERS[name]
-    for what, count in convert(to_rows, source, out, published=not columns).items():
+    _tell(convert(to_rows, source, out, published=not columns), out)
+
+
+def _tell(counts: Mapping[str, int], out: Path) -> None:
+    """Rows by what became of them, and where a run finds them."""
+    for what, count in counts.items():
         print(f"{what} {count}")
+    written = [out / f"{what}.parquet" for what in counts if (out / f"{what}.parquet").is_file()]
+    keys = {"train": "data.train_files", "val": "data.val_files", "test": "data.val_files"}
+    for path in written:
+        print(f"{keys[path.stem]}: [{path}]" if path.stem in keys else str(path))

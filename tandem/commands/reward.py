@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tandem.errors import UserError
+
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 
 
@@ -24,6 +26,11 @@ def reward_test(
     from tandem.reward.bench import examine, report
     from tandem.reward.functions import check_functions
 
+    if ":" not in function and function != "built-in":
+        raise UserError(
+            f"reward test {function}: write FILE.py:FUNCTION or MODULE:FUNCTION; or built-in, for the reward that "
+            "Tandem has for the data_source of the rows"
+        )
     given = {name: yaml12.read(value) for name, _, value in (pair.partition("=") for pair in argument or [])}
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})

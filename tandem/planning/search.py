@@ -127,7 +127,9 @@ def search(costs: Costs, roles: Sequence[str], gpus: int, *, stale: bool = False
         if (apart or together) and (mapping := found.best_of(sets)):
             best.append(mapping)
     if not best:
-        raise UserError(f"no placement of {', '.join(roles)} fits {gpus} GPUs; take more, or larger ones")
+        raise UserError(
+            f"no placement of {', '.join(roles)} fits {gpus} GPU{'s' * (gpus > 1)}; take more, or larger ones"
+        )
     return Ranking(sorted(best, key=lambda mapping: mapping.step_s), found.evaluated)
 
 

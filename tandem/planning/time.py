@@ -64,7 +64,8 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = {"TP": self.tensor, "CP": self.context, "EP": self.expert, "PP": self.pipeline}
-        return f"{self.gpus} GPUs" + "".join(f" {name}{degree}" for name, degree in degrees.items() if degree > 1)
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return gpus + "".join(f" {name}{degree}" for name, degree in degrees.items() if degree > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,10 +156,13 @@ def test_files_that_cannot_be_written_are_told_before_the_evaluation(
     capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "folder.parquet").mkdir()
     for option in ("--out", "--answers"):
-        for path in (tmp_path / "file/metrics.json", tmp_path):
+        for path in (tmp_path / "file/metrics.parquet", tmp_path / "folder.parquet"):
             told = refused(capsys, "eval", str(grpo_config), option, str(path))
-            assert told.startswith(f"tandem: {option} {path}: ")
+            assert told.startswith(f"tandem: {option} {path}: ") and "what is written" not in told
+    told = refused(capsys, "eval", str(grpo_config), "--answers", str(tmp_path / "answers.csv"))
+    assert f"what is written is parquet; say {tmp_path / 'answers.parquet'}" in told
 
 
 def test_two_halves_of_a_run_at_once(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:

@@ -191,7 +191,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     source = write_lines(tmp_path / "rows.jsonl", [{"q": "a"}])
     arguments = ["--in", str(source), "--out", str(tmp_path / "out")]
     assert main(["data", "columns", *arguments, "--map", "prompt=q"]) == 0
-    assert capsys.readouterr().out == "rows read 1\nskipped 0\ntrain 1\n"
+    told = f"rows read 1\nskipped 0\ntrain 1\ndata.train_files: [{tmp_path / 'out/train.parquet'}]\n"
+    assert capsys.readouterr().out == told
     assert main(["data", "columns", *arguments]) == 2
     assert main(["data", "gsm8k", *arguments, "--map", "prompt=q"]) == 2
     assert main(["data", "gsm9k", *arguments]) == 2

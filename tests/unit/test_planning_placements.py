@@ -123,7 +123,7 @@ def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_pa
 def test_what_fits_nowhere_is_refused(settings: dict[str, Any]) -> None:
     settings["generation"] = {"type": "native", "max_response_tokens": 4096}
     settings["cluster"] = {"type": "local", "ranks": 1}
-    with pytest.raises(UserError, match="fits 1 GPUs"):
+    with pytest.raises(UserError, match="fits 1 GPU;"):
         list(time_report(config_from(settings), parse_machines("1x4090")))
 
 

@@ -102,6 +102,8 @@ def test_the_command_reports(file: Path, rows: Path, capsys: pytest.CaptureFixtu
 
 
 def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reward", "test", "gsm8k", "--data", str(rows)]) == 2
+    assert "or built-in, for the reward that Tandem has" in capsys.readouterr().err
     assert main(["reward", "test", f"{file}:nothing", "--data", str(rows)]) == 2
     assert main(["reward", "test", "built-in", "--data", str(rows)]) == 2
     (tmp_path / "bare.jsonl").write_text('{"prompt": "x", "ground_truth": "1"}')
