@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -191,7 +192,8 @@ def runs(directory: Annotated[Path, typer.Argument(help="Where runs are, or a ru
     """The runs below a directory: running, finished, stopped, failed or killed; their step, and the best reached."""
     from tandem.jobs.runs import find_runs, table
 
-    print(table(find_runs(directory), directory))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(table(find_runs(directory), directory, columns))
 
 
 @app.command()

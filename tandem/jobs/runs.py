@@ -20,6 +20,9 @@ _DEPTH = 3
 _VALIDATED = (r"val/.+/acc/mean@\d+", r"val/.+/reward/mean@\d+", "val/accuracy", "val/loss")
 """What a run is judged by, the first one that it measures. Of training it is the reward alone: a loss is of one step's
 rows, and its lowest value says which rows were easy."""
+_BETWEEN = "  "
+_LEAST = 28
+"""Characters of a run's name, and of its metric, that are shown in any terminal."""
 _TRAINING_LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss")
 
 
@@ -40,13 +43,23 @@ def find_runs(directory: Path) -> list[FoundRun]:
     return [_described(path) for path in _run_dirs(directory, _DEPTH)]
 
 
-def table(runs: list[FoundRun], directory: Path) -> str:
-    """Plain text of at most 80 columns; what is too long loses its beginning."""
+def table(runs: list[FoundRun], directory: Path, columns: int | None = None) -> str:
+    """Plain text. `columns`: of the terminal; names and metrics that are too long for it lose their beginnings."""
     rows = [("run", "state", "step", "best")]
     for run in runs:
         below = run.path.relative_to(directory)
-        rows.append((_cut(str(below) if below.parts else run.path.name, 28), run.state, run.step, _cut(run.best, 28)))
-    return "\n".join(f"{name:<28}  {state:<8}  {step:>9}  {best}".rstrip() for name, state, step, best in rows)
+        rows.append((str(below) if below.parts else run.path.name, run.state, run.step, run.best))
+    names, states, steps, bests = (max(map(len, column)) for column in zip(*rows, strict=True))
+    if columns is not None:
+        room = columns - states - steps - 3 * len(_BETWEEN)
+        bests = min(bests, max(_LEAST, room - names))
+        names = min(names, max(_LEAST, room - bests))
+    return "\n".join(
+        _BETWEEN.join(
+            (f"{_cut(name, names):<{names}}", f"{state:<{states}}", f"{step:>{steps}}", _cut(best, bests))
+        ).rstrip()
+        for name, state, step, best in rows
+    )
 
 
 def _run_dirs(directory: Path, depth: int) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""`tandem runs`: the state of each run, its step, and the best it has reached, within 80 columns."""
+"""`tandem runs`: the state of each run, its step, and the best it has reached, within a terminal's columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tandem.checkpoint.progress import Progress
 from tandem.cli import main
 from tandem.jobs.result import Run
-from tandem.jobs.runs import find_runs
+from tandem.jobs.runs import find_runs, table
 
 
 def make_run(path: Path, values: list[float | None], metric: str = "reward/mean", trainer: str = "{steps: 3}") -> Path:
@@ -37,7 +37,7 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (make_run(tmp_path / name, [0.1, 0.3, 0.2]) / "ended").write_text(f"{name}\n")
     save(make_run(tmp_path / "deep/killed", [0.5], "sft/loss", "{epochs: 1}"), 1, 7)
     save(make_run(tmp_path / "old", [0.5, 0.25], "val/a/kl", "{steps: 2, best_metric: val/a/kl}"), 2, 2)
-    make_run(tmp_path / ("long" * 20), [None], "val/" + "source" * 9 + "/acc/mean@4")
+    make_run(tmp_path / ("long" * 20), [0.25], "val/" + "source" * 9 + "/acc/mean@4")
     (tmp_path / "no-run").mkdir()
     (tmp_path / "no-run/config.yaml").write_text("a: 1\n")
     make_run(tmp_path / "running", [])
@@ -52,7 +52,7 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     heading, *rows = [line.split() for line in printed.splitlines()]
     assert heading == ["run", "state", "step", "best"]
-    assert [row for row in rows if not row[0].startswith("…")] == [
+    assert [row for row in rows if not row[0].startswith("long")] == [
         ["deep/killed", "killed", "1/7", "sft/loss", "0.5", "last"],
         ["failed", "failed", "3/3", "reward/mean", "0.3", "max"],
         ["finished", "finished", "3/3", "reward/mean", "0.3", "max"],
@@ -60,7 +60,10 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ["running", "running", "0/3"],
         ["stopped", "stopped", "3/3", "reward/mean", "0.3", "max"],
     ]
-    assert max(map(len, printed.splitlines())) <= 80 and len(rows) == 7
+    assert len(rows) == 7 and "long" * 20 in printed and "source" * 9 in printed, "whoever reads a pipe wants names"
+    for columns in (80, 100):
+        shown = table(find_runs(tmp_path), tmp_path, columns).splitlines()
+        assert columns - 1 <= max(map(len, shown)) <= columns and sum("…" in line for line in shown) == 1
 
 
 def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
