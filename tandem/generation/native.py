@@ -14,7 +14,6 @@ Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -50,9 +49,6 @@ _PREFIX_SHARE = 8
 _LEAST_PREFIX = 4
 """A prefix below 1 / this of the prompt is computed again: attention after a prefix costs more than that of a whole
 prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
-_ALONE_S = 0.003
-"""Short steps that deliver nothing follow one another for so long before others run: a turn of the event loop takes as
-long as a tenth of the shortest."""
 _KEPT_ASLEEP = 64 * 2**20
 """On a CPU a cache of at most as many bytes is kept through a sleep: its pages are a fortieth of a short step."""
 _ADMIT_SHARE = 8
@@ -220,28 +216,21 @@ class NativeEngine:
         self._recorded = RecordedSteps(self._forward, self._weight, self._cache) if self._record else None
 
     async def _step_until_idle(self) -> None:
-        others_ran = time.monotonic()
         while self._waiting or self._rows:
             try:
-                delivered = self._step()
+                self._step()
             except Exception as error:  # noqa: BLE001 - every caller raises it
                 for results in {entry.results for entry in self._clear()}:
                     results.put_nowait(error)
                 self._renew_cache()  # the old one may hold what broke the step
-                delivered = True
-            if delivered or time.monotonic() - others_ran > _ALONE_S:
-                await asyncio.sleep(0)
-                others_ran = time.monotonic()
+            await asyncio.sleep(0)
 
     @torch.inference_mode()
-    def _step(self) -> bool:
-        """Whether a caller has something to take."""
-        delivered = False
+    def _step(self) -> None:
         while starts := self._admit():
-            delivered |= self._prefill(starts)
+            self._prefill(starts)
         if self._rows:
-            delivered |= self._advance(self._rows.batch(0, self._chooser), self._decode())
-        return delivered
+            self._advance(self._rows.batch(0, self._chooser), self._decode())
 
     def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
@@ -264,7 +253,7 @@ class NativeEngine:
         prefix = None if request.prompt_logprobs else self._prefixes.longest(request.token_ids)
         return prefix if prefix and _LEAST_PREFIX * prefix.length >= len(request.token_ids) else None
 
-    def _prefill(self, starts: list[_Start]) -> bool:
+    def _prefill(self, starts: list[_Start]) -> None:
         """Start the samples: run what is not known of each prompt once, and choose the first token of each sample."""
         first = len(self._rows)
         prompt_B = np.repeat(np.arange(len(starts)), [len(start.samples) for start in starts])
@@ -278,7 +267,7 @@ class NativeEngine:
                 scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
                 for entry in start.samples:
                     entry.prompt = scored
-        return self._advance(self._rows.batch(first, self._chooser), logits.index_select(0, self._tensor(prompt_B)))
+        self._advance(self._rows.batch(first, self._chooser), logits.index_select(0, self._tensor(prompt_B)))
 
     def _chooser(self, state: Array) -> Chooser:
         return Chooser(state, self._weight.device, self._never_drawn)
@@ -338,9 +327,8 @@ class NativeEngine:
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
-    def _advance(self, batch: Batch, logits_BV: torch.Tensor) -> bool:
-        """Choose the next token of the rows of the batch; deliver and remove those that end with it. Returns whether
-        there was anything to deliver."""
+    def _advance(self, batch: Batch, logits_BV: torch.Tensor) -> None:
+        """Choose the next token of the rows of the batch; deliver and remove those that end with it."""
         state, rows, version = batch.state, self._rows, self.version
         if len(batch.top):
             self._note_top(batch, logits_BV)
@@ -358,7 +346,6 @@ class NativeEngine:
             )
             self._keep(batch.slots[ended[state["keep"][ended] > 0]])
             self._release(batch.slots[ended].tolist())
-        return len(ended) > 0 or len(batch.streamed) > 0
 
     def _note_top(self, batch: Batch, logits_BV: torch.Tensor) -> None:
         """Keep the most probable next tokens for the rows that want them."""

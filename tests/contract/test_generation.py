@@ -769,20 +769,3 @@ def test_a_streamed_token_costs_one_row_of_one_step() -> None:
     deltas = run(collect_stream(engine, request(1, 2, 3, max_tokens=80)))[0]
     assert widths == [3, *[1] * 79]
     assert [len(delta.token_ids) for delta in deltas] == [1] * 80
-
-
-@pytest.mark.parametrize(("alone_s", "least", "most"), [(0.0, 60, 200), (60.0, 1, 10)])
-def test_others_run_between_short_steps_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, alone_s: float, least: int, most: int
-) -> None:
-    monkeypatch.setattr("tandem.generation.native._ALONE_S", alone_s)
-
-    async def counted() -> int:
-        turns, answering = 0, asyncio.create_task(collect(native(), request(1, max_tokens=60)))
-        while not answering.done():
-            turns += 1
-            await asyncio.sleep(0)
-        assert len((await answering)[0].token_ids) == 60
-        return turns
-
-    assert least <= run(counted()) <= most
