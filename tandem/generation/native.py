@@ -190,6 +190,7 @@ class NativeEngine:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
         if self._weight.is_cuda or self._cache.nbytes > _KEPT_ASLEEP:
             self._renew_cache()
+        self._cache.forget_rows()
         self._prefixes = PrefixCache()
         if self._tower is not None:
             self._tower.offload()

@@ -76,10 +76,10 @@ class Rows:
     def start(self, groups: Sequence[list[NativeSample]]) -> None:
         """Take up the samples of these requests, those of one side by side, before their first tokens."""
         first = len(self)
+        self.samples.extend(sample for group in groups for sample in group)  # first: who fails must know of them
         if self._unseen and first and not self._all_differ:
-            self.state["history"][:first] = self._settled()[1]
+            self.state["history"][:first] = self._settled(first)[1]
         self._unseen = 0
-        self.samples.extend(sample for group in groups for sample in group)
         self._whole, self._all_differ, self._may_be_alike = None, False, True
         started, state = self.samples[first:], self.state[first : len(self)]
         requests, counts = [group[0].request for group in groups], [len(group) for group in groups]
@@ -182,7 +182,7 @@ class Rows:
             return None
         state = self.state[: len(self)]
         if self._unseen:
-            slot_U, like_B = self._settled()
+            slot_U, like_B = self._settled(len(self))
         else:
             words = int(state["last"].max()) + 1
             known = state["history"] * words + state["last"]
@@ -193,14 +193,14 @@ class Rows:
         self._may_be_alike = _ALIKE * len(slot_U) <= len(state)
         return (slot_U, like_B) if self._may_be_alike else None
 
-    def _settled(self) -> tuple[IntArray, IntArray]:
-        """The groups after tokens that histories do not know of, of all rows the same number."""
-        state = self.state[: len(self)]
+    def _settled(self, rows: int) -> tuple[IntArray, IntArray]:
+        """The groups of the first rows after tokens that histories do not know of, of all rows the same number."""
+        state = self.state[:rows]
         places = state["made"][:, None] - np.arange(1, self._unseen + 2)
-        tokens = np.take_along_axis(self.made["token"][: len(self)], places, axis=1)
+        tokens = np.take_along_axis(self.made["token"][:rows], places, axis=1)
         known = np.concatenate((state["history"][:, None], tokens), axis=1)
         _, slot_U, like_B = np.unique(known, axis=0, return_index=True, return_inverse=True)
-        return slot_U, like_B
+        return slot_U, like_B.reshape(-1)  # a column in numpy 2.0
 
 
 def _widened(array: Array, columns: int, fill: Any) -> Array:

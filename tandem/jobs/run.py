@@ -259,11 +259,14 @@ class _Attempt:
 def _known_to_stay() -> Iterator[None]:
     """What is there now, a million objects of libraries most of them, is nothing that Python's search for cycles need
     look through again: that takes as long as five short steps, and comes in the middle of one."""
+    gc.collect()  # a model of an earlier run is a cycle
+    own = gc.get_freeze_count() == 0
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if own:
+            gc.unfreeze()
 
 
 def _recorders(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Recorder]:

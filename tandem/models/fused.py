@@ -238,7 +238,7 @@ class Fused:
     @classmethod
     def of(cls, body: Any, family: str) -> Self | None:
         """None where a part of it is not plain, or hooks want to be called."""
-        if any(_has_hooks(module) for module in body.modules()) or type(body.embed_tokens) is not nn.Embedding:
+        if any(has_hooks(module) for module in body.modules()) or type(body.embed_tokens) is not nn.Embedding:
             return None
         layers = [layer for layer in (_Layer.of(module, family) for module in body.layers) if layer is not None]
         return cls(body, layers) if len(layers) == len(body.layers) else None
@@ -255,6 +255,6 @@ class Fused:
         return self._norm(hidden_N)
 
 
-def _has_hooks(module: Any) -> bool:
+def has_hooks(module: Any) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
                 or module._backward_pre_hooks)  # fmt: skip

@@ -39,7 +39,7 @@ class KVCache:
         """By layer, keys and values as one tensor, `[2, slots, kv_heads, head_dim, length]`, where they are of a shape:
         what `_layers` has are views of it."""
         self._seen: dict[int, tuple[tuple[int, ...], Sequence[Tensor]]] = {}
-        self._masks: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -49,12 +49,17 @@ class KVCache:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
         self.slots, self.length = max(slots, self.slots), max(_rounded(length), self.length)
 
+    def forget_rows(self) -> None:
+        """No row is stored any more, and how many there were and how long changes nothing: memory alone stays."""
+        self.slots = self.length = 0
+
     def layer(self, index: int, *new: Tensor) -> list[Tensor]:
         """The keys and values of a layer whose new ones are `new`, each `[1, kv_heads, N, head_dim]`."""
         caches = self._layers.get(index) or [x.new_empty(0, x.shape[1], x.shape[3], 0) for x in new]
         slots, _, _, length = caches[0].shape
         if slots < self.slots or length < self.length:
-            shapes = [(self.slots, *x.shape[1:3], self.length) for x in caches]
+            size = max(slots, self.slots), max(length, self.length)
+            shapes = [(size[0], *x.shape[1:3], size[1]) for x in caches]
             if shapes[0] == shapes[1]:
                 self._together[index] = caches[0].new_zeros(2, *shapes[0])
                 grown = list(self._together[index].unbind())
@@ -88,11 +93,12 @@ class KVCache:
     def mask(self, end: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What is added to the products with keys of `end` positions for the query in the last of them, and then for
         nothing: queries in other places see the same, further left. `[2 * end - 1]`."""
-        wanted = end, window, dtype
-        if wanted not in self._masks:
-            self._masks[wanted] = torch.full((2 * end - 1,), float("-inf"), dtype=dtype, device=device)
-            self._masks[wanted][max(0, end - (window or end)) : end] = 0
-        return self._masks[wanted]
+        known = self._masks.get((window, dtype))
+        if known is None or len(known) != 2 * end - 1:
+            known = torch.full((2 * end - 1,), float("-inf"), dtype=dtype, device=device)
+            known[max(0, end - (window or end)) : end] = 0
+            self._masks[window, dtype] = known
+        return known
 
     def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tandem.models.attention import Scoring, interface, refuse_arguments
 from tandem.models.attention.interface import AttentionPlan
-from tandem.models.fused import Fused, Norm, lay_side_by_side, rotate
+from tandem.models.fused import Fused, Norm, has_hooks, lay_side_by_side, rotate
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
@@ -96,7 +96,7 @@ def _fused(body: Any) -> Fused | None:
     if body.fused is _UNKNOWN:
         fixed = body.rotary_emb.rope_type not in _CHANGING_ANGLES
         body.fused = Fused.of(body, type(body).__name__) if fixed else None
-    return body.fused if body.fused is not None and body.fused.holds() else None
+    return body.fused if body.fused is not None and body.fused.holds() and not has_hooks(body) else None
 
 
 def _layer(self: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:

@@ -769,3 +769,92 @@ def test_a_streamed_token_costs_one_row_of_one_step() -> None:
     deltas = run(collect_stream(engine, request(1, 2, 3, max_tokens=80)))[0]
     assert widths == [3, *[1] * 79]
     assert [len(delta.token_ids) for delta in deltas] == [1] * 80
+
+
+def test_a_row_goes_on_in_a_cache_that_grew_for_one_that_ended_at_once() -> None:
+    engine, slow = native(max_running=8), request(1, 2, max_tokens=12)
+
+    async def both() -> list[Completion]:
+        answering = asyncio.create_task(collect(engine, slow))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await collect(engine, request(*[5] * 60, max_tokens=1))
+        return await answering
+
+    assert tokens(run(both())) == tokens(ask(native(), slow)[0])
+
+
+def test_rows_that_say_the_same_read_the_keys_of_their_own_prompt() -> None:
+    asked = [request(*prompt, seeds=(7,) * 4, max_tokens=20) for prompt in ((1, 2, 3), (4, 5, 6), (7, 8, 9))]
+    together = ask(native(max_running=12), *asked)
+    for found, alone in zip(together, asked, strict=True):
+        assert tokens(found) == 4 * tokens(ask(native(), replace(alone, seeds=(7,)))[0])
+
+
+def test_a_stop_token_ends_a_row_that_waits_for_strings_too() -> None:
+    plain = ask(native(), request(1, max_tokens=12))[0][0].token_ids
+    stop = int(plain[4])
+    (ended,) = ask(native(), request(1, max_tokens=12, stop_token_ids=(stop,), stop_strings=("no such text",)))[0]
+    assert (
+        ended.status is Status.COMPLETED
+        and ended.token_ids.tolist() == plain[: plain.tolist().index(stop) + 1].tolist()
+    )
+
+
+def test_the_most_probable_tokens_are_those_of_the_row_that_wants_them_also_where_it_comes_later() -> None:
+    engine, wanting = native(max_running=4), replace(request(4, 5, max_tokens=6), top_logprobs=3)
+
+    async def both() -> list[Completion]:
+        before = asyncio.create_task(collect(engine, request(1, 2, 3, max_tokens=30)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        found = await collect(engine, wanting)
+        assert (await before)[0].top is None
+        return found
+
+    (found,), (alone,) = run(both()), ask(native(), wanting)[0]
+    assert found.top is not None and alone.top is not None
+    assert found.top.token_ids.tolist() == alone.top.token_ids.tolist()
+
+
+def test_a_failure_while_rows_start_reaches_their_caller_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = native(max_running=8)
+
+    async def both() -> list[Any]:
+        first = asyncio.create_task(collect(engine, request(1, seeds=range(4), max_tokens=60)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        monkeypatch.setattr("tandem.generation.native_rows.Rows._settled", failing)
+        second = collect(engine, request(2, seeds=range(4), max_tokens=60))
+        return await asyncio.gather(first, second, return_exceptions=True)
+
+    def failing(*_: Any) -> Any:
+        raise MemoryError("here")
+
+    assert [str(error) for error in run(both())] == ["generation failed: here"] * 2
+
+
+def test_what_was_asked_before_a_sleep_changes_nothing_after_it() -> None:
+    """The memory that stays is not the room for prefixes, which follows the longest row."""
+
+    async def conversations(engine: NativeEngine) -> list[Any]:
+        async def one(number: int) -> list[int]:
+            said = [number % VOCABULARY, 3]
+            for turn in range(3):
+                asked = replace(request(*said, seeds=(number * 10 + turn,), max_tokens=5), keep=True)
+                said += [*(await collect(engine, asked))[0].token_ids.tolist(), turn]
+            return said
+
+        return list(await asyncio.gather(*map(one, range(12))))
+
+    def after(earlier: list[Request]) -> tuple[list[Any], int]:
+        engine = native(max_running=2)
+        if earlier:
+            ask(engine, *earlier)
+        engine.sleep()
+        engine.wake()
+        engine.load_weights(1, None)
+        before = engine.prefilled_tokens
+        return run(conversations(engine)), engine.prefilled_tokens - before
+
+    assert after([]) == after([request(1, max_tokens=POSITIONS - 2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 
 import tandem
 from tandem.cli import main
+from tandem.models import loading
 from tandem.tracking.jsonl import read_metrics
 
 
@@ -65,6 +67,40 @@ def test_callbacks_are_told_of_everything_and_the_result_is_what_the_run_wrote(g
     assert (run.model / "config.json").is_file() and run.best_model.parent.name == f"step_{run.best.step:06d}"
     assert "finished at step 3" in repr(tandem.Run(run.directory))
     assert callback.frozen > 0 and gc.get_freeze_count() == 0, "what a run keeps from the search is searched after it"
+
+
+class Looking(tandem.Callback):
+    """Whether the model of the run before is still there."""
+
+    def __init__(self, models: list[weakref.ref[Any]]) -> None:
+        self.models, self.alive = models, [True]
+
+    def on_step(self, run: tandem.RunControl, step: int, metrics: tandem.StepMetrics) -> None:
+        gc.collect()
+        self.alive = [model() is not None for model in self.models]
+
+
+def test_a_run_does_not_keep_the_model_of_the_one_before(
+    grpo_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[weakref.ref[Any]] = []
+    load = loading.load_model
+
+    def noting(*arguments: Any) -> Any:
+        model = load(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr("tandem.training.fsdp.load_model", noting)
+    gc.disable()  # nothing is found before the next run asks
+    try:
+        for number in range(2):
+            looking = Looking(models)
+            overrides = ("trainer.steps=1", f"trainer.run_dir={tmp_path / str(number)}")
+            tandem.train(settings(grpo_config, *overrides), callbacks=[looking])
+    finally:
+        gc.enable()
+    assert looking.alive == [False, True]
 
 
 def test_a_callback_stops_the_run_which_goes_on_later(grpo_config: Path) -> None:

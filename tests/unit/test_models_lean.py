@@ -122,6 +122,14 @@ def test_angles_that_change_with_the_length_are_not_fused() -> None:
     assert lean.model.fused is None
 
 
+def test_a_hook_on_the_body_is_called_also_where_it_comes_late() -> None:
+    _, lean = make(FAMILIES[0])
+    before, seen = run_fused(lean), list[torch.Tensor]()
+    lean.model.register_forward_hook(lambda module, inputs, output: seen.append(output.last_hidden_state))
+    torch.testing.assert_close(run_fused(lean), before, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 1
+
+
 def test_fused_layers_see_changed_weights_at_once() -> None:
     plain, lean = make(FAMILIES[0])
     run_fused(lean)
