@@ -48,6 +48,10 @@ class ClusterCosts:
     memory_of: MemoryOf
     tensor_degrees: Sequence[int] = DEGREES[:4]
     """Of generation."""
+    most_rows: int | None = None
+    """Those that an engine may run at once; None: as many as there is memory for."""
+    engine_share: float | None = None
+    """Of each GPU's memory, for an engine's weights and cache; None: what others leave."""
     models_leave: bool = True
     """Models wait in host memory while answers are generated on their GPUs."""
     engine_is_trainer: bool = False
@@ -101,8 +105,11 @@ class ClusterCosts:
         held = 0 if self.models_leave else held_bytes
         ways: list[Generating] = []
         for tensor in self.tensor_degrees:
-            room = self.memory_bytes - held - 2 * shape.parameters // tensor
-            decoder = Decoder(shape, self.machines.card, tensor)
+            room = self.memory_bytes - held
+            if self.engine_share is not None:
+                room = min(room, int(self.machines.card.memory_bytes * self.engine_share))
+            room -= 2 * shape.parameters // tensor
+            decoder = Decoder(shape, self.machines.card, tensor, most_rows=self.most_rows)
             if gpus % tensor == 0 and decoder.fits(room, self.workload):
                 ways.append(
                     Generating(f"{gpus} GPUs TP{tensor}", ASLEEP_BYTES, self._generation_s(decoder, gpus, room))

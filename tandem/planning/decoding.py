@@ -18,6 +18,8 @@ class Decoder:
     tensor: int = 1
     item_bytes: float = 2
     """Of a weight; of keys and values always two."""
+    most_rows: int | None = None
+    """That run at once; None: as many as there is room for."""
 
     @property
     def cache_share(self) -> int:
@@ -72,7 +74,8 @@ class Decoder:
     def room(self, cache_bytes: float, workload: Workload) -> int:
         """Rows that run at once, of three quarters of their length on average."""
         tokens = workload.prompt_tokens + 0.75 * workload.response_tokens
-        return max(1, int(cache_bytes * self.cache_share / self._row_bytes(tokens)))
+        rows = max(1, int(cache_bytes * self.cache_share / self._row_bytes(tokens)))
+        return rows if self.most_rows is None else min(rows, self.most_rows)
 
 
 def generation_s(

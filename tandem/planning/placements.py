@@ -26,7 +26,7 @@ from tandem.planning.costs import (
 from tandem.planning.hardware import Machines
 from tandem.planning.memory import phases, resident
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import engine_of, megatron_engine_of, model_paths
+from tandem.planning.roles import engine_of, given_rows, given_share, megatron_engine_of, model_paths
 from tandem.planning.search import ROLLOUT, Plan, evaluate, search, why
 from tandem.planning.time import Layout, Workload
 
@@ -131,8 +131,9 @@ def costs_of(
 ) -> ClusterCosts:
     """`as_it_is`: with the configuration's degrees alone."""
     generation = config.generation
-    tensor, models_leave = [1], False
+    tensor, models_leave, share = [1], False, None
     if not isinstance(generation, NativeGenerationConfig):
+        share = given_share(generation)
         tensor = [generation.tensor_parallel] if as_it_is else list(DEGREES[:4])
         models_leave = generation.sleep != "never"
     training = config.training
@@ -143,6 +144,8 @@ def costs_of(
         parallel_layouts,
         parallel_memory(work),
         tensor_degrees=tensor,
+        most_rows=given_rows(generation),
+        engine_share=share,
         models_leave=models_leave,
         engine_is_trainer=isinstance(generation, NativeGenerationConfig),
         staleness=config.trainer.max_staleness,

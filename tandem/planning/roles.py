@@ -11,7 +11,12 @@ from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.cluster import RoleName
-from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, default_memory_share
+from tandem.config.generation import (
+    GenerationConfig,
+    NativeGenerationConfig,
+    ReplicatedGenerationConfig,
+    default_memory_share,
+)
 from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -417,13 +422,26 @@ def _asked_of_one(config: TrainConfig, engines: int) -> int:
     return prompts * (trainer.max_staleness + 1) * (config.algorithm.group_size + greedy)
 
 
+def given_share(settings: ReplicatedGenerationConfig) -> float | None:
+    """Of each GPU's memory, for vLLM or SGLang, where the configuration says it."""
+    given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
+    return settings.memory_share if given is None else float(given)
+
+
+def given_rows(settings: GenerationConfig) -> int | None:
+    """Answers that an engine runs at once, where the configuration says it, as it does for the native engine."""
+    if isinstance(settings, NativeGenerationConfig):
+        return settings.max_running
+    given = settings.engine_args.get("max_num_seqs", settings.engine_args.get("max_running_requests"))
+    return None if given is None else int(given)
+
+
 def _replica(
     config: TrainConfig, settings: ReplicatedGenerationConfig, pool: _Pool, shape: ModelShape, card_bytes: int
 ) -> tuple[Memory, Memory]:
     """Awake and asleep: vLLM or SGLang. Each replica takes the share."""
     weights = settings.replicas * _item_bytes(config) * shape.parameters // settings.tensor_parallel
-    given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
-    share = settings.memory_share if given is None else given
+    share = given_share(settings)
     if share is None:
         share = default_memory_share(bool(pool.engines), takes_turns=settings.sleep != "never")
     row = settings.replicas * shape.kv_bytes(longest_row(config), _item_bytes(config)) // settings.tensor_parallel

@@ -128,7 +128,8 @@ def search(costs: Costs, roles: Sequence[str], gpus: int, *, stale: bool = False
             best.append(mapping)
     if not best:
         raise UserError(
-            f"no placement of {', '.join(roles)} fits {gpus} GPU{'s' * (gpus > 1)}; take more, or larger ones"
+            f"no placement of {', '.join(roles)} fits {gpus} GPU{'s' * (gpus > 1)}; take more, or larger ones, or "
+            "add the smallest change that fits, where plan names one"
         )
     return Ranking(sorted(best, key=lambda mapping: mapping.step_s), found.evaluated)
 

@@ -120,6 +120,19 @@ def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_pa
         list(time_report(config_from(settings), MACHINES, run=tmp_path))
 
 
+def test_generation_waits_for_the_rows_and_the_memory_that_an_engine_is_given(settings: dict[str, Any]) -> None:
+    def seconds(**generation: Any) -> float:
+        own = {**settings, "generation": {**settings["generation"], **generation}}
+        return float(list(time_report(config_from(own), MACHINES))[1].split("generation ")[1].split()[0])
+
+    least = {"gpu_memory_utilization": 0.3}
+    assert seconds() < seconds(memory_share=0.3) == seconds(engine_args=least)
+    few = seconds(engine_args={"max_num_seqs": 8})
+    assert seconds() < few < seconds(engine_args={"max_num_seqs": 1})
+    settings["generation"] = {"type": "native", "max_response_tokens": 4096}
+    assert seconds(max_running=256) < seconds(max_running=8) < seconds(max_running=1)
+
+
 def test_what_fits_nowhere_is_refused(settings: dict[str, Any]) -> None:
     settings["generation"] = {"type": "native", "max_response_tokens": 4096}
     settings["cluster"] = {"type": "local", "ranks": 1}
