@@ -29,13 +29,17 @@ class JsonlTracker(Recorder):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records, by step; null reads as NaN. Of a step that a resumed run repeated, the last one counts."""
-    records: dict[int, dict[str, Any]] = {}
+    """The records, by step; null reads as NaN. A run that began again after an earlier step has lost what came after
+    it, and tells of it anew when it gets there."""
+    records: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         record = record_of(line)
-        if record is not None:
-            records[record["step"]] = record
-    return [records[step] for step in sorted(records)]
+        if record is None:
+            continue
+        while records and records[-1]["step"] >= record["step"]:
+            records.pop()
+        records.append(record)
+    return records
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:

@@ -66,6 +66,16 @@ def test_every_state_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert columns - 1 <= max(map(len, shown)) <= columns and sum("…" in line for line in shown) == 1
 
 
+def test_steps_that_a_later_start_began_before_are_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", [0.1, 0.2, 0.9, 0.8])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "reward/mean": value}) + "\n" for step, value in ((2, 0.3), (3, 0.4)))
+    assert main(["runs", str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["run", "killed", "3/3", "reward/mean", "0.4", "max"]
+
+
 def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", [0.1])
     assert main(["runs", str(tmp_path / "run")]) == 0
