@@ -133,7 +133,10 @@ def _slower(training: FsdpTrainingConfig) -> Iterator[list[str]]:
         yield ["training.optimizer_offload=true"]
     yield from ([f"training.context_parallel={degree}"] for degree in (2, 4, 8) if degree > training.context_parallel)
     if not training.cpu_offload:
-        yield ["training.cpu_offload=true", "training.optimizer_offload=false"]
+        yield [
+            "training.cpu_offload=true",
+            *(["training.optimizer_offload=false"] if training.optimizer_offload else []),
+        ]
 
 
 def _of_generation(config: TrainConfig) -> Iterator[list[str]]:

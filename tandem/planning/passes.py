@@ -59,7 +59,20 @@ class Passes:
         flops = tokens * (2 * shape.active_parameters + attention) + self._seeing_flops(tokens)
         computing = flops / shared / (self.card.flops_per_s * self.constants.matmul_share)
         launching = sum(shape.mixtures) / layout.pipeline * self.constants.mixture_pass_s
-        return max(computing, launching) + self._tensor_s(tokens) + self._expert_s(tokens) + self._handing_on_s(tokens)
+        moving = self._tensor_s(tokens) + self._context_s(tokens) + self._expert_s(tokens) + self._handing_on_s(tokens)
+        return max(computing, launching) + moving
+
+    def _context_s(self, tokens: float) -> float:
+        """What a rank gets of the keys and values of the others that share its rows, in every layer; as if nothing were
+        computed meanwhile."""
+        layout, shape = self.layout, self.shape
+        if layout.context == 1:
+            return 0.0
+        size = tokens * shape.kv_bytes_per_token() / layout.pipeline / min(layout.tensor, shape.kv_heads)
+        near = layout.tensor * layout.context <= self.card.node
+        speed = self.card.peer_bytes_per_s if near else self.card.network_bytes_per_s
+        waits = shape.layers / layout.pipeline * self.constants.exchange_s
+        return waits + size * (1 - 1 / layout.context) / speed
 
     def _handing_on_s(self, tokens: float) -> float:
         """What a stage makes, to the next one, which waits for it: of a tensor rank its part, between nodes if there

@@ -161,8 +161,9 @@ def test_a_plan_refuses_what_a_run_with_pictures_does(
 
 
 def test_no_placement_of_a_model_that_sees_pictures_shares_rows(settings: dict[str, Any], tmp_path: Path) -> None:
-    text = "\n".join(time_report(config_from(settings), MACHINES))
-    assert " CP" in text
+    rows = {**settings, "generation": {**settings["generation"], "max_response_tokens": 120_000}}
+    assert " CP" in "\n".join(time_report(config_from(rows), MACHINES)), "rows that one GPU has no room for"
+    assert " CP" not in "\n".join(time_report(config_from(settings), MACHINES)), "sharing rows takes time"
     assert " CP" not in "\n".join(time_report(seeing(settings, tmp_path), MACHINES))
 
 
