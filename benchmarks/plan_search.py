@@ -23,7 +23,7 @@ from functools import cache
 from statistics import fmean
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, Model, parallel_layouts, parallel_memory
+from tandem.planning.costs import ClusterCosts, Model, Serving, parallel_layouts, parallel_memory
 from tandem.planning.decoding import Decoder, generation_s
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.model_shape import ModelShape, shape_of
@@ -95,7 +95,15 @@ def costs(actor_billions: int, critic_billions: int, gpus: int, any_layout: bool
     }
     work = replace(CONSTANTS, switch_s=0.0)  # theirs has no such time, and it would be the same everywhere
     layouts = parallel_layouts if any_layout else their_layouts
-    return TheirCosts(machines(gpus), models, WORK, layouts, parallel_memory(WORK), models_leave=False, constants=work)
+    return TheirCosts(
+        machines(gpus),
+        models,
+        WORK,
+        layouts,
+        parallel_memory(WORK),
+        serving=Serving(models_leave=False),
+        constants=work,
+    )
 
 
 def placement(plan: Plan) -> str:

@@ -11,10 +11,12 @@ from tandem.config.load import load_config, split_arguments
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
+from tandem.planning.calibration import check_same_model
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
-from tandem.planning.placements import check_same_model, time_report
-from tandem.planning.roles import Host, Moment, Planned, hosts, moments, not_counted
+from tandem.planning.placements import time_report
+from tandem.planning.planned import Planned
+from tandem.planning.roles import Host, Moment, hosts, moments, not_counted
 
 GIB = 2**30
 CARD = "H100"
@@ -70,9 +72,10 @@ def plan(
     kind = KINDS[job]
     config = load_config(kind, path, overrides)
     check_options(config, job, trace, search, calibrate)
+    check_response_tokens(config, response_tokens)
     machines = machines_for(config, gpus)
     found = moments(config, machines.card.memory_bytes)
-    print("\n".join([*before_the_table(config, kind, machines if gpus else None), *table(found)]))
+    print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
     if trace:
         from tandem.planning.trace.report import traced
 
@@ -100,11 +103,13 @@ def machines_for(config: Planned, gpus: str | None) -> Machines:
     return machines
 
 
-def before_the_table(config: Planned, kind: type[Planned], given: Machines | None) -> Iterator[str]:
-    """What was taken for granted. `given`: what `--gpus` says, if it was given."""
+def before_the_table(config: Planned, kind: type[Planned], machines: Machines, given: bool) -> Iterator[str]:
+    """What was taken for granted. `given`: `--gpus` says which machines."""
     processes = processes_of(config)
-    if given is not None and given.gpus > processes:
-        yield f"{processes} of {given.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others"
+    if not given:
+        yield f"taken for {machines}, as there is no --gpus"
+    elif machines.gpus > processes:
+        yield f"{processes} of {machines.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others"
     if kind is SftConfig:
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 
@@ -118,6 +123,16 @@ def check_options(config: Planned, job: Job, trace: bool, search: bool, calibrat
         raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
     if calibrate and isinstance(config, TrainConfig):
         check_same_model(calibrate, config)
+
+
+def check_response_tokens(config: Planned, tokens: float | None) -> None:
+    """Raises UserError where answers would be longer on average than they may be."""
+    longest = config.generation.max_response_tokens if isinstance(config, TrainConfig) else None
+    if tokens and longest and tokens > longest:
+        raise UserError(
+            f"--response-tokens {tokens:g}: an answer has generation.max_response_tokens = {longest} at most; give the "
+            "mean, or raise that"
+        )
 
 
 def job_of(path: Path) -> Job:

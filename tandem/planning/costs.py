@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from tandem.config.training import MegatronTrainingConfig
 from tandem.planning import megatron_memory
 from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.passes import Passes
+from tandem.planning.passes import IN_PLACE, HostTraffic, Passes
 from tandem.planning.search import ACTOR, Choice, Generating
 from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
 
@@ -19,8 +19,6 @@ CONTEXT_BYTES = 3 * 2**29
 """Of CUDA, NCCL and kernels' workspaces: an allowance."""
 SLACK = 0.05
 """The share of a device that its allocator cannot fill: an allowance."""
-ASLEEP_BYTES = 0
-"""Of a generation engine while others work: with `generation.sleep: weights` all of it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,34 @@ class Model:
 
 MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]
 """Bytes on each GPU of a role's model that lies so: those that it always holds, and those more while it works."""
+TrafficOf = Callable[[str, Model, Layout], HostTraffic]
+"""What such a model moves between host memory and each GPU."""
+
+
+Asleep = Literal["nothing", "weights", "all"]
+"""What an engine keeps on its GPUs while others work there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The engines that generate, vLLM or SGLang, whose rows take memory as they grow, unless `kept_rows` is given."""
+
+    tensor_degrees: Sequence[int] = DEGREES[:4]
+    most_rows: int | None = None
+    """Those that an engine may run at once; None: as many as there is memory for."""
+    share_of: Callable[[bool], float] = lambda _: 1.0
+    """Of each GPU's memory, with models beside it or not, for an engine's weights and cache, where models leave it."""
+    asleep: Asleep = "nothing"
+    models_leave: bool = True
+    """Models wait in host memory while answers are generated on their GPUs."""
+    kept_rows: Callable[[int], int] | None = None
+    """The native engine: for how many rows of the greatest length one of so many engines has room."""
+    item_bytes: int = 2
+    """Of a weight."""
+
+    def of_trainer(self, gpus: int, beside: bool) -> bool:
+        """It generates with the trainer's own parameters: nothing sleeps, wakes or is copied."""
+        return self.kept_rows is not None and beside and gpus == 1
 
 
 @dataclass
@@ -46,16 +72,8 @@ class ClusterCosts:
     layouts: Callable[[ModelShape, int], Sequence[Layout]]
     """The ways in which a model may lie on so many GPUs."""
     memory_of: MemoryOf
-    tensor_degrees: Sequence[int] = DEGREES[:4]
-    """Of generation."""
-    most_rows: int | None = None
-    """Those that an engine may run at once; None: as many as there is memory for."""
-    engine_share: float | None = None
-    """Of each GPU's memory, for an engine's weights and cache; None: what others leave."""
-    models_leave: bool = True
-    """Models wait in host memory while answers are generated on their GPUs."""
-    engine_is_trainer: bool = False
-    """Where both share GPUs generation reads the trainer's own parameters: nothing sleeps, wakes or is copied."""
+    serving: Serving = Serving()
+    traffic_of: TrafficOf = lambda *_: IN_PLACE
     staleness: int = 0
     constants: Constants = CONSTANTS
     scales: Mapping[str, float] = field(default_factory=dict)
@@ -78,12 +96,13 @@ class ClusterCosts:
             held, working = self.memory_of(role, model, layout)
             if held + working <= self.memory_bytes:
                 stages = self.of_role(role, layout)
-                yield Choice(str(layout), held, working, stages.preparation, stages.update)
+                yield Choice(layout, held, working, stages.preparation, stages.update)
 
     def of_role(self, role: str, layout: Layout) -> StepTime:
         """The stages of a step that a role takes part in; a reward model's scores count as the reference's."""
         model = self.models[role]
-        passes = Passes(model.shape, self.machines.card, layout, self.workload, self.constants)
+        host = self.traffic_of(role, model, layout)
+        passes = Passes(model.shape, self.machines.card, layout, self.workload, self.constants, host)
         forward_s = passes.forward_s()
         stage = {ACTOR: "log_probs", "critic": "critic"}.get(role, "reference")
         times = StepTime(**{stage: forward_s}, update=passes.update_s() if model.learns else 0.0)
@@ -99,21 +118,20 @@ class ClusterCosts:
             update=times.update * self.scales.get("update", 1.0),
         )
 
-    def generation(self, gpus: int, held_bytes: int) -> Sequence[Generating]:
-        """The fastest degree; what engines hold leaves the GPUs before others work."""
-        shape = self.models[ACTOR].shape
-        held = 0 if self.models_leave else held_bytes
+    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
+        """The fastest degree."""
+        shape, serving, card = self.models[ACTOR].shape, self.serving, self.machines.card
+        stay = not serving.models_leave or serving.of_trainer(gpus, beside)
+        free = min(self.memory_bytes - (held_bytes if stay else 0), int(card.memory_bytes * serving.share_of(beside)))
         ways: list[Generating] = []
-        for tensor in self.tensor_degrees:
-            room = self.memory_bytes - held
-            if self.engine_share is not None:
-                room = min(room, int(self.machines.card.memory_bytes * self.engine_share))
-            room -= 2 * shape.parameters // tensor
-            decoder = Decoder(shape, self.machines.card, tensor, most_rows=self.most_rows)
-            if gpus % tensor == 0 and decoder.fits(room, self.workload):
-                ways.append(
-                    Generating(f"{gpus} GPUs TP{tensor}", ASLEEP_BYTES, self._generation_s(decoder, gpus, room))
-                )
+        for tensor in serving.tensor_degrees:
+            weights = 0 if serving.of_trainer(gpus, beside) else serving.item_bytes * shape.parameters // tensor
+            decoder = Decoder(shape, card, tensor, most_rows=serving.most_rows)
+            rows = serving.kept_rows(max(1, gpus // tensor)) if serving.kept_rows else 1
+            if gpus % tensor == 0 and decoder.fits(free - weights, self.workload, rows):
+                held = {"nothing": 0, "weights": weights, "all": free}[serving.asleep]
+                seconds = self._generation_s(decoder, gpus, free - weights)
+                ways.append(Generating(Layout(gpus, tensor), held, seconds))
         return [min(ways, key=lambda way: way.seconds)] if ways else []
 
     def _generation_s(self, decoder: Decoder, gpus: int, room: float) -> float:
@@ -131,12 +149,13 @@ class ClusterCosts:
             alone = steady + max(0.0, alone - steady) / self.staleness
         return alone * self.scales.get("generation", 1.0)
 
-    def publish_s(self, *, shared: bool) -> float:
-        if shared and self.engine_is_trainer:
+    def publish_s(self, gpus: int, *, shared: bool) -> float:
+        if shared and self.serving.of_trainer(gpus, beside=True):
             return 0.0
         constants = self.constants
         speed = constants.own_refit_bytes_per_s if shared else constants.sent_refit_bytes_per_s
-        seconds = 2 * self.models[ACTOR].shape.parameters / speed + (constants.switch_s if shared else 0.0)
+        changes_over = shared and self.serving.kept_rows is None
+        seconds = 2 * self.models[ACTOR].shape.parameters / speed + (constants.switch_s if changes_over else 0.0)
         return seconds * self.scales.get("publish", 1.0)
 
 

@@ -66,10 +66,10 @@ class Decoder:
             layer += 2 * constants.distant_s * math.log2(self.tensor / self.card.node)
         return self.shape.layers * layer + sum(self.shape.mixtures) * constants.mixture_s
 
-    def fits(self, cache_bytes: float, workload: Workload) -> bool:
-        """Whether there is room for the longest row."""
+    def fits(self, cache_bytes: float, workload: Workload, rows: int = 1) -> bool:
+        """Whether there is room for so many of the longest rows."""
         longest = workload.prompt_tokens + workload.max_response_tokens
-        return cache_bytes * self.cache_share >= self._row_bytes(longest)
+        return cache_bytes * self.cache_share >= rows * self._row_bytes(longest)
 
     def room(self, cache_bytes: float, workload: Workload) -> int:
         """Rows that run at once, of three quarters of their length on average."""

@@ -51,6 +51,10 @@ class Card:
         return 1e9 * (self.peers_gb_s or self.host_gb_s)
 
     @property
+    def host_bytes_per_s(self) -> float:
+        return 1e9 * self.host_gb_s
+
+    @property
     def network_bytes_per_s(self) -> float:
         return 1e9 * self.network_gb_s
 

@@ -10,7 +10,8 @@ from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import Moment, Planned, longest_row, moments
+from tandem.planning.planned import Planned, longest_row
+from tandem.planning.roles import Moment, moments
 
 
 @dataclass(frozen=True, slots=True)

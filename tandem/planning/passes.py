@@ -12,6 +12,29 @@ ITEM_BYTES = 2
 GRADIENT_BYTES = 4
 
 
+HOST_BYTES_PER_S = 40e9
+"""What the cores beside one GPU read and write of host memory together: an estimate, of two sockets with DDR5 for eight
+GPUs; nobody has measured it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraffic:
+    """Bytes of a rank that has something in host memory."""
+
+    a_pass: float = 0
+    """Weights to the GPU, for a micro-batch's forward pass and again for its backward pass."""
+    a_backward: float = 0
+    """Gradients from the GPU, of a micro-batch."""
+    a_step: float = 0
+    """To the GPU and from it, in an optimizer step."""
+    computed: float = 0
+    """Read and written by the host's cores, in an optimizer step."""
+
+
+IN_PLACE = HostTraffic()
+"""Of a model that is on its GPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Passes:
     """A model on its GPUs, and the rows that pass through it."""
@@ -21,6 +44,7 @@ class Passes:
     layout: Layout
     workload: Workload
     constants: Constants = CONSTANTS
+    host: HostTraffic = IN_PLACE
 
     def tokens_of(self, rows: float) -> float:
         """Tokens of the replica that has the most of these rows, which are whole; a prompt once for its siblings."""
@@ -37,7 +61,8 @@ class Passes:
         tokens = self.tokens_of(self.workload.rows)
         micro_batches = self._micro_batches_of(tokens)
         a_micro_batch = self._micro_batch_s(tokens / micro_batches)
-        return (micro_batches + self.layout.pipeline - 1) * max(a_micro_batch, self._gathering_s())
+        moving = self._gathering_s() + self.host.a_pass / self.card.host_bytes_per_s
+        return (micro_batches + self.layout.pipeline - 1) * max(a_micro_batch, moving)
 
     def update_s(self) -> float:
         """All optimizer steps: forward and backward passes, and the sum of gradients over replicas."""
@@ -48,7 +73,9 @@ class Passes:
         computing = forwards * self._micro_batch_s(tokens / micro_batches)
         # forward and backward passes gather the weights, the backward pass scatters float32 gradients
         moving = (2 + GRADIENT_BYTES / ITEM_BYTES) * self._gathering_s()
+        moving += (2 * self.host.a_pass + self.host.a_backward) / self.card.host_bytes_per_s
         a_step = (micro_batches + self.layout.pipeline - 1) * max(computing, moving) + self._exchange_s()
+        a_step += self.host.a_step / self.card.host_bytes_per_s + self.host.computed / HOST_BYTES_PER_S
         return self.workload.epochs * steps * a_step
 
     def _micro_batch_s(self, tokens: float) -> float:

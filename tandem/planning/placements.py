@@ -1,50 +1,46 @@
 """Of a configuration: how long its step takes, by stage, and how long with its roles on other GPUs."""
 
-import json
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
-from tandem.config import yaml12
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.pictures.refusals import find_picture_mistakes
-from tandem.planning.costs import (
-    DEGREES,
-    ClusterCosts,
-    MemoryOf,
-    Model,
-    held_and_working,
-    parallel_layouts,
-    parallel_memory,
-    training_of,
-)
+from tandem.planning.calibration import factors, measured_scales
+from tandem.planning.costs import Asleep, ClusterCosts, MemoryOf, Model, Serving, TrafficOf, held_and_working
 from tandem.planning.hardware import Machines
-from tandem.planning.memory import phases, resident
+from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import engine_of, given_rows, given_share, megatron_engine_of, model_paths
-from tandem.planning.search import ROLLOUT, Plan, evaluate, search, why
-from tandem.planning.time import Layout, Workload
+from tandem.planning.offload import host_traffic
+from tandem.planning.planned import item_bytes
+from tandem.planning.roles import engine_of, megatron_engine_of
+from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
+from tandem.planning.serving import asked_of_one, given_rows, share_of
+from tandem.planning.settings import Training, as_overrides, changes_for, fits, layouts_of, sets_of, trainings_of
+from tandem.planning.time import CONSTANTS, Layout, Workload
 
 SHOWN = 5
 """Placements of the ranked list."""
+MEASURED_PARAMETERS = 8e9
+"""Of the smallest model whose change-over between generation and training is known."""
+
+KEPT_ASLEEP: Mapping[str, Asleep] = {"weights": "nothing", "cache": "weights", "never": "all"}
+"""By what leaves."""
 
 
 def time_report(
     config: TrainConfig, machines: Machines, response_tokens: float | None = None, run: Path | None = None
 ) -> Iterator[str]:
-    """A line for the configuration as it is, then the placements, the fastest first.
+    """A line for the configuration as it is, then the placements, the fastest first, each with what to change.
 
     `response_tokens`: of an answer, on average; half of the most by default. `run`: a run directory of this
     configuration, whose measured stages scale the predicted ones.
     """
-    stale = config.trainer.max_staleness > 0
     work = workload_of(config, response_tokens)
-    here = evaluate(costs_of(config, machines, work, as_it_is=True), sets_of(config), stale=stale)
+    here = as_it_is(config, machines, work)
     scales: Mapping[str, float] = {}
     if run is not None:
         if here is None:
@@ -52,27 +48,105 @@ def time_report(
                 f"--calibrate {run}: by these formulas the configuration does not fit, so nothing is scaled"
             )
         scales = measured_scales(run, here)
-        scaled = costs_of(config, machines, work, as_it_is=True, scales=scales)
-        here = evaluate(scaled, sets_of(config), stale=stale)
+        here = as_it_is(config, machines, work, scales)
     yield f"step time, answers of {work.response_tokens:.0f} tokens (15 to 20% off where nobody has measured):"
-    yield f"  as it is: {_line(here) if here else 'does not fit'}"
-    roles = [*models_of(config), ROLLOUT]
-    ranking = search(costs_of(config, machines, work, scales=scales), roles, machines.gpus, stale=stale)
-    for rank, plan in enumerate(ranking.mappings[:SHOWN], 1):
+    if run is not None:
+        yield f"  scaled by {run}: {factors(scales)}"
+    yield f"  as it is: {_as_it_is_line(config, machines, here)}"
+    ranking = ranked(config, machines, work, scales)
+    for rank, plan in enumerate(ranking.mappings, 1):
         yield f"  {rank}. {_line(plan)}"
+        yield f"     {as_overrides(changes_for(config, plan, machines)) or 'as it is'}"
     yield f"the first wins, for {why(ranking)}; {ranking.evaluated} mappings compared"
+    yield from _not_known(config, ranking)
+
+
+def _as_it_is_line(config: TrainConfig, machines: Machines, here: Plan | None) -> str:
+    if here is None:
+        return "does not fit"
+    return _line(here) if fits(config, {}, machines.card.memory_bytes) else f"does not fit; with room {_line(here)}"
+
+
+def _not_known(config: TrainConfig, ranking: Ranking) -> Iterator[str]:
+    """Times that stand on less than the others."""
+    shape = read_shape(config.model.path)
+    if isinstance(config.generation, NativeGenerationConfig):
+        yield "the native engine is timed as vLLM is: nobody has measured it on a GPU"
+    elif shape.parameters < MEASURED_PARAMETERS and any(_shares(plan) for plan in ranking.mappings):
+        yield (
+            f"publish has {CONSTANTS.switch_s:.0f} s of change-over where generation shares the actor's GPUs, as "
+            f"measured with models of 8B and more; this one of {shape.parameters / 1e9:.1f}B takes less: calibrate "
+            "before you part them for it"
+        )
+    training = config.training
+    if isinstance(training, FsdpTrainingConfig) and training.cpu_offload:
+        yield "cpu_offload: the optimizer's time is that of host memory at 40 GB/s for each GPU, which is an estimate"
+
+
+def _shares(plan: Plan) -> bool:
+    return any({"actor", ROLLOUT} <= set(way.roles) for way in plan.sets)
+
+
+def as_it_is(
+    config: TrainConfig, machines: Machines, work: Workload, scales: Mapping[str, float] | None = None
+) -> Plan | None:
+    """The configuration's own sets and degrees, whether models have room there or not. None: engines have none."""
+    costs = costs_of(config, machines, work, config.training, scales)
+    costs.memory_of = lambda *_: (0, 0)
+    kept = costs.serving.kept_rows and (lambda _: 0)
+    costs.serving = replace(costs.serving, kept_rows=kept, models_leave=True)
+    if not isinstance(config.generation, NativeGenerationConfig):
+        costs.serving = replace(costs.serving, tensor_degrees=[config.generation.tensor_parallel])
+    sets = {roles: sum(config.nodes_of(roles[0])) for roles in sets_of(config, roles_of(config)).values()}  # type: ignore[arg-type]
+    return evaluate(costs, sets, stale=config.trainer.max_staleness > 0)
+
+
+def ranked(config: TrainConfig, machines: Machines, work: Workload, scales: Mapping[str, float]) -> Ranking:
+    """The fastest placements that one configuration can say and that fit as `plan` counts, at most SHOWN.
+
+    UserError where nothing does.
+    """
+    stale = config.trainer.max_staleness > 0
+    found: list[Plan] = []
+    evaluated = 0
+    for training in trainings_of(config):
+        costs = costs_of(config, machines, work, training, scales)
+        try:
+            ranking = search(costs, roles_of(config), machines.gpus, stale=stale)
+        except UserError:  # nothing fits with these degrees
+            continue
+        found += ranking.mappings
+        evaluated += ranking.evaluated
+    best: dict[frozenset[tuple[str, ...]], Plan] = {}
+    for plan in sorted(found, key=lambda plan: plan.step_s):
+        sets = frozenset(way.roles for way in plan.sets)
+        if sets not in best and fits(config, changes_for(config, plan, machines), machines.card.memory_bytes):
+            best[sets] = plan
+            if len(best) == SHOWN:
+                break
+    if not best:
+        raise nothing_fits(roles_of(config), machines.gpus)
+    return Ranking(list(best.values()), evaluated)
 
 
 def _line(plan: Plan) -> str:
-    generation, preparation, update = plan.times
+    generation, preparation, update = map(_seconds, plan.times)
     sets = " | ".join(
         ", ".join(f"{role} on {how}" for role, how in zip(way.roles, way.how, strict=True)) for way in plan.sets
     )
     beside = "beside the rest" if plan.beside else "in turn"
     return (
-        f"{plan.step_s:.1f} s: generation {generation:.1f} {beside}, preparation {preparation:.1f}, "
-        f"update {update:.1f}, publish {plan.publish_s:.1f}; {sets}"
+        f"{_seconds(plan.step_s)} s: generation {generation} {beside}, preparation {preparation}, "
+        f"update {update}, publish {_seconds(plan.publish_s)}; {sets}"
     )
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.1f}" if time >= 1 or time == 0 else f"{time:.2g}"
+
+
+def roles_of(config: TrainConfig) -> list[str]:
+    return [*models_of(config), ROLLOUT]
 
 
 def models_of(config: TrainConfig) -> dict[str, Model]:
@@ -92,23 +166,11 @@ def models_of(config: TrainConfig) -> dict[str, Model]:
     return found
 
 
-def sets_of(config: TrainConfig) -> dict[tuple[str, ...], int]:
-    """The roles of each pool, and its processes."""
-    pools = config.placement.pools
-    roles = [*models_of(config), ROLLOUT]
-    if not pools:
-        return {tuple(roles): config.cluster.ranks or 1}
-    first = next(iter(pools))
-    placed = {role: config.placement.roles.get(role, first) for role in roles}  # type: ignore[call-overload]
-    sets = {name: tuple(role for role in roles if placed[role] == name) for name in pools}
-    return {held: sum(pools[name]) for name, held in sets.items() if held}
-
-
 def workload_of(config: TrainConfig, response_tokens: float | None) -> Workload:
     longest, algorithm = config.generation.max_response_tokens, config.algorithm
     return Workload(
         rows=config.data.prompts_per_step * algorithm.group_size,
-        response_tokens=min(longest, response_tokens or longest / 2),
+        response_tokens=response_tokens or longest / 2,
         max_response_tokens=longest,
         prompt_tokens=config.data.max_prompt_tokens / 2,
         siblings=algorithm.group_size,
@@ -125,129 +187,68 @@ def costs_of(
     config: TrainConfig,
     machines: Machines,
     work: Workload,
-    *,
-    as_it_is: bool = False,
+    training: Training,
     scales: Mapping[str, float] | None = None,
 ) -> ClusterCosts:
-    """`as_it_is`: with the configuration's degrees alone."""
-    generation = config.generation
-    tensor, models_leave, share = [1], False, None
-    if not isinstance(generation, NativeGenerationConfig):
-        share = given_share(generation)
-        tensor = [generation.tensor_parallel] if as_it_is else list(DEGREES[:4])
-        models_leave = generation.sleep != "never"
-    training = config.training
-    costs = ClusterCosts(
+    """With these degrees for all models, whatever the configuration has."""
+    fsdp = isinstance(training, FsdpTrainingConfig)
+    return ClusterCosts(
         machines,
         models_of(config),
         work,
-        parallel_layouts,
-        parallel_memory(work),
-        tensor_degrees=tensor,
-        most_rows=given_rows(generation),
-        engine_share=share,
-        models_leave=models_leave,
-        engine_is_trainer=isinstance(generation, NativeGenerationConfig),
+        lambda shape, gpus: layouts_of(training, shape, gpus),
+        _memory_of(config, training),
+        serving=_serving(config),
+        traffic_of=_traffic_of(config, training) if fsdp else ClusterCosts.traffic_of,
         staleness=config.trainer.max_staleness,
         scales=scales or {},
     )
-    if isinstance(training, FsdpTrainingConfig):
-        degrees = [training.context_parallel] if as_it_is else _context_degrees(config)
-        costs.memory_of = _fsdp_memory(config, training, as_it_is=as_it_is)
-        heads = math.gcd(*(model.shape.heads for model in costs.models.values()))
-        costs.layouts = lambda _, gpus: [
-            Layout(gpus, context=degree, sharded=gpus > 1) for degree in degrees if gpus % degree == heads % degree == 0
-        ]
-        return costs
-    costs.memory_of = _megatron_memory(config, training, as_it_is=as_it_is)
-    if as_it_is:
-        costs.layouts = lambda _, gpus: [
-            Layout(
-                gpus,
-                training.tensor_parallel,
-                training.context_parallel,
-                training.expert_parallel,
-                training.pipeline_parallel,
-            )
-        ]
-    return costs
 
 
-def _context_degrees(config: TrainConfig) -> list[int]:
-    """Those that a run takes of the model."""
-    training = (config.training.model_copy(update={"context_parallel": degree}) for degree in DEGREES[:4])
-    tried = (config.model_copy(update={"training": one}) for one in training)
-    return [degree for degree, one in zip(DEGREES, tried, strict=False) if not any(find_picture_mistakes(one))]
+def _serving(config: TrainConfig) -> Serving:
+    generation, rows = config.generation, given_rows(config.generation)
+    leave = generation.sleep != "never"
+    if isinstance(generation, NativeGenerationConfig):
+        busy = generation.sleep == "idle" and config.trainer.max_staleness > 0
+        return Serving(
+            [1],
+            rows,
+            asleep="all" if busy or not leave else "weights",
+            models_leave=leave,
+            kept_rows=lambda engines: min(generation.max_running, asked_of_one(config, generation, engines)),
+            item_bytes=item_bytes(config),
+        )
+    return Serving(
+        most_rows=rows,
+        share_of=lambda beside: share_of(generation, beside),
+        asleep=KEPT_ASLEEP[generation.sleep],
+        models_leave=leave,
+        item_bytes=item_bytes(config),
+    )
 
 
-def _fsdp_memory(config: TrainConfig, training: FsdpTrainingConfig, *, as_it_is: bool) -> MemoryOf:
-    """What `roles.py` says of a role, with other degrees and other numbers of GPUs."""
-    own_models = model_paths(config)
+def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
+    """What `roles.py` says of a role, on other numbers of GPUs. Adapters are all that tells a policy and its reference
+    apart."""
 
     def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
-        size = training.shard_size
-        degrees = {
-            "context_parallel": layout.context,
-            "shard_size": size if size is None or layout.gpus % size == 0 else None,
-        }
-        engine = engine_of(config, training.model_copy(update=degrees), role, model.shape, layout.gpus)
+        if not isinstance(training, FsdpTrainingConfig):
+            return held_and_working(megatron_engine_of(config, training, role, model.shape, layout.gpus))
+        engine = _engine_of(config, training, role, model, layout)
         held = resident(engine).total
         working = max(memory.total for memory in phases(engine).values()) - held
-        return 0 if as_it_is and role not in own_models else held, working
+        return 0 if role == "reference" and config.model.lora is not None else held, working
 
     return memory_of
 
 
-def _megatron_memory(config: TrainConfig, training: MegatronTrainingConfig, *, as_it_is: bool) -> MemoryOf:
-    """The same of Megatron-Core; its search has sequence parallelism wherever there is tensor parallelism."""
-
-    def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
-        other = training_of(layout, activation_checkpointing=training.activation_checkpointing)
-        chosen = training if as_it_is else other
-        return held_and_working(megatron_engine_of(config, chosen, role, model.shape, layout.gpus))
-
-    return memory_of
+def _traffic_of(config: TrainConfig, training: FsdpTrainingConfig) -> TrafficOf:
+    return lambda role, model, layout: host_traffic(_engine_of(config, training, role, model, layout))
 
 
-def check_same_model(run: Path, config: TrainConfig) -> None:
-    """Raises UserError where the run in that directory trained another model, or in another way."""
-    path = run / "config.yaml"
-    try:
-        theirs = yaml12.read(path.read_text(encoding="utf-8"))
-        model, training = Path(theirs["model"]["path"]), theirs.get("training", {}).get("type", "fsdp")
-    except (OSError, ValueError, TypeError, KeyError, yaml12.YAMLError) as error:
-        raise UserError(f"--calibrate {run}: {path} cannot be read ({error}); give the directory of a run") from None
-    if model != config.model.path and model.is_dir() and read_shape(model) != read_shape(config.model.path):
-        raise UserError(
-            f"--calibrate {run}: that run trained {model}, which is of another size than {config.model.path}; give a "
-            "run of this model"
-        )
-    if training != config.training.type:
-        raise UserError(
-            f"--calibrate {run}: that run had training.type: {training}, this configuration has "
-            f"{config.training.type}; give a run of the same engine"
-        )
-
-
-STAGES = {"generation": "time/generation_s", "preparation": "time/preparation_s", "update": "time/update_s"}
-STAGES |= {"publish": "time/publish_s"}
-
-
-def measured_scales(run: Path, predicted: Plan) -> dict[str, float]:
-    """By stage, measured seconds in predicted ones: the median of the steps after the first, or the first.
-
-    Raises UserError where `run` has no metrics.
-    """
-    path = run / "metrics.jsonl"
-    try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"--calibrate {run}: {path} cannot be read ({error}); give the directory of a run") from None
-    steps = [record for record in records if "time/step_s" in record]
-    if not steps:
-        raise UserError(f"--calibrate {run}: {path} has no step; give a run that has trained for one at least")
-    seconds = dict(zip(STAGES, (*predicted.times, predicted.publish_s), strict=True))
-    if predicted.beside:  # what is measured of generation there is the wait for it
-        del seconds["generation"]
-    found = {stage: [step[STAGES[stage]] for step in steps[1:] or steps if STAGES[stage] in step] for stage in seconds}
-    return {stage: median(times) / seconds[stage] for stage, times in found.items() if times and seconds[stage] > 0}
+def _engine_of(config: TrainConfig, training: FsdpTrainingConfig, role: str, model: Model, layout: Layout) -> Engine:
+    """One copy of the model is shared by as many ranks as the configuration says, if that divides the GPUs."""
+    size = training.shard_size
+    divides = size is not None and layout.gpus % size == 0
+    fitted = training.model_copy(update={"shard_size": size if divides else None})
+    return engine_of(config, fitted, role, model.shape, layout.gpus)

@@ -6,17 +6,11 @@ Who shares a process with whom is `controller/placement.py`'s, who is where in w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.cluster import RoleName
-from tandem.config.generation import (
-    GenerationConfig,
-    NativeGenerationConfig,
-    ReplicatedGenerationConfig,
-    default_memory_share,
-)
+from tandem.config.generation import NativeGenerationConfig
 from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -27,16 +21,16 @@ from tandem.planning import memory as fsdp_memory
 from tandem.planning.megatron_memory import MegatronEngine
 from tandem.planning.memory import (
     Engine,
-    Generation,
     Memory,
     Phase,
     copied_for_checkpoint,
     features_on_host,
-    generation,
     kept_on_host,
     pixels_on_host,
 )
 from tandem.planning.model_shape import ModelShape, read_shape
+from tandem.planning.planned import Planned, item_bytes, learning_roles, longest_row, model_paths
+from tandem.planning.serving import native_memory, replica_memory
 
 CONTEXT_BYTES = 2**30
 """Of a process's CUDA context and its libraries' workspaces: an allowance, for nobody has measured it here."""
@@ -44,9 +38,6 @@ NCCL_BYTES = 2**29
 """The same of its process groups, where it has several ranks."""
 SLACK = 0.05
 """Share of all tensors that an allocator needs besides, for gaps between blocks."""
-
-Planned = TrainConfig | SftConfig
-"""The configurations whose memory is known: of `tandem train`, `sft`, `dpo` and `reward-model`."""
 
 Stage = Literal["generation", "scoring", "preparation", "update", "publish"]
 """Of a step, as `controller/timesharing.py` has them."""
@@ -180,12 +171,13 @@ def _refuse_what_no_run_takes(config: Planned, shapes: Mapping[RoleName, ModelSh
         if isinstance(training, FsdpTrainingConfig):
             mistakes += find_fsdp_mistakes(training, shape.heads, ranks)
         else:
-            mistakes += _find_megatron_mistakes(training, shape, ranks)
+            mistakes += find_mistakes_on_megatron(training, shape, ranks)
     if mistakes:
         raise UserError("; ".join(dict.fromkeys(mistakes)))
 
 
-def _find_megatron_mistakes(training: MegatronTrainingConfig, shape: ModelShape, ranks: int) -> Iterator[str]:
+def find_mistakes_on_megatron(training: MegatronTrainingConfig, shape: ModelShape, ranks: int) -> Iterator[str]:
+    """Why a model cannot lie on so many ranks with these degrees."""
     if shape.family not in MEGATRON_FAMILIES:
         known = ", ".join(MEGATRON_FAMILIES)
         yield f"training.type: megatron has no bridge for model type {shape.family}, only for {known}"
@@ -199,38 +191,6 @@ def _find_megatron_mistakes(training: MegatronTrainingConfig, shape: ModelShape,
         "num_experts": shape.experts,
     }
     yield from (f"training: {mistake}" for mistake in find_megatron_mistakes(training, described, ranks))
-
-
-def model_paths(config: Planned) -> dict[RoleName, Path]:
-    """The roles of a run besides the generation engine, and the directory that each starts from.
-
-    A policy with adapters is its own reference, without them, in one pool.
-    """
-    if isinstance(config, RewardModelConfig):
-        return {"reward_model": config.model.path}
-    if isinstance(config, SftConfig):
-        compares = isinstance(config, DpoConfig) and config.preference.has_reference and config.model.lora is None
-        return dict.fromkeys(("actor", "reference") if compares else ("actor",), config.model.path)
-    model, algorithm = config.model, config.algorithm
-    paths: dict[RoleName, Path] = {"actor": model.path}
-    first = next(iter(config.placement.pools), "")
-    roles = config.placement.roles
-    apart = roles.get("actor", first) != roles.get("reference", first)
-    if algorithm.kl.place != "none" and (model.lora is None or apart):
-        paths["reference"] = model.path
-    if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
-        paths["critic"] = model.critic_path or model.path
-    if model.teacher_path is not None:
-        paths["teacher"] = model.teacher_path
-    if model.reward_model_path is not None:
-        paths["reward_model"] = model.reward_model_path
-    return paths
-
-
-def longest_row(config: Planned) -> int:
-    if isinstance(config, SftConfig):
-        return config.data.max_tokens + isinstance(config, RewardModelConfig)  # the token whose value is the score
-    return config.data.max_prompt_tokens + config.generation.max_response_tokens
 
 
 def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
@@ -250,10 +210,6 @@ def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_
         yield _Pool(name, ranks, engines, placed["rollout"] == name)
 
 
-def learning_roles(config: Planned) -> tuple[RoleName, ...]:
-    return ("reward_model",) if isinstance(config, RewardModelConfig) else ("actor", "critic")
-
-
 def either_engine(config: Planned, role: str, shape: ModelShape, ranks: int) -> AnyEngine:
     """A role in the engine of the configuration."""
     training = config.training
@@ -270,7 +226,7 @@ def megatron_engine_of(
         shape,
         training,
         ranks,
-        item_bytes=_item_bytes(config),
+        item_bytes=item_bytes(config),
         learns=role in learning_roles(config),
         value_head=role in ("critic", "reward_model"),
         tokens=max(training.tokens_per_micro_batch, longest_row(config)),
@@ -287,7 +243,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
     engine = Engine(
         shape=shape,
         ranks=ranks,
-        item_bytes=_item_bytes(config),
+        item_bytes=item_bytes(config),
         learns=learns,
         value_head=role in ("critic", "reward_model"),
         tokens=tokens,
@@ -376,79 +332,12 @@ def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memor
 def _serving(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[Stage, Memory]:
     """What the generation engine holds of a device in each stage."""
     if isinstance(config.generation, NativeGenerationConfig):
-        awake, asleep = _native(config, config.generation, pool, shape)
+        own_weights = not _computes_with_the_actors(config, pool)
+        awake, asleep = native_memory(config, config.generation, shape, pool.ranks, own_weights)
         filled = asleep
     else:
-        awake, asleep = _replica(config, config.generation, pool, shape, card_bytes)
+        awake, asleep = replica_memory(config, config.generation, shape, bool(pool.engines), card_bytes)
         filled = replace(awake, cache=asleep.cache)
     if not pool.engines:
         asleep = filled = awake
     return {"generation": awake, "scoring": asleep, "preparation": asleep, "update": asleep, "publish": filled}
-
-
-def _native(
-    config: TrainConfig, settings: NativeGenerationConfig, pool: _Pool, shape: ModelShape
-) -> tuple[Memory, Memory]:
-    """Awake and asleep. An engine with answers under way keeps their keys and values, but with `sleep: always`."""
-    asked = _asked_of_one(config, pool.ranks)
-    engine = Generation(
-        shape,
-        item_bytes=_item_bytes(config),
-        rows=min(settings.max_running, asked),
-        row_tokens=longest_row(config),
-        own_weights=not _computes_with_the_actors(config, pool),
-    )
-    awake = generation(engine)
-    if config.conversation is not None:  # turns that have ended wait there for the next ones
-        given = settings.prefix_cache_tokens
-        room = settings.max_running * longest_row(config) if given is None else given
-        turns = generation(replace(engine, rows=1, row_tokens=min(room, asked * longest_row(config))))
-        awake = replace(awake, cache=awake.cache + turns.cache)
-    busy = settings.sleep == "idle" and config.trainer.max_staleness > 0
-    return awake, replace(awake, logits=0, cache=awake.cache if busy or settings.sleep == "never" else 0)
-
-
-def _asked_of_one(config: TrainConfig, engines: int) -> int:
-    """Answers that one of so many native engines may have at once. Nobody counts the rows of a validation here."""
-    trainer, generation = config.trainer, config.generation
-    assert isinstance(generation, NativeGenerationConfig)
-    if config.data.val_paths and trainer.eval_every:
-        return generation.max_running
-    prompts = config.data.prompts_per_step
-    fixed = (trainer.max_staleness == 0 or not generation.partial_rollouts) and not generation.balanced
-    if fixed:
-        prompts = -(-prompts // engines)
-    greedy = config.algorithm.type == "remax"
-    return prompts * (trainer.max_staleness + 1) * (config.algorithm.group_size + greedy)
-
-
-def given_share(settings: ReplicatedGenerationConfig) -> float | None:
-    """Of each GPU's memory, for vLLM or SGLang, where the configuration says it."""
-    given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
-    return settings.memory_share if given is None else float(given)
-
-
-def given_rows(settings: GenerationConfig) -> int | None:
-    """Answers that an engine runs at once, where the configuration says it, as it does for the native engine."""
-    if isinstance(settings, NativeGenerationConfig):
-        return settings.max_running
-    given = settings.engine_args.get("max_num_seqs", settings.engine_args.get("max_running_requests"))
-    return None if given is None else int(given)
-
-
-def _replica(
-    config: TrainConfig, settings: ReplicatedGenerationConfig, pool: _Pool, shape: ModelShape, card_bytes: int
-) -> tuple[Memory, Memory]:
-    """Awake and asleep: vLLM or SGLang. Each replica takes the share."""
-    weights = settings.replicas * _item_bytes(config) * shape.parameters // settings.tensor_parallel
-    share = given_share(settings)
-    if share is None:
-        share = default_memory_share(bool(pool.engines), takes_turns=settings.sleep != "never")
-    row = settings.replicas * shape.kv_bytes(longest_row(config), _item_bytes(config)) // settings.tensor_parallel
-    awake = Memory(weights=weights, cache=max(row, int(settings.replicas * card_bytes * share) - weights))
-    kept = {"never": awake, "cache": Memory(weights=weights), "weights": Memory()}
-    return awake, kept[settings.sleep]
-
-
-def _item_bytes(config: Planned) -> int:
-    return 4 if config.model.dtype == "float32" else 2

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Protocol
 
 from tandem.errors import UserError
+from tandem.planning.time import Layout
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -26,8 +27,7 @@ PIECES = 16
 class Choice:
     """One way in which a role may lie on its GPUs."""
 
-    how: str
-    """In words: its degrees."""
+    how: Layout
     held_bytes: int = 0
     """On each GPU, whoever works."""
     working_bytes: int = 0
@@ -40,7 +40,8 @@ class Choice:
 class Generating:
     """One way to generate."""
 
-    how: str
+    how: Layout
+    """GPUs of which as many as `tensor` are an engine."""
     held_bytes: int
     """On each GPU while others work."""
     seconds: float
@@ -58,12 +59,14 @@ class Costs(Protocol):
         """Of a role that trains or scores; those that do not fit alone may be among them."""
         ...
 
-    def generation(self, gpus: int, held_bytes: int) -> Sequence[Generating]:
-        """Ways to generate on GPUs where models already hold so much; none where the rest is too little."""
+    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
+        """Ways to generate on GPUs where models, if any are `beside`, already hold so much; none where the rest is too
+        little."""
         ...
 
-    def publish_s(self, *, shared: bool) -> float:
-        """New weights, and the change between stages, where generation shares the actor's GPUs or does not."""
+    def publish_s(self, gpus: int, *, shared: bool) -> float:
+        """New weights, and the change between stages, where generation on so many GPUs shares them with the actor, or
+        does not."""
         ...
 
 
@@ -73,7 +76,7 @@ class Way:
 
     roles: tuple[str, ...]
     gpus: int
-    how: tuple[str, ...]
+    how: tuple[Layout, ...]
     """Of each role."""
     generation_s: float
     preparation_s: float
@@ -127,11 +130,15 @@ def search(costs: Costs, roles: Sequence[str], gpus: int, *, stale: bool = False
         if (apart or together) and (mapping := found.best_of(sets)):
             best.append(mapping)
     if not best:
-        raise UserError(
-            f"no placement of {', '.join(roles)} fits {gpus} GPU{'s' * (gpus > 1)}; take more, or larger ones, or "
-            "add the smallest change that fits, where plan names one"
-        )
+        raise nothing_fits(roles, gpus)
     return Ranking(sorted(best, key=lambda mapping: mapping.step_s), found.evaluated)
+
+
+def nothing_fits(roles: Sequence[str], gpus: int) -> UserError:
+    return UserError(
+        f"no placement of {', '.join(roles)} fits {gpus} GPU{'s' * (gpus > 1)}; take more, or larger ones, or add the "
+        "smallest change that fits, where plan names one"
+    )
 
 
 def evaluate(costs: Costs, sets: Mapping[tuple[str, ...], int], *, stale: bool = False) -> Plan | None:
@@ -167,15 +174,15 @@ class _Search:
 
     def best_with(self, sets: tuple[tuple[str, ...], ...], allocations: Iterable[tuple[int, ...]]) -> Plan | None:
         """The best of these allocations."""
-        with_rollout = next(each for each in sets if ROLLOUT in each)
-        publish_s = self.costs.publish_s(shared=ACTOR in with_rollout)
-        beside = self.stale and len(with_rollout) == 1
+        generating = next(at for at, each in enumerate(sets) if ROLLOUT in each)
+        shared, beside = ACTOR in sets[generating], self.stale and len(sets[generating]) == 1
         least, best = float("inf"), None
         for counts in allocations:
             self.evaluated += 1
             ways = [self.ways(each, count) for each, count in zip(sets, counts, strict=True)]
             if not all(ways):
                 continue
+            publish_s = self.costs.publish_s(counts[generating], shared=shared)
             fastest = [tuple(min(way.times[stage] for way in each) for stage in range(3)) for each in ways]
             if _slowest(fastest, publish_s, beside) >= least:
                 continue
@@ -213,11 +220,11 @@ class _Search:
         for choices in self.together(models, gpus):
             engines: Sequence[Generating | None] = [None]
             if ROLLOUT in roles:
-                engines = self.costs.generation(gpus, choices.held_bytes)
+                engines = self.costs.generation(gpus, choices.held_bytes, beside=bool(models))
             for engine in engines:
                 used = choices.held_bytes + choices.working_bytes + (engine.held_bytes if engine else 0)
                 if used <= self.costs.memory_bytes:
-                    how = {**dict(zip(models, choices.how, strict=True)), ROLLOUT: engine.how if engine else ""}
+                    how = dict(zip(models, choices.how, strict=True)) | ({ROLLOUT: engine.how} if engine else {})
                     seconds = engine.seconds if engine else 0.0
                     hows = tuple(how[role] for role in roles)
                     yield Way(roles, gpus, hows, seconds, choices.preparation_s, choices.update_s, used)
@@ -244,7 +251,7 @@ class _Search:
 class _Choices:
     """One of each of several roles, on the same GPUs."""
 
-    how: tuple[str, ...] = ()
+    how: tuple[Layout, ...] = ()
     held_bytes: int = 0
     working_bytes: int = 0
     preparation_s: float = 0.0

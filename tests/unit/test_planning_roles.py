@@ -15,7 +15,8 @@ from tandem.jobs.notes import memory_notes
 from tandem.planning.memory import Engine, Memory, resident
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
-from tandem.planning.roles import Planned, hosts, moments
+from tandem.planning.planned import Planned
+from tandem.planning.roles import hosts, moments
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -261,6 +262,14 @@ def test_gpus_that_stay_idle_and_runs_of_something_else_are_told(model: Any, tmp
         (tmp_path / "config.yaml").write_text(trained)
         told = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--search", "--calibrate", str(tmp_path)])
         assert message in str(told.exception) and told.output == ""
+
+
+def test_what_is_taken_for_granted_is_told_and_answers_have_a_longest(model: Any) -> None:
+    given = ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), model("0.6b")]
+    assert CliRunner().invoke(app, given).output.startswith("taken for 8xH100, as there is no --gpus\n")
+    long = CliRunner().invoke(app, [*given, "generation.max_response_tokens=64", "--search", "--response-tokens", "65"])
+    assert "--response-tokens 65: an answer has generation.max_response_tokens = 64 at most" in str(long.exception)
+    assert long.output == ""
 
 
 def test_an_engine_that_reads_the_trainers_parameters_needs_no_publish(model: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, Model, parallel_layouts, parallel_memory
+from tandem.planning.costs import ClusterCosts, Model, Serving, parallel_layouts, parallel_memory
 from tandem.planning.hardware import CARDS, parse_machines
 from tandem.planning.search import Choice, Generating, partitions, search, why
-from tandem.planning.time import Workload
+from tandem.planning.time import Layout, Workload
 from tests.conftest import ROOT, load_file
 
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
@@ -34,7 +34,7 @@ class Table:
         dice = random.Random(f"{self.seed} {role} {gpus}")
         return [
             Choice(
-                f"way {index}",
+                Layout(gpus, tensor=1 + index),
                 dice.randint(0, 60),
                 dice.randint(0, 50),
                 dice.randint(0, 40) / gpus,
@@ -43,12 +43,14 @@ class Table:
             for index in range(dice.randint(0, 3))
         ]
 
-    def generation(self, gpus: int, held_bytes: int) -> Sequence[Generating]:
+    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
         dice = random.Random(f"{self.seed} rollout {gpus}")
-        engines = [Generating(f"TP{index}", dice.randint(0, 30), dice.randint(10, 90)) for index in range(2)]
+        engines = [
+            Generating(Layout(gpus, tensor=1 + index), dice.randint(0, 30), dice.randint(10, 90)) for index in range(2)
+        ]
         return [engine for engine in engines if held_bytes < 70]
 
-    def publish_s(self, *, shared: bool) -> float:
+    def publish_s(self, gpus: int, *, shared: bool) -> float:
         return 3.0 if shared else 7.0
 
 
@@ -76,14 +78,14 @@ def _of_all_choices(costs: Table, sets: Sequence[Sequence[str]], counts: Sequenc
             preparation[at] += choice.preparation_s
             update[at] += choice.update_s
         at, gpus = where["rollout"]
-        for engine in costs.generation(gpus, int(held[at])):
+        for engine in costs.generation(gpus, int(held[at]), beside=len(sets[at]) > 1):
             full = [a + b for a, b in zip(held, working, strict=True)]
             full[at] += engine.held_bytes
             if max(full) <= costs.memory_bytes:
                 alone = stale and len(sets[at]) == 1
                 rest = max(preparation) + max(update)
                 both = max(engine.seconds, rest) if alone else engine.seconds + rest
-                least = min(least, both + costs.publish_s(shared=where["actor"][0] == at))
+                least = min(least, both + costs.publish_s(gpus, shared=where["actor"][0] == at))
     return least
 
 
@@ -164,8 +166,8 @@ def _random_costs(dice: random.Random) -> tuple[ClusterCosts, list[str], int]:
         if role != "rollout"
     }
     costs = ClusterCosts(
-        machines, models, workload, parallel_layouts, parallel_memory(workload), models_leave=dice.random() < 0.5,
-        staleness=dice.choice([0, 1, 8]),
+        machines, models, workload, parallel_layouts, parallel_memory(workload),
+        serving=Serving(models_leave=dice.random() < 0.5), staleness=dice.choice([0, 1, 8]),
     )  # fmt: skip
     return costs, roles, machines.gpus
 

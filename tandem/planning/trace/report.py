@@ -14,7 +14,8 @@ from tandem.config.tree import SftConfig
 from tandem.errors import UserError
 from tandem.planning.memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.roles import Planned, engine_of, learning_roles, longest_row, model_paths
+from tandem.planning.planned import Planned, learning_roles, longest_row, model_paths
+from tandem.planning.roles import engine_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
 

@@ -1,0 +1,20 @@
+"""What travels between host memory and a GPU where a configuration keeps part of a model in host memory."""
+
+from tandem.planning.memory import Engine, kept_on_host
+from tandem.planning.passes import IN_PLACE, HostTraffic
+
+
+def host_traffic(engine: Engine) -> HostTraffic:
+    """Of `cpu_offload` and `optimizer_offload`, on each rank (`tandem/training/optimizer.py`)."""
+    state = kept_on_host(engine)
+    if engine.optimizer_offload:
+        return HostTraffic(a_step=2 * state)
+    if not engine.cpu_offload:
+        return IN_PLACE
+    shards = engine.shards if engine.sharded else 1
+    learning, moments = engine.learning // shards, engine.moments // shards
+    gradients = 4 * learning
+    computed = 2 * (moments + 4 * learning) + gradients
+    if engine.sharded:
+        return HostTraffic(a_pass=state - moments, a_backward=gradients, computed=computed)
+    return HostTraffic(a_step=gradients + engine.item_bytes * learning, computed=computed)

@@ -1,0 +1,79 @@
+"""What the engines that generate take of a GPU, and how many rows they run."""
+
+from dataclasses import replace
+
+from tandem.config.generation import (
+    GenerationConfig,
+    NativeGenerationConfig,
+    ReplicatedGenerationConfig,
+    default_memory_share,
+)
+from tandem.config.tree import TrainConfig
+from tandem.planning.memory import Generation, Memory, generation
+from tandem.planning.model_shape import ModelShape
+from tandem.planning.planned import item_bytes, longest_row
+
+
+def native_memory(
+    config: TrainConfig, settings: NativeGenerationConfig, shape: ModelShape, engines: int, own_weights: bool
+) -> tuple[Memory, Memory]:
+    """Awake and asleep, of one of so many native engines, which has weights of its own or the trainer's.
+
+    An engine with answers under way keeps their keys and values, but with `sleep: always`.
+    """
+    asked = asked_of_one(config, settings, engines)
+    engine = Generation(
+        shape,
+        item_bytes=item_bytes(config),
+        rows=min(settings.max_running, asked),
+        row_tokens=longest_row(config),
+        own_weights=own_weights,
+    )
+    awake = generation(engine)
+    if config.conversation is not None:  # turns that have ended wait there for the next ones
+        given = settings.prefix_cache_tokens
+        room = settings.max_running * longest_row(config) if given is None else given
+        turns = generation(replace(engine, rows=1, row_tokens=min(room, asked * longest_row(config))))
+        awake = replace(awake, cache=awake.cache + turns.cache)
+    busy = settings.sleep == "idle" and config.trainer.max_staleness > 0
+    return awake, replace(awake, logits=0, cache=awake.cache if busy or settings.sleep == "never" else 0)
+
+
+def asked_of_one(config: TrainConfig, generation: NativeGenerationConfig, engines: int) -> int:
+    """Answers that one of so many native engines may have at once. Nobody counts the rows of a validation here."""
+    trainer = config.trainer
+    if config.data.val_paths and trainer.eval_every:
+        return generation.max_running
+    prompts = config.data.prompts_per_step
+    fixed = (trainer.max_staleness == 0 or not generation.partial_rollouts) and not generation.balanced
+    if fixed:
+        prompts = -(-prompts // engines)
+    greedy = config.algorithm.type == "remax"
+    return prompts * (trainer.max_staleness + 1) * (config.algorithm.group_size + greedy)
+
+
+def replica_memory(
+    config: TrainConfig, settings: ReplicatedGenerationConfig, shape: ModelShape, beside: bool, card_bytes: int
+) -> tuple[Memory, Memory]:
+    """Awake and asleep: vLLM or SGLang, alone or `beside` models. Each replica takes the share."""
+    weights = settings.replicas * item_bytes(config) * shape.parameters // settings.tensor_parallel
+    share = share_of(settings, beside)
+    row = settings.replicas * shape.kv_bytes(longest_row(config), item_bytes(config)) // settings.tensor_parallel
+    awake = Memory(weights=weights, cache=max(row, int(settings.replicas * card_bytes * share) - weights))
+    kept = {"never": awake, "cache": Memory(weights=weights), "weights": Memory()}
+    return awake, kept[settings.sleep]
+
+
+def share_of(settings: ReplicatedGenerationConfig, beside: bool) -> float:
+    """Of each GPU's memory, for vLLM or SGLang with models beside it or not."""
+    given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
+    given = settings.memory_share if given is None else given
+    return default_memory_share(beside, settings.sleep != "never") if given is None else float(given)
+
+
+def given_rows(settings: GenerationConfig) -> int | None:
+    """Answers that an engine runs at once, where the configuration says it, as it does for the native engine."""
+    if isinstance(settings, NativeGenerationConfig):
+        return settings.max_running
+    given = settings.engine_args.get("max_num_seqs", settings.engine_args.get("max_running_requests"))
+    return None if given is None else int(given)

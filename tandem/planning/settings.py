@@ -1,0 +1,169 @@
+"""How a configuration says a placement: degrees that all of its models share, pools, and keys to change."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem.config.generation import NativeGenerationConfig
+from tandem.config.ranks import find_fsdp_mistakes
+from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
+from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
+from tandem.pictures.refusals import find_picture_mistakes
+from tandem.planning.costs import DEGREES, EXPERT_DEGREES
+from tandem.planning.hardware import Machines
+from tandem.planning.mends import fullest
+from tandem.planning.model_shape import ModelShape
+from tandem.planning.roles import find_mistakes_on_megatron, moments
+from tandem.planning.search import ACTOR, ROLLOUT, Plan, Way
+from tandem.planning.time import Layout
+
+Training = FsdpTrainingConfig | MegatronTrainingConfig
+
+
+def trainings_of(config: TrainConfig) -> Iterator[Training]:
+    """The configuration's own degrees, then others, of which each is for all of its models."""
+    own = config.training
+    yield own
+    if isinstance(own, FsdpTrainingConfig):
+        others = (own.model_copy(update={"context_parallel": degree}) for degree in DEGREES[:4])
+        yield from (
+            one
+            for one in others
+            if one != own and not any(find_picture_mistakes(config.model_copy(update={"training": one})))
+        )
+        return
+    degrees = product(DEGREES[:4], DEGREES[:4], (1, *EXPERT_DEGREES), sorted({1, own.context_parallel}))
+    for tensor, pipeline, expert, context in degrees:
+        one = with_degrees(own, Layout(1, tensor, context, expert, pipeline))
+        if one != own:
+            yield one
+
+
+def with_degrees(training: Training, layout: Layout) -> Training:
+    """The same, as that layout has it; sequence parallelism wherever there is tensor parallelism."""
+    if isinstance(training, FsdpTrainingConfig):
+        return training.model_copy(update={"context_parallel": layout.context})
+    degrees = {
+        "tensor_parallel": layout.tensor,
+        "pipeline_parallel": layout.pipeline,
+        "context_parallel": layout.context,
+        "expert_parallel": layout.expert,
+    }
+    if all(getattr(training, name) == degree for name, degree in degrees.items()):
+        return training
+    same_stages = training.pipeline_parallel == layout.pipeline
+    return training.model_copy(
+        update=degrees
+        | {
+            "sequence_parallel": layout.tensor > 1,
+            "virtual_pipeline": training.virtual_pipeline if same_stages else 1,
+            "expert_tensor_parallel": None,
+        }
+    )
+
+
+def layouts_of(training: Training, shape: ModelShape, gpus: int) -> list[Layout]:
+    """The one way in which a model lies on so many GPUs with these degrees, if they divide it and them."""
+    if isinstance(training, FsdpTrainingConfig):
+        free = training.model_copy(update={"shard_size": None})
+        wrong = any(find_fsdp_mistakes(free, shape.heads, gpus))
+        return [] if wrong else [Layout(gpus, context=training.context_parallel, sharded=gpus > 1)]
+    if any(find_mistakes_on_megatron(training, shape, gpus)):
+        return []
+    degrees = training.tensor_parallel, training.context_parallel, training.expert_parallel, training.pipeline_parallel
+    return [Layout(gpus, *degrees)]
+
+
+def changes_for(config: TrainConfig, plan: Plan, machines: Machines) -> dict[str, Any]:
+    """The keys, with their values, by which the configuration becomes that plan; none if it is so already."""
+    layouts = {role: how for way in plan.sets for role, how in zip(way.roles, way.how, strict=True)}
+    training = with_degrees(config.training, layouts[ACTOR])
+    size = training.shard_size if isinstance(training, FsdpTrainingConfig) else None
+    if size is not None and any(how.gpus % size for role, how in layouts.items() if role != ROLLOUT):
+        training = training.model_copy(update={"shard_size": None})
+    own = config.training.model_dump()
+    wanted = {f"training.{key}": value for key, value in training.model_dump().items() if value != own[key]}
+    generation = config.generation
+    if not isinstance(generation, NativeGenerationConfig) and generation.tensor_parallel != layouts[ROLLOUT].tensor:
+        wanted["generation.tensor_parallel"] = layouts[ROLLOUT].tensor
+    return wanted | dict(_placement(config, plan, machines))
+
+
+def sets_of(config: TrainConfig, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The roles of each pool that has any; without pools that of all is `main`."""
+    pools = config.placement.pools
+    if not pools:
+        return {"main": tuple(roles)}
+    first = next(iter(pools))
+    placed = {role: config.placement.roles.get(role, first) for role in roles}  # type: ignore[call-overload]
+    sets = {name: tuple(role for role in roles if placed[role] == name) for name in pools}
+    return {name: held for name, held in sets.items() if held}
+
+
+def _placement(config: TrainConfig, plan: Plan, machines: Machines) -> Iterator[tuple[str, Any]]:
+    if machines.nodes > 1 and config.cluster.type == "local":
+        yield "cluster.type", "ray"
+    if len(plan.sets) == 1 and not config.placement.pools:
+        if config.cluster.ranks != plan.sets[0].gpus:
+            yield "cluster.ranks", plan.sets[0].gpus
+        return
+    now = sets_of(config, [role for way in plan.sets for role in way.roles])
+    named = {frozenset(roles): name for name, roles in now.items()}
+    if {frozenset(way.roles) for way in plan.sets} != set(named):
+        named = {frozenset(way.roles): _name(way.roles) for way in plan.sets}
+    nodes = _dealt(plan.sets, machines.per_node)
+    with_actor_first = sorted(plan.sets, key=lambda way: ACTOR not in way.roles)
+    pools = {named[frozenset(way.roles)]: nodes[way.roles] for way in with_actor_first}
+    if config.placement.pools != pools:
+        yield from [("cluster.ranks", None)] if config.cluster.ranks is not None else []
+        yield "placement.pools", pools
+    if set(named.values()) != set(now):
+        elsewhere = {role: named[frozenset(way.roles)] for way in with_actor_first[1:] for role in way.roles}
+        yield "placement.roles", elsewhere
+
+
+def _name(roles: tuple[str, ...]) -> str:
+    return "train" if ACTOR in roles else "serve" if ROLLOUT in roles else roles[0]
+
+
+def _dealt(sets: Sequence[Way], per_node: int) -> dict[tuple[str, ...], list[int]]:
+    """Of each set the GPUs on each of its nodes: the largest begins on the first."""
+    dealt: dict[tuple[str, ...], list[int]] = {}
+    start = 0
+    for way in sorted(sets, key=lambda way: -way.gpus):
+        end, counts = start + way.gpus, []
+        while start < end:
+            count = min(end, start - start % per_node + per_node) - start
+            counts.append(count)
+            start += count
+        dealt[way.roles] = counts
+    return dealt
+
+
+def fits(config: TrainConfig, changes: Mapping[str, Any], card_bytes: int) -> bool:
+    """Whether a run takes the configuration with these changes, and all of its moments, as `plan` prints them, fit."""
+    tree = config.model_dump(mode="json")
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        tree[section][name] = value
+    try:
+        found = moments(TrainConfig.model_validate(tree), card_bytes)
+    except (ValidationError, UserError):
+        return False
+    return fullest(found).memory.total <= card_bytes
+
+
+def as_overrides(changes: Mapping[str, Any]) -> str:
+    """As they are written behind a configuration in a shell."""
+    return " ".join(shlex.quote(f"{key}={_yaml(value)}") for key, value in changes.items())
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(held)}" for key, held in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, str) else value
