@@ -112,19 +112,21 @@ def _placement(config: TrainConfig, plan: Plan, machines: Machines) -> Iterator[
         if config.cluster.ranks != plan.sets[0].gpus:
             yield "cluster.ranks", plan.sets[0].gpus
         return
-    now = sets_of(config, [role for way in plan.sets for role in way.roles])
-    named = {frozenset(roles): name for name, roles in now.items()}
-    if {frozenset(way.roles) for way in plan.sets} != set(named):
-        named = {frozenset(way.roles): _name(way.roles) for way in plan.sets}
     nodes = _dealt(plan.sets, machines.per_node)
+    now = sets_of(config, [role for way in plan.sets for role in way.roles])
+    names = {frozenset(roles): name for name, roles in now.items()}
+    same_sets = set(names) == {frozenset(way.roles) for way in plan.sets}
     with_actor_first = sorted(plan.sets, key=lambda way: ACTOR not in way.roles)
-    pools = {named[frozenset(way.roles)]: nodes[way.roles] for way in with_actor_first}
-    if config.placement.pools != pools:
+    if same_sets:
+        counts = {names[frozenset(way.roles)]: nodes[way.roles] for way in plan.sets}
+        pools = {name: counts[name] for name in now}  # roles without a pool of their own are in the first
+    else:
+        pools = {_name(way.roles): nodes[way.roles] for way in with_actor_first}
+    if list(config.placement.pools.items()) != list(pools.items()):
         yield from [("cluster.ranks", None)] if config.cluster.ranks is not None else []
         yield "placement.pools", pools
-    if set(named.values()) != set(now):
-        elsewhere = {role: named[frozenset(way.roles)] for way in with_actor_first[1:] for role in way.roles}
-        yield "placement.roles", elsewhere
+    if not same_sets:
+        yield "placement.roles", {role: _name(way.roles) for way in with_actor_first[1:] for role in way.roles}
 
 
 def _name(roles: tuple[str, ...]) -> str:

@@ -233,6 +233,29 @@ def test_pools_of_a_list_keep_their_names_and_lie_on_whole_nodes(settings: dict[
     assert together.endswith("'placement.pools={train: [8, 8]}' 'placement.roles={}'")
 
 
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"pools": {"serve": [8], "train": [8]}, "roles": {"actor": "train", "reference": "train"}},
+        {"pools": {"serve": [4, 4], "train": [4, 4]}, "roles": {"actor": "train"}},
+        {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve", "reference": "serve"}},
+    ],
+    ids=str,
+)
+def test_names_that_the_configuration_has_do_not_mislead(settings: dict[str, Any], placement: dict[str, Any]) -> None:
+    """Its first pool may not be the actor's, and its pools may be called as those of the list are."""
+    settings["algorithm"] = {"type": "grpo", "kl": {"place": "loss"}}
+    settings["cluster"], settings["placement"] = {"type": "ray"}, placement
+    lines = list(time_report(config_from(settings), MACHINES))
+    listed = [(line, after) for line, after in pairwise(lines) if re.match(r"  \d\. ", line)]
+    assert len(listed) == 5
+    for line, overrides in listed:
+        placed = run_as(settings, "" if overrides == "     as it is" else overrides)
+        sets = {tuple(sorted(roles)) for roles in sets_of(placed, roles_of(placed)).values()}
+        told = line.split("; ")[-1].split(" | ")
+        assert sets == {tuple(sorted(role.split(" on ")[0] for role in one.split(", "))) for one in told}
+
+
 def test_what_does_not_fit_is_told_as_the_table_tells_it(settings: dict[str, Any]) -> None:
     assert re.search(r"as it is: \d", list(time_report(config_from(settings), MACHINES))[1])
     settings["cluster"]["ranks"] = 1
