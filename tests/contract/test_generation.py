@@ -35,10 +35,17 @@ from tandem.types import Completion, Delta, Request, SamplingParams, Status, Top
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 1}),
+    "qwen2-windows": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
     "mistral": (MistralConfig, MistralForCausalLM, {"num_key_value_heads": 2, "sliding_window": 7, "head_dim": 8}),
 }
+WINDOWS = ("qwen2-windows", "mistral")
+"""With sliding windows: Qwen2's in the second layer alone, and fused; Mistral's in both, and not fused."""
 
 Result = TypeVar("Result")
 
@@ -599,6 +606,19 @@ def reference_logprobs(reference: PreTrainedModel, asked: Request, completion: C
     return logprobs[len(asked.token_ids) - 1 :].numpy()
 
 
+def widths_of(engine: NativeEngine) -> list[int]:
+    """How many tokens each pass of the model has from now on. The hook is on the whole model, as one on its body or in
+    it would keep the body from being fused."""
+    widths: list[int] = []
+    engine._model.register_forward_pre_hook(lambda _module, inputs: widths.append(inputs[0].shape[1]))
+    return widths
+
+
+def is_fused(engine: NativeEngine) -> bool:
+    """Of an engine that has generated."""
+    return isinstance(getattr(engine._model.base_model, "fused", None), Fused)
+
+
 @pytest.mark.parametrize("max_running", [1, 3, 64])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_logprobs_are_those_of_a_plain_forward_pass(family: str, max_running: int) -> None:
@@ -609,22 +629,20 @@ def test_logprobs_are_those_of_a_plain_forward_pass(family: str, max_running: in
         for completion in completions:
             expected = reference_logprobs(reference, one, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
-    fused = getattr(engine._model.base_model, "fused", None)
-    assert isinstance(fused, Fused) == (family != "mistral")
+    assert is_fused(engine) == (family != "mistral")
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_rows_that_say_the_same_are_computed_once_until_they_part(family: str) -> None:
     engine, reference = native(max_running=24, family=family), model(family, attention="sdpa")
-    widths: list[int] = []
-    embed: Any = engine._model.get_input_embeddings()
-    embed.register_forward_hook(lambda _module, inputs, _output: widths.append(inputs[0].shape[1]))
+    widths = widths_of(engine)
     asked = (
         request(1, 2, 3, seeds=range(12), max_tokens=24, temperature=0.15),
         request(5, 4, seeds=range(6), max_tokens=9, temperature=0.0),
         request(1, 2, 3, seeds=range(6), max_tokens=16, temperature=0.15),
     )
     answers = ask(engine, *asked)
+    assert is_fused(engine) == (family != "mistral")
     decoding = widths[1:]
     assert min(decoding) <= 8 < max(decoding)
     assert len({tuple(row) for row in tokens(answers[0])}) > 1
@@ -633,6 +651,23 @@ def test_rows_that_say_the_same_are_computed_once_until_they_part(family: str) -
             expected = reference_logprobs(reference, one, completion)
             bound = 2e-5 / (one.sampling.temperature or 1)  # of the logits, which a low temperature makes larger
             np.testing.assert_allclose(completion.logprobs, expected, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_rows_that_say_the_same_see_their_windows_alone(family: str) -> None:
+    """To the end, far beyond the window: greedy, and so a row of each prompt stands for four in every pass."""
+    engine, reference = native(max_running=12, family=family), model(family, attention="sdpa")
+    widths = widths_of(engine)
+    asked = [
+        request(*prompt, seeds=range(4), max_tokens=40, temperature=0.0) for prompt in ([1, 2, 3], range(4, 13), [5])
+    ]
+    answers = ask(engine, *asked)
+    assert is_fused(engine) == (family != "mistral")
+    assert widths == [13, *[3] * 39]
+    for one, completions in zip(asked, answers, strict=True):
+        for completion in completions:
+            expected = reference_logprobs(reference, one, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -763,9 +798,7 @@ def test_an_iterator_closed_early_leaves_the_engine_idle(make: Make, streamed: b
 def test_a_streamed_token_costs_one_row_of_one_step() -> None:
     """Nothing is computed twice, however long the stream is."""
     engine = native(max_running=2)
-    widths: list[int] = []
-    embed: Any = engine._model.get_input_embeddings()
-    embed.register_forward_hook(lambda _module, inputs, _output: widths.append(inputs[0].shape[1]))
+    widths = widths_of(engine)
     deltas = run(collect_stream(engine, request(1, 2, 3, max_tokens=80)))[0]
     assert widths == [3, *[1] * 79]
     assert [len(delta.token_ids) for delta in deltas] == [1] * 80
