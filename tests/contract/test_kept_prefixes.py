@@ -24,6 +24,7 @@ from test_generation import (
 from test_generation import request as plain_request
 
 from tandem.generation.native import NativeEngine
+from tandem.models.lean import make_lean
 from tandem.types import Completion, Request
 
 BOUND = 2e-5
@@ -36,7 +37,9 @@ def request(*token_ids: int, keep: bool = True, **options: Any) -> Request:
 
 
 def native(family: str = "qwen2", max_running: int = 8, **options: Any) -> NativeEngine:
-    engine = NativeEngine(model(family), max_running=max_running, tokenizer=letters(), **options)
+    loaded = model(family)
+    make_lean(loaded)
+    engine = NativeEngine(loaded, max_running=max_running, tokenizer=letters(), **options)
     engine.load_weights(0, None)
     return engine
 
@@ -125,6 +128,29 @@ def test_forks_siblings_and_shorter_beginnings_go_on_from_what_they_share() -> N
         assert tokens(completions) == tokens(anew)
 
 
+def test_turns_that_end_at_once_are_kept_from_their_own_slots() -> None:
+    """Each ends with the token that its prompt's pass chooses, beside rows that go on and are not kept."""
+    engine, reference = native(), model(attention="sdpa")
+
+    async def conversation() -> list[tuple[Request, Completion]]:
+        row, found, others = [1, 2, 3], list[tuple[Request, Completion]](), list[asyncio.Task[Any]]()
+        for told in range(4, 8):
+            other = request(told, max_tokens=60, keep=False)
+            others.append(asyncio.create_task(collect(engine, other)))
+            await asyncio.sleep(0)  # it takes the slot before that of the turn
+            asked = request(*row, max_tokens=1)
+            (completion,) = await collect(engine, asked)
+            found.append((asked, completion))
+            row += [*completion.token_ids.tolist(), told]
+        assert not any(other.done() for other in others)
+        await asyncio.gather(*others)
+        return found
+
+    for asked, completion in run(conversation()):
+        check(reference, asked, [completion])
+    assert engine.prefilled_tokens == 4 + 3 + 3 * 2, "the others, the opening, and two tokens of each later turn"
+
+
 def test_a_streamed_turn_is_kept_and_goes_on_from_what_is_kept() -> None:
     engine, asked = native(), request(1, 2, 3)
     whole = joined(run(collect_stream(engine, asked))[0])
@@ -202,35 +228,39 @@ def test_running_rows_have_precedence_over_kept_ones() -> None:
         check(reference, asked, [completion])
 
 
-def test_after_a_publish_nothing_is_kept_that_other_weights_computed() -> None:
-    """Neither what had ended before nor a row that was under way; the same version's weights may be others too."""
-    served = model()
+@pytest.mark.parametrize("given", [False, True], ids=["in place", "given"])
+def test_after_a_publish_nothing_is_kept_that_other_weights_computed(given: bool) -> None:
+    """Neither what had ended before nor rows that were under way; the same version's weights may be others too."""
+    served, other = model(), model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
     engine = NativeEngine(served, max_running=4)
     engine.load_weights(0, None)
-    opening, long = request(1, 2, 3), request(6, 5, max_tokens=30)
+    opening, long = request(1, 2, 3), request(6, 5, seeds=(0, 1), max_tokens=30)
 
-    async def publish_halfway() -> list[Completion]:
+    async def publish_halfway() -> list[list[Completion]]:
         ended = await collect(engine, opening)
         under_way = asyncio.create_task(collect(engine, long))
         for _ in range(9):
             await asyncio.sleep(0)
-        with torch.no_grad():
-            for parameter in served.parameters():
-                parameter.mul_(1.1)
-        engine.load_weights(0, None)
-        return [*ended, *await under_way]
+        if not given:
+            served.load_state_dict(other.state_dict())
+        engine.load_weights(0, other.named_parameters() if given else None)
+        return [ended, await under_way]
 
     further = [
         request(*asked.token_ids.tolist(), *completion.token_ids.tolist(), 4)
-        for asked, completion in zip((opening, long), run(publish_halfway()), strict=True)
+        for asked, completions in zip((opening, long), run(publish_halfway()), strict=True)
+        for completion in completions
     ]
     reference = model(attention="sdpa")
-    reference.load_state_dict(served.state_dict())
+    reference.load_state_dict(other.state_dict())
     for again in (False, True):
         computed = engine.prefilled_tokens
         for asked, completions in zip(further, ask(engine, *further), strict=True):
             check(reference, asked, completions)
-        assert engine.prefilled_tokens - computed == (2 if again else sum(len(one.token_ids) for one in further))
+        assert engine.prefilled_tokens - computed == (3 if again else sum(len(one.token_ids) for one in further))
 
 
 def test_sleep_and_failures_leave_nothing() -> None:
