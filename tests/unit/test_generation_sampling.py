@@ -82,6 +82,17 @@ def test_logprobs_are_those_before_filtering_at_the_temperature() -> None:
     assert logprobs[2] == pytest.approx(3 - np.log(np.e**3 + np.e + 1), abs=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [(0, 0, 0), (0, 1, 1)], ids=["greedy", "greedy and drawn"])
+def test_the_best_token_of_those_that_may_be_drawn(temperature: tuple[float, ...]) -> None:
+    """Though the two most probable ones may not; log-probs are those of the whole softmax."""
+    logits = torch.tensor([0.0, 2.0, 9.0, 8.0, 1.0]).repeat(3, 1)
+    how = choice(3)
+    how["temperature"][:], how["top_k"][2] = temperature, 1
+    tokens, logprobs = sample(logits.clone(), how, torch.tensor([2, 3]))
+    assert tokens[0] == tokens[2] == 1 and tokens[1] in (0, 1, 4)
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+
+
 PROBS = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 
 

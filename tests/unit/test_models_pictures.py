@@ -269,6 +269,20 @@ def test_pictures_do_not_pile_up_and_features_leave_the_device(case: Case) -> No
     assert len(moved) == 4
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl"], indirect=True)
+def test_positions_of_a_text_are_its_own_in_a_slot_that_had_pictures(case: Case) -> None:
+    engine = engine_of(case)
+    native = NativeEngine(engine.model, max_running=1, tower=PictureTower(engine.model, case.path, case.store.read))
+    native.load_weights(0, None)
+    asked = requests_of(case, 0.0, 1)
+    (text,) = (request for request in asked if not request.pictures)
+    ((before,),) = generate(native, [text])
+    for shown in (request for request in asked if request.pictures):
+        _, (after,) = generate(native, [shown, text])
+        assert after.token_ids.tolist() == before.token_ids.tolist()
+        np.testing.assert_allclose(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
+
+
 def test_greedy_answers_are_those_of_generate(case: Case) -> None:
     engine = engine_of(case)
     tower = PictureTower(engine.model, case.path, case.store.read)
