@@ -1,6 +1,6 @@
 """The valid part of an invalid configuration: with it, its other mistakes are found and reported together."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast, get_args, get_origin
@@ -44,6 +44,20 @@ def valid_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
     for name in kind.model_fields.keys() - values.keys():
         vars(section).pop(name, None)  # a default, where model_construct found one
     return section
+
+
+def found_by(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
+    """What a check finds; of a configuration that is not `whole`, until it reads what was refused."""
+    try:
+        yield from check()
+    except AttributeError as error:
+        if whole or not isinstance(error.obj, Section):
+            raise
+    except LookupError:  # values that contradict each other, which their section's own validation reports
+        if whole:
+            raise
+    except OSError as error:  # a file that may not be read, a name that is too long
+        yield str(error)
 
 
 def _validated(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> Any:

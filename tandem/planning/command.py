@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tandem.config import yaml12
-from tandem.config.load import load_config, split_arguments
+from tandem.config.load import load_config, read_config, refuse, split_arguments
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
@@ -16,7 +16,7 @@ from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
-from tandem.planning.roles import Host, Moment, hosts, moments, not_counted
+from tandem.planning.roles import Host, Moment, find_mistakes, hosts, moments, not_counted
 
 GIB = 2**30
 CARD = "H100"
@@ -70,7 +70,7 @@ def plan(
         raise UserError("--response-tokens and --calibrate are for --search")
     job = job or job_of(path)
     kind = KINDS[job]
-    config = load_config(kind, path, overrides)
+    config = _load(kind, path, overrides)
     check_options(config, job, trace, search, calibrate)
     check_response_tokens(config, response_tokens)
     machines = machines_for(config, gpus)
@@ -89,6 +89,13 @@ def plan(
         print("\n".join(time_report(config, machines, response_tokens, calibrate)))
     if not fits:
         raise typer.Exit(2)
+
+
+def _load(kind: type[Planned], path: Path, overrides: Sequence[str]) -> Planned:
+    """Raises UserError with every mistake of the configuration, what planning does not know among them."""
+    read = read_config(kind, path, overrides)
+    refuse(path, [*read.problems, *find_mistakes(read.config, whole=not read.problems)])
+    return read.config
 
 
 def machines_for(config: Planned, gpus: str | None) -> Machines:

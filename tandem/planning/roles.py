@@ -6,6 +6,8 @@ Who shares a process with whom is `controller/placement.py`'s, who is where in w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
@@ -14,6 +16,7 @@ from tandem.config.generation import NativeGenerationConfig
 from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.valid_part import found_by
 from tandem.errors import UserError
 from tandem.pictures.refusals import find_picture_mistakes
 from tandem.planning import megatron_memory
@@ -103,9 +106,10 @@ class _Pool:
 
 
 def moments(config: Planned, card_bytes: int) -> list[Moment]:
-    """The phases of a step, pool by pool. UserError for what planning does not know."""
+    """The phases of a step, pool by pool. UserError for what no run takes, and what planning does not know."""
+    if mistakes := find_mistakes(config):
+        raise UserError("; ".join(mistakes))
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
-    _refuse_what_no_run_takes(config, shapes)
     policy = next(iter(shapes.values()))
     return [moment for pool in _pools(config, shapes) for moment in _of_pool(config, pool, policy, card_bytes)]
 
@@ -160,20 +164,42 @@ def phases(engine: AnyEngine) -> dict[Phase, Memory]:
     return megatron_memory.phases(engine) if isinstance(engine, MegatronEngine) else fsdp_memory.phases(engine)
 
 
-def _refuse_what_no_run_takes(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> None:
-    mistakes = list(find_picture_mistakes(config))
-    mistakes += find_engine_mistakes(config) if isinstance(config, TrainConfig) else []
-    if isinstance(config, TrainConfig) and config.model.judge_path is not None:
-        mistakes.append("model.judge_path: what a judge takes is not planned; leave it out, and its pool")
+def find_mistakes(config: Planned, *, whole: bool = True) -> list[str]:
+    """What no run takes, and what planning does not know; of a configuration that is not `whole`, in its sound part."""
+    checks = (find_picture_mistakes, _find_role_mistakes, _find_shape_mistakes, _find_rank_mistakes)
+    problems = (problem for check in checks for problem in found_by(partial(check, config), whole))
+    return list(dict.fromkeys(problems))
+
+
+def _find_role_mistakes(config: Planned) -> Iterator[str]:
+    if not isinstance(config, TrainConfig):
+        return
+    if config.model.judge_path is not None:
+        yield "model.judge_path: what a judge takes is not planned; leave it out, and its pool"
+    yield from find_engine_mistakes(config)
+
+
+def _find_shape_mistakes(config: Planned) -> Iterator[str]:
+    for path in model_paths(config).values():
+        if isinstance(shape := _shape_or_why_not(path), str):
+            yield shape
+
+
+def _find_rank_mistakes(config: Planned) -> Iterator[str]:
     training = config.training
-    for role, shape in shapes.items():
-        ranks = sum(config.nodes_of(role))
+    for role, path in model_paths(config).items():
+        shape, ranks = _shape_or_why_not(path), sum(config.nodes_of(role))
         if isinstance(training, FsdpTrainingConfig):
-            mistakes += find_fsdp_mistakes(training, shape.heads, ranks)
-        else:
-            mistakes += find_mistakes_on_megatron(training, shape, ranks)
-    if mistakes:
-        raise UserError("; ".join(dict.fromkeys(mistakes)))
+            yield from find_fsdp_mistakes(training, None if isinstance(shape, str) else shape.heads, ranks)
+        elif not isinstance(shape, str):
+            yield from find_mistakes_on_megatron(training, shape, ranks)
+
+
+def _shape_or_why_not(path: Path) -> ModelShape | str:
+    try:
+        return read_shape(path)
+    except UserError as error:
+        return str(error)
 
 
 def find_mistakes_on_megatron(training: MegatronTrainingConfig, shape: ModelShape, ranks: int) -> Iterator[str]:

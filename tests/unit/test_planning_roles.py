@@ -249,6 +249,26 @@ def test_the_command_says_what_fits_and_leaves_by_it(model: Any) -> None:
     assert "the smallest change that fits" in fails.output or "no change" in fails.output
 
 
+def test_the_command_tells_all_mistakes_at_once(model: Any, tmp_path: Path) -> None:
+    """Keys, engines, ranks, and models that planning does not know, also where the configuration is not sound."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    engine = "generation={type: vllm, tensor_parallel: 4}"
+    given = [f"model.path={tmp_path}", "model.judge_path=j", "cluster.ranks=6", "training.shard_size=4", engine]
+    told = [
+        "model.judge_path: what a judge takes is not planned",
+        "generation.tensor_parallel: 4 does not divide the 6 ranks",
+        "model: plan does not know how large models of type 'bert' are",
+        "training.shard_size: 6 ranks cannot be cut into groups of 4",
+    ]
+    for more, first in ((["trainer.epoch=1"], ["trainer.epoch: unknown key"]), ([], [])):
+        shown = CliRunner().invoke(app, ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), *given, *more])
+        title, *lines = str(shown.exception).splitlines()
+        assert f"recipes/gsm8k_grpo.yaml: {len(first) + 4} errors in the configuration" in title
+        assert [begins in line for begins, line in zip([*first, *told], lines, strict=True)] == [True] * len(lines)
+    shown = CliRunner().invoke(app, ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), model("0.6b"), "cluster.ranks=six"])
+    assert str(shown.exception).count("\n") == 1, "checks that would read what was refused find nothing"
+
+
 def test_gpus_that_stay_idle_and_runs_of_something_else_are_told(model: Any, tmp_path: Path) -> None:
     recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
     idle = CliRunner().invoke(app, ["plan", recipe, model("0.6b"), "--gpus", "8xH100"])

@@ -6,15 +6,15 @@ A check reads what it needs of the configuration. Where that is not sound there 
 (`config/valid_part.py`): the check ends with what it has found until then, and the others go on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.checkpoint.run_dir import check_run_dir
-from tandem.config.base import Section
 from tandem.config.load import read_config, refuse
 from tandem.config.tree import ModelsConfig
+from tandem.config.valid_part import found_by
 from tandem.errors import UserError
 from tandem.jobs.preflight import conversations, data, layout, metrics, models, packages, rewards
 from tandem.pictures.refusals import find_picture_mistakes
@@ -67,20 +67,7 @@ def find_mistakes(config: ModelsConfig, *, whole: bool = True, claims_run_dir: b
     checks = [partial(check, config) for check in _CHECKS]
     checks += [partial(check, config, first_rows) for check in _CHECKS_WITH_DATA]
     checks += [partial(_find_run_dir_mistakes, config)] if claims_run_dir else []
-    return [problem for check in checks for problem in _run(check, whole)]
-
-
-def _run(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
-    try:
-        yield from check()
-    except AttributeError as error:
-        if whole or not isinstance(error.obj, Section):
-            raise
-    except LookupError:  # values that contradict each other, which their section's own validation reports
-        if whole:
-            raise
-    except OSError as error:  # a file that may not be read, a name that is too long
-        yield str(error)
+    return [problem for check in checks for problem in found_by(check, whole)]
 
 
 def _find_run_dir_mistakes(config: Any) -> Iterator[str]:
