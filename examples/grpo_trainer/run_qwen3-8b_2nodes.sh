@@ -2,8 +2,11 @@
 # GRPO on GSM8K with Qwen3-8B on two nodes of eight GPUs, where Ray runs (docs/multinode.md); models, data and run on a
 # file system of both. Further arguments override the recipe:
 #   MODEL_PATH=models/Qwen3-8B DATA_DIR=data/gsm8k RAY_ADDRESS=10.0.0.1:6379 examples/grpo_trainer/run_qwen3-8b_2nodes.sh
+# TANDEM_COMMAND=plan before it says what it would need of GPUs, from the model's config.json alone (docs/plan.md).
 set -eu
-exec tandem train "$(dirname "$0")/../../recipes/gsm8k_grpo.yaml" \
+PATH="$PATH:$(dirname "$0")/../../.venv/bin" # of scripts/setup, where no other environment is activated
+command -v tandem >/dev/null || { echo "$0: tandem is not installed: run scripts/setup in the clone" >&2; exit 2; }
+exec tandem "${TANDEM_COMMAND:-train}" "$(dirname "$0")/../../recipes/gsm8k_grpo.yaml" \
     model.path="${MODEL_PATH:?is the directory of Qwen3-8B}" \
     data.train_files="[${DATA_DIR:?is where tandem data wrote}/train.parquet]" \
     data.val_files="[$DATA_DIR/test.parquet]" \

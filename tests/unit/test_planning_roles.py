@@ -48,9 +48,7 @@ def model(tmp_path: Path) -> Any:
 
 def script(name: str) -> tuple[Path, list[str]]:
     """The recipe of an example script, and the overrides that the script gives but for paths."""
-    words = (
-        (ROOT / "examples" / name).read_text().split("exec tandem train", 1)[1].replace("\\\n", " ").split('"$@"')[0]
-    )
+    words = (ROOT / "examples" / name).read_text().split("exec tandem", 1)[1].replace("\\\n", " ").split('"$@"')[0]
     recipe = words.split("../../", 1)[1].split('"')[0]
     given = [word.replace('"', "") for word in words.replace(", ", ",").split() if "=" in word and "$" not in word]
     return ROOT / recipe, given
