@@ -170,7 +170,7 @@ def single_steps(case: Case, seeds: Sequence[int]) -> tuple[list[float], list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makespans of a step over the ideal one.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     seeds = parser.parse_args().seeds
     figures: dict[str, float] = {}

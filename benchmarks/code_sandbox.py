@@ -59,7 +59,7 @@ def score_all(rows: list[dict[str, Any]], workers: int, turn: bool) -> tuple[lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()

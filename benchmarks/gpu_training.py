@@ -183,7 +183,7 @@ def measure(shape: str, device: torch.device, arguments: argparse.Namespace) -> 
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5b", "1.5b"] if cuda else ["tiny"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens-per-micro-batch", type=int, default=16_384)

@@ -292,7 +292,7 @@ def _measure_here(text: str) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU-seconds of a GRPO step, Tandem against TRL.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, help=f"measured steps; default {STEPS}")

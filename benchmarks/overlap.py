@@ -287,7 +287,7 @@ PARTS = {"known": known, "tails": tails, "slots": slots, "real": real, "shared":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()

@@ -4,6 +4,7 @@ prime-rl publishes, against its trainer rebuilt (`prime_rl_memory.py`). No GPU; 
     python benchmarks/plan_memory.py [steps | published]
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -81,6 +82,9 @@ def published() -> Iterator[str]:
 
 if __name__ == "__main__":
     parts = {"steps": steps, "published": published}
-    for part in sys.argv[1:] or parts:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=list(parts), help="default: both")
+    asked = parser.parse_args().part
+    for part in [asked] if asked else parts:
         for line in parts[part]():
             print(line, flush=True)

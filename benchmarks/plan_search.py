@@ -310,7 +310,7 @@ def print_findings() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", choices=("theirs", "any"), default="theirs")
     any_layout = parser.parse_args().layouts == "any"
     print_placements(any_layout)

@@ -12,6 +12,7 @@ devices (DeepSeek-V3: 55 s, of which 20 s offload), 2808 for engines apart (30B 
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -298,6 +299,7 @@ def table(compared: Sequence[Comparison]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     of = rows()
     h100, other = ([row for row in of if (row.card == "H100") == wanted] for wanted in (True, False))
     fitted = fit(h100, stage_rows())

@@ -2,12 +2,12 @@
 
 FSDP2 a layer, recomputed layers, float32 masters, an output layer whose vocabulary is cut into pieces of 2,048. Its
 repository publishes peaks of reserved memory, here is what is allocated: `benchmarks/plan_memory.py` compares them.
-Arguments: SIZE (0.6b, 4b) WORLD TOKENS LAYERS. Prints the peak in bytes.
+Prints the peak in bytes.
 """
 
 # ruff: noqa: E402 - fake CUDA tensors have to be there before torch is
 
-import sys
+import argparse
 from types import MethodType
 from typing import Any
 
@@ -91,7 +91,12 @@ def make_model(size: str, layers: int) -> Any:
 
 
 def main() -> None:
-    size, world, tokens, layers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", choices=list(SIZES))
+    for name in ("world", "tokens", "layers"):
+        parser.add_argument(name, type=int)
+    given = parser.parse_args()
+    size, world, tokens, layers = given.size, given.world, given.tokens, given.layers
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     mesh = init_device_mesh("cuda", (world,))
     how: Any = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}

@@ -102,7 +102,7 @@ def curve(correction: list[str], steps: int, every: int, model: Path) -> tuple[l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", type=float, default=0.3)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=20)

@@ -95,7 +95,7 @@ def real_time(config: TrainConfig) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3, help="of all runs; of each the fastest counts")
     parser.add_argument("--folder", type=Path, help="where the runs stay; those that are there are kept")

@@ -131,7 +131,7 @@ def mean_of(name: str, steps: Sequence[StepMetrics]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4])
     parser.add_argument("--steps", type=int, default=100)

@@ -153,7 +153,7 @@ def mean_figures(rule: str, ahead: int, slots: int, seeds: Sequence[int]) -> Fig
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the order of taking groups costs, in discrete events.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, nargs="+", default=[256, 64], help="samples that run at once")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()

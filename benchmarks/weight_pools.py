@@ -156,7 +156,7 @@ def rank_main(rank: int, arguments: argparse.Namespace, directory: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=0.5)
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--receivers", type=int, default=2)

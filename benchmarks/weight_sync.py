@@ -111,7 +111,7 @@ def delta_share(model: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--engine", choices=("copy", "vllm"), default="copy")
     parser.add_argument("--tensor-parallel", type=int, default=1)
