@@ -240,6 +240,7 @@ def serve(
 
         sessions = Sessions(session_limit) if capture else None
         stopped_by = run(config, reserved, secret, name or model.absolute().name, calls, sessions)
+    print("stopped" if stopped_by is None else "stopped before there was anything to serve")
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)  # as shells have it
 

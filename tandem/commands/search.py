@@ -53,3 +53,4 @@ def search_serve(
         return
     with closing(reserve(host, port)) as reserved:
         serve_over_http(index, reserved, token())
+    print("stopped")

@@ -37,7 +37,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(index: Path) -> Iterator[str]:
-    """Of a server whose token is `t0ken`; at the end SIGTERM ends it with 0 and without a word."""
+    """Of a server whose token is `t0ken`; at the end SIGTERM ends it with 0 and one line."""
     environment = {**os.environ, "TANDEM_API_KEY": "t0ken"}
     command = [*COMMAND, "search", "serve", str(index), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -46,8 +46,7 @@ def url(index: Path) -> Iterator[str]:
     assert line.endswith("  20 passages\n"), process.stderr and process.stderr.read()
     yield line.split()[0].removesuffix("/search")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (0, "")
+    assert (*process.communicate(timeout=30), process.returncode) == ("stopped\n", "", 0)
 
 
 def post(url: str, body: Any, token: str = "t0ken") -> tuple[int, Any]:

@@ -137,5 +137,5 @@ def test_a_signal_ends_the_server_with_0_and_without_a_traceback(
         process.send_signal(by)
         asking.join()
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (0, "", f"{run}: loading torch and the model\n")
+        assert (process.returncode, out, err) == (0, "stopped\n", f"{run}: loading torch and the model\n")
         assert "stopping" in errors[0].message
