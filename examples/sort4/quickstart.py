@@ -150,6 +150,7 @@ class Quickstart:
         print(f"\n{prompts} held-out prompts        before  after")
         for name, title in (("pass_at_1", "pass@1 at temperature 1"), ("greedy", "greedy accuracy")):
             print(f"{title:<26} {before[name]:>7.3f} {after[name]:>6.3f}")
+        print("of answers drawn anew; `tandem runs` shows the run's own validations, whose answers are others")
         print(f"report: {report}\nmodel:  {_latest_model(self.run_dir)}")
 
 
