@@ -9,9 +9,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from pydantic import ValidationError
 
 from tandem import __version__
 from tandem.commands.data import data_app
@@ -37,6 +38,8 @@ app.add_typer(import_app, name="import")
 app.add_typer(search_app, name="search")
 
 
+_MISUSE = cast(type[Exception], typer.BadParameter.__bases__[0])
+"""UsageError: of arguments that no command takes. Its module is another in other versions of typer."""
 Resume = Annotated[
     str | None,
     typer.Option(help="Continue the run in this directory, or the one that has its checkpoints at this URL."),
@@ -266,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _silence_transformers()
     try:
-        typer.main.get_command(app).main(None if arguments is None else list(arguments), prog_name="tandem")
+        given = None if arguments is None else list(arguments)
+        status = typer.main.get_command(app).main(given, prog_name="tandem", standalone_mode=False)
     except TandemError as error:
         print(f"tandem: {with_notes(error)}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -275,7 +279,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(ending.code, file=sys.stderr)
             return 1
         return ending.code or 0
-    return 0
+    except _MISUSE as error:
+        if message := _of_misuse(error):
+            print(f"tandem: {for_terminal(message)}", file=sys.stderr)
+        return 2
+    return status or 0  # what typer.Exit says; commands themselves return nothing
+
+
+def _of_misuse(error: Any) -> str:
+    """What typer says of arguments, with the value where it leaves that out. Nothing where it has shown the help."""
+    message, cause = error.format_message().strip(), error.__cause__
+    if not message:
+        return ""
+    if isinstance(cause, ValidationError):
+        (item, *_) = cause.errors()
+        message = message.replace(": Value error, ", ": ").replace(": Input ", ": input ")
+        message += "" if item["type"] == "value_error" else f", not {item['input']!r}"
+    command = error.ctx.command_path if error.ctx else "tandem"
+    return f"{message[0].lower()}{message[1:].removesuffix('.')}; see {command} --help"
 
 
 def _read(config: Any, dataset: Callable[..., Any]) -> Any:

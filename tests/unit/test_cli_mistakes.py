@@ -168,3 +168,28 @@ def test_files_that_cannot_be_written_are_told_before_the_evaluation(
 def test_two_halves_of_a_run_at_once(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
     halves = ["--debug-rollout", "--debug-train", str(tmp_path)]
     assert "give one of them" in refused(capsys, "train", str(grpo_config), *halves)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "command"),
+    [
+        ("data show c --row 0", "invalid value for '--row': input should be greater than or equal to 1, not '0'",
+         "data show"),
+        ("plan c --job rl", "invalid value for '--job': 'rl' is not one of 'train', 'sft', 'dpo', 'reward-model'",
+         "plan"),
+        ("train --nope", "no such option: --nope", "train"),
+        ("runs a b", "got unexpected extra argument(s) (b)", "runs"),
+        ("serv", "no such command 'serv'. Did you mean 'serve', 'search'?", ""),
+    ],
+)  # fmt: skip
+def test_arguments_that_no_command_takes(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str, command: str
+) -> None:
+    place = f"tandem {command}".strip()
+    assert refused(capsys, *arguments.split()) == f"tandem: {message}; see {place} --help\n"
+
+
+def test_a_command_without_its_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 2
+    printed = capsys.readouterr()
+    assert "convert" in printed.out and printed.err == ""
