@@ -51,4 +51,5 @@ class ModelConfig(Section):
     """Train adapters in place of the policy's weights; a critic trains its own weights."""
     chat_template: ChatTemplateConfig | None = None
     vision_tower: Literal["train", "frozen"] = "train"
-    """Of a model that sees pictures. frozen: its weights stay, and what it makes of a picture is computed once."""
+    """Of a model that sees pictures. frozen: its weights stay, and what it makes of a picture is computed once.
+    With `lora` the policy's stay in any case: adapters are beside the layers that read text alone."""

@@ -8,6 +8,7 @@ import torch
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import pools_of
 from tandem.errors import UserError
+from tandem.models.families import sees_pictures
 from tandem.planning.command import verdict
 from tandem.planning.roles import moments
 
@@ -29,6 +30,10 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
             f"algorithm.loss.type: {loss} does not bound its ratio, and with trainer.max_staleness above 1 it learned "
             f"far worse (docs/algorithms/{loss}.md)"
         )
+    model = config.model
+    asked_for = model.vision_tower == "train" and "vision_tower" in model.model_fields_set
+    if model.lora and asked_for and sees_pictures(model.path):
+        yield "model.vision_tower: train, but with model.lora adapters alone learn: the policy's tower stays as it is"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
         yield from memory_notes(config, device.total_memory, device.name)

@@ -14,6 +14,10 @@ import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from tandem.cli import main
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
+from tandem.jobs.notes import notes
+from tests.conftest import ROOT
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -117,6 +121,24 @@ def test_what_is_seldom_meant_is_said(
     assert "note: trainer.eval_every is 0: the rows to validate on are read, and never asked" in printed
     assert main(["train", str(grpo_config), "trainer.eval_every=3", "--dry-run"]) == 0
     assert "note: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "told"),
+    [
+        ("qwen2_vl", ["model.vision_tower=train", "model.lora.rank=8"], True),
+        ("qwen2_vl", ["model.lora.rank=8"], False),
+        ("qwen2_vl", ["model.vision_tower=train"], False),
+        ("qwen2", ["model.vision_tower=train", "model.lora.rank=8"], False),
+    ],
+)
+def test_a_tower_that_adapters_leave_as_it_is_is_said(
+    tmp_path: Path, kind: str, overrides: list[str], told: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [f"model.path={tmp_path}", *overrides])
+    said = [note for note in notes(config, 9999) if note.startswith("model.vision_tower: train, but with model.lora")]
+    assert len(said) == told
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
