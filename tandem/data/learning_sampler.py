@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple, Protocol
 
+from tandem.data.classes import sampler_class
 from tandem.data.sampler import Sampler
 from tandem.errors import UserError
-from tandem.files import load_class, users_traceback
+from tandem.files import users_traceback
 from tandem.types import StepMetrics
 
 
@@ -54,7 +55,7 @@ def load_sampler(
 ) -> "LearningSampler":
     """A user's class. Raises UserError where it cannot be made, or lacks a method."""
     what = f"data.sampler.sampler: {reference}"
-    kind = load_class(reference, "data.sampler.sampler", "a sampler", ("draw", "update", "state", "load_state"))
+    kind = sampler_class(reference)
     try:
         made: RowSampler = kind(rows, rows_per_step, seed, **arguments)
     except Exception as error:  # the user's code may raise anything

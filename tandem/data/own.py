@@ -8,10 +8,11 @@ from typing import Any, Protocol, cast
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig
+from tandem.data.classes import dataset_class
 from tandem.data.dataset import RLHFDataset
 from tandem.data.rows import BadRow, Row
 from tandem.errors import UserError
-from tandem.files import load_class, users_traceback
+from tandem.files import users_traceback
 from tandem.pictures.shown import ModelPictures
 from tandem.types import Prompt
 
@@ -75,8 +76,7 @@ class OwnDataset(RLHFDataset):
         return replace(prompt, index=index)
 
     def _made(self, files: Sequence[Path]) -> RowSource:
-        kind = load_class(str(self._config.dataset), "data.dataset", "a data set", ("__len__", "__getitem__"))
-        return self._called(kind, list(files), **self._config.dataset_arguments)
+        return self._called(dataset_class(str(self._config.dataset)), list(files), **self._config.dataset_arguments)
 
     def _called(self, function: Any, *arguments: Any, what: str = "", **named: Any) -> Any:
         try:

@@ -137,6 +137,12 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/nowhere", ["model.critic_path: {0}/nowhere is not there"]),
+    ("train", "data.dataset={0}/no.py:Rows|data.train_files=[]", ["data.dataset: ", "there is no file {0}/no.py"]),
+    (
+        "train",
+        "data.sampler={{type: own, sampler: '{0}/rewards.py:Wrong'}}",
+        ["data.sampler.sampler: {0}/rewards.py", "Wrong"],
+    ),
     ("train", "model.teacher_path={0}/whole", ["grpo has no teacher; remove model.teacher_path"]),
     (
         "train",
@@ -398,6 +404,7 @@ TOGETHER = "|".join(
         "data.shufle=true",
         "data.train_files=[{0}/no.jsonl]",
         "reward.functions=[{0}/no.py:f]",
+        "data.sampler={{type: own, sampler: '{0}/no.py:Order'}}",
         "algorithm.minibatches=0",
         "cluster.ranks=4",
         "training.shard_size=3",
@@ -408,10 +415,11 @@ TOGETHER = "|".join(
     ]
 )
 ALL_OF_THEM = [
-    "11 errors in the configuration",
+    "12 errors in the configuration",
     "data.shufle: unknown key; did you mean data.shuffle?",
     "data.train_files: {0}/no.jsonl: no such file",
     "there is no file {0}/no.py",
+    "data.sampler.sampler: ",
     "algorithm.minibatches: input should be greater than 0, not 0",
     "training.shard_size: 4 ranks cannot be cut into groups of 3",
     "training.context_parallel: 4 ranks cannot share 2 attention heads",

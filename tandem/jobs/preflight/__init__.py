@@ -26,6 +26,7 @@ _CHECKS_WITH_DATA = (
 )  # fmt: skip
 _CHECKS = (
     data.find_validation_mistakes,
+    data.find_class_mistakes,
     models.find_directory_mistakes,
     models.find_family_mistakes,
     find_picture_mistakes,

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.config.mixture import TrainSetConfig
-from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig
+from tandem.config.sampler import OwnSamplerConfig
+from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
 from tandem.config.validation import ValSetConfig
+from tandem.data.classes import dataset_class, sampler_class
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 
@@ -52,6 +54,20 @@ def find_file_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iter
     own = needed == "train_files" and getattr(config.data, "dataset", None)
     if not (own or getattr(config.data, needed) or getattr(config.data, sets, None)):
         yield f"data.{needed}: no file given; name some, or sets of data.{sets}"
+
+
+def find_class_mistakes(config: Any) -> Iterator[str]:
+    """Classes of the user's own for rows and for their order. It imports their modules, and makes nothing of them."""
+    if not isinstance(config, TrainConfig):
+        return
+    data, sampler = config.data, getattr(config.data, "sampler", None)  # absent where unsound
+    named = [(dataset_class, data.dataset)] if getattr(data, "dataset", None) else []
+    named += [(sampler_class, sampler.sampler)] if isinstance(sampler, OwnSamplerConfig) else []
+    for load, reference in named:
+        try:
+            load(str(reference))
+        except UserError as error:
+            yield str(error)
 
 
 def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
