@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.importing.outcome import Imported, Keys, Source, known, listed, put, sort_the_rest, whole
+from tandem.importing.trl_source import Rows, own_files
 from tandem.importing.trl_tables import COUNTERPARTS, EIGHT_BITS, HARMLESS, MENDS, WITHOUT_EFFECT
 
 COMMANDS: Mapping[str, str] = {
@@ -85,27 +86,51 @@ def _model(keys: Keys, made: Imported) -> dict[str, Any]:
 
 
 def _files(keys: Keys, made: Imported) -> dict[str, Any]:
-    """The data set's id on the Hub, or a stand-in for what a script loads; its test split if TRL evaluates."""
-    name = keys.take("dataset_name", "data.train_files")
-    configuration = keys.take("dataset_config", "data.train_files")
-    split = keys.take("dataset_train_split", "data.train_files", "train")
-    files = {"train_files": [_rows_of(name, configuration, split, "data.train_files", "TRAIN.parquet", made)]}
+    """The data set's id on the Hub or its files, or a stand-in for what a script loads; its test split if TRL
+    evaluates."""
+    if mixed := keys.take("datasets", "data.train_files"):
+        return _mixed_files(mixed, keys, made)
+    asked = (("dataset_name", None), ("dataset_config", None), ("dataset_train_split", "train"), ("data_files", None))
+    rows = Rows(*(keys.take(key, "data.train_files", default) for key, default in asked))
+    files = {"train_files": _rows_of(rows, "data.train_files", "TRAIN.parquet", made)}
     if _evaluates(keys):
-        held_out = keys.take("dataset_test_split", "data.val_files", "test")
+        rows = rows._replace(split=keys.take("dataset_test_split", "data.val_files", "test"))
         if other := keys.values.get("eval_dataset"):
-            name, held_out = str(other).strip("<>"), ""
-        files["val_files"] = [_rows_of(name, configuration, held_out, "data.val_files", "VAL.parquet", made)]
+            rows = Rows(str(other).strip("<>"), rows.configuration, "", None)
+        own = keys.take("eval_data_files", "data.val_files")
+        files["val_files"] = own or _rows_of(rows, "data.val_files", "VAL.parquet", made)
     return files
 
 
-def _rows_of(name: Any, configuration: Any, split: Any, key: str, stand_in: str, made: Imported) -> str:
-    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and re.fullmatch(r"[\w.-]+", str(split)):
-        return f"hub:{name}{f'/{configuration}' if configuration else ''}[{split}]"
-    what = f"{name}{f', split {split}' if split else ''}" if name else "what the script loads"
+def _mixed_files(mixed: Any, keys: Keys, made: Imported) -> dict[str, Any]:
+    """`datasets` of a YAML file: all their rows together, whatever `dataset_name` says."""
+    train: list[str] = []
+    for number, one in enumerate(listed(mixed), start=1):
+        given = one if isinstance(one, dict) else {"path": one}
+        rows = Rows(given.get("path"), given.get("name"), given.get("split", "train"), given.get("data_files"))
+        if given.get("data_dir"):
+            rows = rows._replace(name=f"{rows.name} of {given['data_dir']}")
+        train += _rows_of(rows, "data.train_files", f"TRAIN_{number}.parquet", made)
+    files = {"train_files": train}
+    if _evaluates(keys):
+        held_out = Rows(f"rows of your own (test_split_size={keys.values.get('test_split_size')})", None, "", None)
+        files["val_files"] = _rows_of(held_out, "data.val_files", "VAL.parquet", made)
+    return files
+
+
+def _rows_of(rows: Rows, key: str, stand_in: str, made: Imported) -> list[str]:
+    name, configuration, split, files = rows
+    if own := own_files(rows):
+        return own
+    whole_split = files is None and re.fullmatch(r"[\w.-]+", str(split))
+    if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and whole_split:
+        return [f"hub:{name}{f'/{configuration}' if configuration else ''}[{split}]"]
+    of_files = f" {files}" if files is not None else ""
+    what = f"{name}{of_files}{f', split {split}' if split else ''}" if name else "what the script loads"
     made.notes.append(
         f"{key}: put {what} in the place of {stand_in}, as parquet or JSON lines; columns of TRL are read as they are"
     )
-    return stand_in
+    return [stand_in]
 
 
 def _evaluates(keys: Keys) -> bool:
@@ -118,7 +143,9 @@ def _without_validation(keys: Keys) -> dict[str, str]:
     strategy = keys.values.get("eval_strategy")
     if strategy in (None, "no", False):
         why = "TRL does not evaluate without eval_strategy: steps or epoch"
-        return dict.fromkeys(("eval_steps", "dataset_test_split", "eval_dataset", "num_generations_eval"), why)
+        return dict.fromkeys(
+            ("eval_steps", "dataset_test_split", "eval_dataset", "eval_data_files", "num_generations_eval"), why
+        )
     return {"eval_steps": "eval_strategy is epoch"} if strategy == "epoch" else {}
 
 

@@ -1,11 +1,13 @@
 """What a launch script, a YAML file or a Python script of TRL sets, without running it."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.errors import UserError
+from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
 from tandem.importing.outcome import Source, listed, read_yaml
 from tandem.importing.shell import commands, flags_of, read_text
@@ -74,8 +76,10 @@ def _of_commands(text: str, path: Path, method: str | None) -> Source | None:
 
 
 def _started(words: Sequence[str]) -> tuple[int, str | None]:
-    """Where the trainer's arguments begin, and its name: `trl NAME`, or the script NAME.py."""
+    """Where the trainer's arguments begin, and its name: `trl NAME`, `-m trl.scripts.NAME`, or the script NAME.py."""
     for place, word in enumerate(words):
+        if word.startswith("trl.scripts.") and words[place - 1] == "-m":
+            return place, word.rpartition(".")[2]
         if word == "trl" and place + 1 < len(words):
             name = words[place + 1]
             return place + 1, None if name in ("vllm-serve", "env", "chat", "skills") else name
@@ -150,8 +154,8 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
             values |= {"use_peft": True} | {_LORA.get(key, key): value for key, value in given.items()}
         elif name == "load_dataset" and call.args:
             loaded.append(call)
-    if loaded and "dataset_name" not in values:
-        values["dataset_name"] = _value(loaded[-1].args[0], names)
+    if loaded and "dataset_name" not in values and (rows := _rows(loaded[-1], names)):
+        values |= {"dataset_name": rows.name} | ({"data_files": rows.files} if rows.files is not None else {})
     if configured is None and with_defaults is None:
         return None
     source = Source(method or configured or with_defaults or "", values)
@@ -178,31 +182,54 @@ def _of_trainer(arguments: Mapping[str | None, ast.expr], names: dict[str, ast.e
         found["reward_funcs"] = [str(reward).strip("<>") for reward in listed(rewards)]
     trained = _rows(arguments.get("train_dataset", _NONE), names)
     if trained:
-        found |= {key: value for key, value in zip(_DATA, trained, strict=True) if value is not None}
+        told = zip(_DATA, (trained.name, trained.configuration, trained.split, trained.files), strict=True)
+        found |= {key: value for key, value in told if value is not None}
     held_out = arguments.get("eval_dataset", _NONE)
     of_split = _rows(held_out, names)
-    if trained and of_split and trained[:2] == of_split[:2] and of_split[2] is not None:
-        found["dataset_test_split"] = of_split[2]
+    if trained and of_split and trained._replace(split=of_split.split) == of_split and of_split.split is not None:
+        found["dataset_test_split"] = of_split.split
+    elif of_split and own_files(of_split):
+        found["eval_data_files"] = own_files(of_split)
     elif _value(held_out, names) is not None:
         found["eval_dataset"] = f"<{ast.unparse(held_out)}>"
     return found
 
 
-_DATA = ("dataset_name", "dataset_config", "dataset_train_split")
+_DATA = ("dataset_name", "dataset_config", "dataset_train_split", "data_files")
 
 
-def _rows(node: ast.expr, names: dict[str, ast.expr]) -> tuple[Any, Any, Any] | None:
-    """Name, configuration and split of `load_dataset(…)`, `rows["train"]` or `rows.map(…)`; None: of something else."""
+class Rows(NamedTuple):
+    """What `load_dataset` is asked for, or an entry of `datasets` in a YAML file."""
+
+    name: Any
+    configuration: Any
+    split: Any
+    files: Any
+    """`data_files`: one, several, or those of each split by its name."""
+
+
+def own_files(rows: Rows) -> list[str]:
+    """The files of `load_dataset("json", data_files=…)` that can be read here as they are; else none."""
+    by_split: Any = rows.files if isinstance(rows.files, dict) else {"train": rows.files}
+    files = listed(by_split.get(rows.split or "train"))
+    local = (isinstance(file, str) and re.fullmatch(r"[^<>*?:]+", file) is not None for file in files)
+    readable = all(local) and all(file.lower().endswith(ROW_ENDINGS) for file in files)
+    return files if rows.name in ("json", "parquet") and readable else []
+
+
+def _rows(node: ast.expr, names: dict[str, ast.expr]) -> Rows | None:
+    """Those of `load_dataset(…)`, `rows["train"]` or `rows.map(…)`; None: of something else."""
     match node:
         case ast.Name(id=name) if name in names:
             return _rows(names[name], {key: value for key, value in names.items() if key != name})
         case ast.Subscript(value=rows, slice=ast.Constant(value=str() as split)):
-            return (*found[:2], split) if (found := _rows(rows, names)) else None
+            return found._replace(split=split) if (found := _rows(rows, names)) else None
         case ast.Call(func=ast.Attribute(value=rows, attr="map" | "filter" | "shuffle" | "select")):
             return _rows(rows, names)
         case ast.Call(args=[first, *more]) if ast.unparse(node.func).endswith("load_dataset"):
             given = {"name": more[0] if more else _NONE} | {part.arg: part.value for part in node.keywords}
-            return _value(first, names), _value(given["name"], names), _value(given.get("split", _NONE), names)
+            asked = (given.get(key, _NONE) for key in ("name", "split", "data_files"))
+            return Rows(_value(first, names), *(_value(node, names) for node in asked))
         case _:
             return None
 

@@ -66,6 +66,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "use_transformers_*": "native generation is continuous batching",
     "transformers_continuous_batching_config": "native generation is continuous batching",
     "dataset_streaming": "rows are read once, at the start",
+    "streaming": "rows are read once, at the start",
 }
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -102,6 +103,7 @@ COUNTERPARTS: Mapping[str, str] = {
     "eval_strategy": "trainer.eval_every and data.val_files",
     "eval_steps": "trainer.eval_every, with data.val_files",
     "dataset_test_split": "data.val_files",
+    "test_split_size": "data.val_files, with rows that you leave out of data.train_files",
     "warmup_steps": "training.optimizer.warmup_steps, that share of the run's optimizer steps",
     "warmup_ratio": "training.optimizer.warmup_steps, that share of the run's optimizer steps",
     "max_tool_calling_iterations": "conversation.max_turns beside conversation.environment",

@@ -316,6 +316,64 @@ def test_a_script_says_on_which_rows_it_evaluates(loaded: str, held_out: str, ex
     assert any(note.startswith(told) for note in made.notes) == (expected == "VAL.parquet")
 
 
+@pytest.mark.parametrize(
+    ("loaded", "train", "held_out", "files"),
+    [
+        ("load_dataset('json', data_files='a.jsonl', split='train')", "rows", "None", (["a.jsonl"], ["VAL.parquet"])),
+        ("load_dataset('json', data_files=['a.jsonl', 'b.json'])", "rows['train']",
+         "load_dataset('json', data_files='c.jsonl', split='train')", (["a.jsonl", "b.json"], ["c.jsonl"])),
+        ("load_dataset('parquet', data_files={'train': 'a.parquet', 'dev': ['b.parquet']})", "rows['train']",
+         "rows['dev']", (["a.parquet"], ["b.parquet"])),
+        ("load_dataset('json', data_files='*.jsonl')", "rows['train']", "None", (["TRAIN.parquet"], ["VAL.parquet"])),
+        ("load_dataset('json', data_files='a.jsonl')", "load_dataset('csv', data_files='a.csv')", "None",
+         (["TRAIN.parquet"], ["VAL.parquet"])),
+        ("load_dataset('json', data_files='a.jsonl', split='train[:9]')", "rows", "None",
+         (["TRAIN.parquet"], ["VAL.parquet"])),
+        ("load_dataset('json', data_files=args.files)", "rows", "None", (["TRAIN.parquet"], ["VAL.parquet"])),
+    ],
+)  # fmt: skip
+def test_files_that_a_script_loads_are_ours(
+    loaded: str, train: str, held_out: str, files: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"rows = {loaded}\nSFTTrainer(model='M', args=SFTConfig(eval_strategy='steps', eval_steps=5), "
+        f"train_dataset={train}, eval_dataset={held_out})\n"
+    )
+    made = convert(read(path))
+    assert (made.tree["data"]["train_files"], made.tree["data"]["val_files"]) == files
+    assert ["of TRAIN.parquet" in note for note in made.notes].count(True) == (files[0] == ["TRAIN.parquet"])
+
+
+MIXED = """
+datasets:
+  - {path: a/b, name: c, split: dev}
+  - {path: a/d}
+  - {path: json, data_files: {train: mine.jsonl}}
+  - {path: e/f, data_dir: g}
+packing: true
+test_split_size: 0.1
+streaming: false
+"""
+
+
+def test_several_data_sets_of_a_yaml_file(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(MIXED)
+    made = convert(read(tmp_path / "sft.yaml"))
+    assert made.tree["data"]["train_files"] == ["hub:a/b/c[dev]", "hub:a/d[train]", "mine.jsonl", "TRAIN_4.parquet"]
+    assert any(note.startswith("data.train_files: put e/f of g, split train in the place") for note in made.notes)
+    (line,) = made.unsupported
+    assert line.startswith("test_split_size=0.1: not taken over; write data.val_files")
+
+
+@pytest.mark.parametrize("launcher", ["python", "accelerate launch --num_processes 2"])
+def test_a_script_of_trl_may_be_started_as_a_module(launcher: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{launcher} -m trl.scripts.dpo --dataset_name a/b --learning_rate 2e-6\n")
+    source = read(tmp_path / "run.sh")
+    assert source.method == "dpo"
+    assert source.values.items() >= {"dataset_name": "a/b", "learning_rate": 2e-6}.items()
+
+
 @pytest.mark.parametrize("given", [{"warmup_steps": 0.1}, {"warmup_ratio": 0.1}])
 def test_a_warm_up_over_a_share_of_the_run_is_steps_where_their_number_is_known(given: dict[str, Any]) -> None:
     (key,) = given
