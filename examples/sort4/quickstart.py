@@ -3,7 +3,8 @@
     python examples/sort4/quickstart.py [--seed N] [--algorithm grpo|ppo] [--engine native|vllm] [--run-dir DIR]
 
 `DIR` becomes the run (metrics, trajectories, checkpoints, report.html) with `summary.json` beside them;
-`DIR-warmup` holds the task and the supervised run. A former quickstart's two directories are replaced.
+`DIR-warmup` holds the task and the supervised run. A former quickstart's two directories are replaced, but not a run
+that has gone on after it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from task import make
@@ -81,7 +83,7 @@ class Quickstart:
 
     def _plan(self) -> str:
         """What is trained, in the recipes' numbers."""
-        sft, rl = (yaml.safe_load(Path(f"recipes/sort4_{name}.yaml").read_text()) for name in ("sft", self.algorithm))
+        sft, rl = map(self._recipe_of, ("sft", self.algorithm))
         answers = f"{rl['data']['prompts_per_step']} prompts x {rl['algorithm']['group_size']} answers"
         return (
             "quickstart: a Qwen2 of 0.14 million parameters learns to sort four digits, as 4821= -> 1248\n"
@@ -90,6 +92,10 @@ class Quickstart:
             f"  into {self.run_dir}; minutes on two CPU cores"
         )
 
+    @staticmethod
+    def _recipe_of(name: str) -> dict[str, Any]:
+        return yaml.safe_load(Path(f"recipes/sort4_{name}.yaml").read_text())
+
     def _clear(self) -> None:
         """Remove a former quickstart's directories; raises UserError when they are something else."""
         warmup, run = self.warmup_dir, self.run_dir
@@ -97,6 +103,12 @@ class Quickstart:
             raise UserError(f"{warmup}: not made by the quickstart; give another --run-dir")
         if run.exists() and any(run.iterdir()) and not _trained_from(run, warmup):
             raise UserError(f"{run}: not made by the quickstart; give another --run-dir")
+        steps = self._recipe_of(self.algorithm)["trainer"]["steps"]
+        if (newest := _newest_step(run)) > steps:
+            raise UserError(
+                f"{run}: its run went on to step {newest}, after the quickstart's {steps}; give another --run-dir, or "
+                "move it away"
+            )
         for directory in (run, warmup):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -171,6 +183,12 @@ def _trained_from(run_dir: Path, warmup_dir: Path) -> bool:
     if not config.is_file():
         return False
     return Path(yaml.safe_load(config.read_text())["model"]["path"]).is_relative_to(warmup_dir.absolute())
+
+
+def _newest_step(run_dir: Path) -> int:
+    """Of its checkpoints; 0: it has none."""
+    names = (path.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def main() -> int:

@@ -14,6 +14,12 @@ reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions.")
 def reward_test(
     function: Annotated[str, typer.Argument(help="FILE.py:FUNCTION or MODULE:FUNCTION; or built-in, by data_source.")],
     data: Annotated[Path, typer.Option(help="Rows with a ground truth and a right answer (extra_info.answer).")],
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of right answers in full.", show_default="extra_info.answer, completion, solution or answer"
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option(help="How many, spread over the file.", min=1)] = 100,
     argument: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the function, repeatable.")] = None,
     pass_above: Annotated[float, typer.Option(help="An answer passes with acc, or a reward, above this.")] = 0.5,
@@ -34,6 +40,6 @@ def reward_test(
     given = {name: yaml12.read(value) for name, _, value in (pair.partition("=") for pair in argument or [])}
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})
-    prompts, answers = read_answered(data, rows)
+    prompts, answers = read_answered(data, rows, answer)
     check_functions(config, {prompt.data_source for prompt in prompts}, {str(data): prompts})
     print(report(examine(config, prompts, answers, pass_above)))

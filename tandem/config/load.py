@@ -256,10 +256,11 @@ def _keys_of(error: ErrorDetails, kind: type[Section]) -> list[str | int]:
 
 
 def _meant_type(error: ErrorDetails) -> str | None:
-    """The known type whose name is close to an unknown one."""
+    """The known type whose name is close to an unknown one, best the same letters in another order."""
     context = error.get("ctx", {})
-    close = difflib.get_close_matches(context["tag"], re.findall(r"'([^']+)'", context["expected_tags"]), 1)
-    return close[0] if close else None
+    known = re.findall(r"'([^']+)'", context["expected_tags"])
+    swapped = [name for name in known if sorted(name) == sorted(context["tag"])]
+    return next(iter(swapped or difflib.get_close_matches(context["tag"], known, 1)), None)
 
 
 def _describe(error: ErrorDetails, kind: type[Tree]) -> list[str]:

@@ -9,8 +9,9 @@ from tandem.errors import UserError
 from tandem.types import Prompt
 
 
-def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `count` rows or all, spread evenly over the file, without token ids; and their right answers.
+def read_answered(path: Path, count: int, column: str | None = None) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `count` rows or all, spread evenly over the file, without token ids; and their right answers,
+    which stand in `column`, or where data sets have them.
 
     UserError names the first row that has no right answer in full.
     """
@@ -22,7 +23,7 @@ def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
         try:
             if isinstance(row, BadRow):
                 raise row
-            answers.append(_right_answer(row))
+            answers.append(_right_answer(row, column))
             source, truth = row.get("data_source") or "default", ground_truth_of(row)
         except BadRow as error:
             raise UserError(f"{path}, row {number}: {error}") from error
@@ -30,9 +31,10 @@ def read_answered(path: Path, count: int) -> tuple[list[Prompt], list[str]]:
     return prompts, answers
 
 
-def _right_answer(row: Row) -> str:
+def _right_answer(row: Row, column: str | None) -> str:
     candidates = [(row.get("extra_info") or {}).get("answer"), row.get("completion"), row.get("solution")]
-    for text in [*candidates, row.get("answer")]:
+    for text in [row.get(column)] if column else [*candidates, row.get("answer")]:
         if isinstance(text, str) and text.strip():
             return text
-    raise BadRow("it has no right answer in full: extra_info.answer, or completion, solution or answer")
+    looked_for = column or "extra_info.answer, or completion, solution or answer"
+    raise BadRow(f"it has no right answer in full: {looked_for}; name its column with --answer (of {', '.join(row)})")

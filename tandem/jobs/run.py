@@ -247,6 +247,8 @@ class _Attempt:
         self._position = _Position(saved.step, saved_step=saved.step)
         self._best.load_state(saved.best)
         print(f"resuming after step {saved.step} from {checkpoint}", flush=True)
+        if saved.step >= self._job.total_steps:
+            print(f"no step is left: the run has {self._job.total_steps}; trainer.steps=N lets it go on", flush=True)
         for change in schedule_changes(self._config, saved.step, saved.total_steps, self._job.total_steps):
             print(change, flush=True)
 

@@ -43,7 +43,7 @@ def write_report(run_dir: Path) -> Path:
         "summary": json.loads(files.pop("summary.json", "{}")),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": samples([*files_by_step(run_dir / "trajectories").values()], store_of_run(run_dir, config)),
+        "samples": samples(_trajectories(run_dir, curves), store_of_run(run_dir, config)),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
@@ -72,6 +72,12 @@ def _curves(metrics: Path) -> dict[str, Curve]:
             if name != "step" and math.isfinite(value):
                 curves.setdefault(name, []).append((record["step"], value))
     return curves
+
+
+def _trajectories(run_dir: Path, curves: dict[str, Curve]) -> list[Path]:
+    """Without those of steps that the run lost: it has begun again before them, and has not come to them since."""
+    last = max((curve[-1][0] for curve in curves.values()), default=math.inf)
+    return [path for step, path in files_by_step(run_dir / "trajectories").items() if step <= last]
 
 
 def _facts(curves: dict[str, Curve]) -> dict[str, float]:

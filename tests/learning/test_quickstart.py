@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.cli import main
+from tandem.errors import UserError
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_file
 
 
 def warmed(quickstart: Path) -> list[str]:
@@ -33,6 +34,20 @@ def test_the_model_learned(quickstart: Path) -> None:
     assert summary["prompts"] >= 200
     assert summary["after"]["pass_at_1"] >= 0.9
     assert summary["after"]["pass_at_1"] >= summary["before"]["pass_at_1"] + 0.4
+
+
+def test_a_run_that_went_on_after_the_quickstart_is_not_replaced(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples/sort4"))
+    monkeypatch.chdir(ROOT)
+    made = load_file(ROOT / "examples/sort4/quickstart.py").Quickstart("grpo", 0, tmp_path / "run")
+    (tmp_path / "run-warmup/sft").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/step_000101").mkdir(parents=True)
+    (tmp_path / "run/config.yaml").write_text(f"model: {{path: {tmp_path}/run-warmup/sft/model}}")
+    with pytest.raises(UserError, match="its run went on to step 101, after the quickstart's 100"):
+        made._clear()
+    (tmp_path / "run/checkpoints/step_000101").rename(tmp_path / "run/checkpoints/step_000100")
+    made._clear()
+    assert not (tmp_path / "run").exists()
 
 
 def test_ppo_reaches_the_bar_with_a_critic_that_explains(quickstart: Path, tmp_path: Path) -> None:

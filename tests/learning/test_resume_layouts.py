@@ -99,6 +99,9 @@ def test_a_run_that_moves_ends_as_the_undisturbed_one(
         told = capsys.readouterr().out
         assert (f"resuming after step {(number - 1) * SEGMENT}" in told) == (number > 1)
         assert f"trainer.steps: {(number - 1) * SEGMENT} -> {number * SEGMENT}" in told or number == 1
+    if name == next(iter(MOVES)):
+        train(every_role, run, MOVES[name][-1], "--resume", str(run), steps=SEGMENT)
+        assert f"no step is left: the run has {SEGMENT}; trainer.steps=N lets it go on" in capsys.readouterr().out
     worst, where = largest_difference(run, undisturbed, range(1, STEPS + 1))
     with capsys.disabled():
         print(f"\nresume, {name}: {STEPS} steps, largest relative difference {worst:.1e} ({where})")

@@ -174,6 +174,11 @@ def test_unknown_keys_get_a_suggestion(sound: Path, override: str, said: str) ->
     assert problems(sound, override) == [said]
 
 
+def test_the_same_letters_in_another_order_are_meant_rather_than_others(sound: Path) -> None:
+    (told,) = problems(sound, "algorithm.type=gpro")
+    assert told.endswith("did you mean 'grpo'?"), "though 'gspo' has more of them in their places"
+
+
 TOOLS, A_USER = "conversation.environment.tools", "conversation.environment.user"
 COMMAND = "conversation.environment.command"
 A_COMMAND = "conversation={environment: {type: endpoint, command:"

@@ -130,6 +130,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "model.path={0}/unstarted", ["model.path: {0}/unstarted is a run without a checkpoint"]),
     ("train", "model.path={0}/failed", ["model.path: {0}/failed is a run without a checkpoint"]),
     ("train", "model.path={0}/run/checkpoints/step_000001/model", ["step_000001/model is gone: a run that goes on"]),
+    (
+        "train",
+        "model.path={0}/run/checkpoints/best",
+        ["{0}/run/checkpoints/best is not there: a run keeps its best", "there is no checkpoint, and checkpoints/latest"],
+    ),
     ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
     ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),
     ("train", "model.path={0}/states", ["model.path: {0}/states: model type mamba does not run here", "a state goes"]),

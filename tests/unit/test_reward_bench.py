@@ -111,6 +111,15 @@ def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: py
     counts = capsys.readouterr().err
     assert "has no function 'nothing'" in counts and "no built-in reward for data_source ['default']" in counts
     assert "bare.jsonl, row 1: it has no right answer in full" in counts
+    assert "name its column with --answer (of prompt, ground_truth)" in counts
+
+
+def test_right_answers_stand_in_the_column_that_is_named(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare.jsonl").write_text('{"prompt": "x", "ground_truth": "It is 1"}')
+    counts = report(capsys, f"{file}:naive", "--data", str(tmp_path / "bare.jsonl"), "--answer", "ground_truth")
+    assert counts["false negatives"] == "0"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the published files are not in {DATA}")

@@ -115,6 +115,11 @@ def test_samples_are_of_first_middle_and_last_step(tmp_path):
     assert samples[3]["advantages"] == pytest.approx([-2, -2 + 4 / 17])
 
 
+def test_samples_are_none_of_steps_that_the_run_lost(tmp_path):
+    run = make_run(tmp_path / "run", [{"step": step, "loss": 1.0} for step in (1, 2, 3, 4, 5, 2, 3)], ["an answer"])
+    assert {sample["step"] for sample in embedded(write_report(run))["samples"]} == {1, 2, 3}
+
+
 def test_the_page_loads_nothing_and_text_cannot_become_markup(tmp_path):
     hostile = "</script><script>alert(1)</script><!--"
     run = make_run(tmp_path / "run", [{"step": 1, hostile: 1.0}], [hostile])
@@ -134,7 +139,7 @@ def test_not_a_run_is_the_users_mistake(tmp_path):
 
 def test_a_crash_of_the_machine_costs_the_report_what_it_emptied(tmp_path, capsys):
     """Trajectories are not flushed to the disk."""
-    run = make_run(tmp_path / "run", [{"step": 1, "reward/mean": 1.0}], ["answer"])
+    run = make_run(tmp_path / "run", [{"step": 5, "reward/mean": 1.0}], ["answer"])
     emptied = trajectories_path(run, 1)
     emptied.write_bytes(b"")
     (run / "trajectories/step_1 (copy).parquet").write_bytes(b"")

@@ -163,6 +163,12 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
     if not (path / "config.json").is_file():
         if (path / "checkpoints").is_dir() or (path / "environment.json").is_file():
             yield "is a run without a checkpoint; wait for its first one, or give another directory"
+        elif path.name == "best" and path.parent.name == "checkpoints" and not path.is_symlink() and not path.exists():
+            there = ", ".join(sorted(one.name for one in path.parent.glob("step_*"))) or "no checkpoint"
+            yield (
+                "is not there: a run keeps its best checkpoint where its trainer.best_metric is set; there is "
+                f"{there}, and checkpoints/latest"
+            )
         elif "checkpoints" in path.parts[-3:-1] and not path.exists():
             yield (
                 "is gone: a run that goes on keeps its newest checkpoints (trainer.keep_last) and the best one; put it "
