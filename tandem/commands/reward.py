@@ -17,7 +17,7 @@ def reward_test(
     answer: Annotated[
         str | None,
         typer.Option(
-            help="The column of right answers in full.", show_default="extra_info.answer, completion, solution or answer"
+            help="The column of right answers.", show_default="extra_info.answer, completion, solution, answer"
         ),
     ] = None,
     rows: Annotated[int, typer.Option(help="How many, spread over the file.", min=1)] = 100,

@@ -47,8 +47,28 @@ def find_megatron_mistakes(training: MegatronTrainingConfig, described: Mapping[
         yield "tensor_parallel of a mixture of experts needs sequence_parallel: true"
 
 
-def find_engine_mistakes(config: RolloutConfig) -> Iterator[str]:
-    """Where engines in processes of their own cannot share the devices."""
+def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
+    """What Megatron-Core does not have, of a configuration of any command that trains."""
+    training = config.training
+    if not isinstance(training, MegatronTrainingConfig):
+        return
+    if config.model.lora is not None:
+        yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
+    chosen = {"training.optimizer": training.optimizer}
+    if critic := getattr(getattr(config, "algorithm", None), "critic_optimizer", None):
+        chosen["algorithm.critic_optimizer"] = critic
+    for key, optimizer in chosen.items():
+        if optimizer.type != "adamw":
+            yield f"{key}.type: {optimizer.type} is of training.type: fsdp; Megatron-Core's optimizer is adamw"
+    if training.router_replay:
+        yield (
+            "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
+            "(an engine of your own that fills Completion.experts can be replayed from Python)"
+        )
+
+
+def find_engine_mistakes(config: RolloutConfig, sees_pictures: bool) -> Iterator[str]:
+    """Where engines in processes of their own cannot share the devices. `sees_pictures`: the model does."""
     generation, nodes = config.generation, config.nodes_of("rollout")
     if isinstance(generation, NativeGenerationConfig):
         return
@@ -58,5 +78,7 @@ def find_engine_mistakes(config: RolloutConfig) -> Iterator[str]:
             f"generation.tensor_parallel: {degree} does not divide the {' + '.join(map(str, nodes))} ranks of the "
             "rollout's pool, whose neighbours share an engine; use a divisor, or one rank that sees all devices"
         )
-    if generation.sleep == "weights" and config.model.lora is not None:
-        yield "generation.sleep: weights, but with model.lora no publish fills them again; use cache"
+    frozen = sees_pictures and config.model.vision_tower == "frozen"
+    stays = "model.lora" if config.model.lora else "model.vision_tower: frozen" if frozen else None
+    if generation.sleep == "weights" and stays:
+        yield f"generation.sleep: weights, but with {stays} no publish fills them again; use cache"

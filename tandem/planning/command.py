@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tandem.config import yaml12
+from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config, read_config, refuse, split_arguments
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.planning.calibration import check_same_model
+from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
@@ -64,6 +65,8 @@ def plan(
     Of models the config.json is enough. Exit status 2: it does not fit.
     """
     path, overrides = split_arguments(arguments)
+    if path is not None and path.is_dir():  # of a run
+        path /= "config.yaml"
     if path is None:
         raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
     if (response_tokens or calibrate) and not search:
@@ -71,9 +74,10 @@ def plan(
     job = job or job_of(path)
     kind = KINDS[job]
     config = _load(kind, path, overrides)
-    check_options(config, job, trace, search, calibrate)
+    check_options(config, job, trace, search)
     check_response_tokens(config, response_tokens)
     machines = machines_for(config, gpus)
+    run = read_run(calibrate, config, machines.name) if calibrate and isinstance(config, TrainConfig) else None
     found = moments(config, machines.card.memory_bytes)
     print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
     if trace:
@@ -84,9 +88,9 @@ def plan(
     print("\n".join(verdict(found, machines.card.memory_bytes, machines.name)))
     print("\n".join([*(of_host(host, machines.per_node) for host in hosts(config)), *not_counted(config)]))
     if not fits:
-        print("\n".join(mend_of(kind, path, overrides, machines)))
+        print("\n".join(mend_of(kind, path, overrides, machines, bool(gpus))))
     if search and isinstance(config, TrainConfig):
-        print("\n".join(time_report(config, machines, response_tokens, calibrate)))
+        print("\n".join(time_report(config, machines, response_tokens, run)))
     if not fits:
         raise typer.Exit(2)
 
@@ -107,6 +111,13 @@ def machines_for(config: Planned, gpus: str | None) -> Machines:
             f"--gpus {machines}: the configuration has {processes} processes, and each takes a GPU of its own; give as "
             "many GPUs, or lower cluster.ranks or placement.pools"
         )
+    generation = config.generation if isinstance(config, TrainConfig) else NativeGenerationConfig()
+    degree = 1 if isinstance(generation, NativeGenerationConfig) else generation.tensor_parallel
+    if degree > machines.gpus:
+        raise UserError(
+            f"--gpus {machines}: generation.tensor_parallel is {degree}, and an engine takes as many GPUs; give them, "
+            "or lower it"
+        )
     return machines
 
 
@@ -121,15 +132,12 @@ def before_the_table(config: Planned, kind: type[Planned], machines: Machines, g
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 
 
-def check_options(config: Planned, job: Job, trace: bool, search: bool, calibrate: Path | None) -> None:
-    """Raises UserError where no fake step can be run, where nothing can be placed, and where the measured run is of
-    another model."""
+def check_options(config: Planned, job: Job, trace: bool, search: bool) -> None:
+    """Raises UserError where no fake step can be run, and where nothing can be placed."""
     if search and not isinstance(config, TrainConfig):
         raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
     if trace and not isinstance(config.training, FsdpTrainingConfig):
         raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
-    if calibrate and isinstance(config, TrainConfig):
-        check_same_model(calibrate, config)
 
 
 def check_response_tokens(config: Planned, tokens: float | None) -> None:
@@ -187,7 +195,7 @@ def verdict(found: Sequence[Moment], room: int, card: str) -> Iterator[str]:
         total, missing = most.memory.total, most.memory.total - room
         says = "fits" if missing <= 0 else f"does NOT fit, {missing / GIB:.1f} GiB too much"
         yield (
-            f"{pool}: {says}: {total / GIB:.1f} of {room / GIB:.1f} GiB of a {card}, "
+            f"{pool}: {says}: {total / GIB:.1f} of {room / GIB:.1f} GiB of the {card}, "
             f"{most.role} in {most.phase}; most of it {_largest_causes(most)}"
         )
 
@@ -209,11 +217,16 @@ def of_host(host: Host, per_node: int) -> str:
     )
 
 
-def mend_of(kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines) -> Iterator[str]:
-    """The change, and the host memory that it takes, or that there is none."""
-    mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus)
+def mend_of(
+    kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines, given: bool
+) -> Iterator[str]:
+    """The change, and the host memory that it takes, or that there is none. `given`: `--gpus` says which machines."""
+    mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus, given)
     if mend is None:
-        yield "no change that plan knows makes it fit: take more GPUs, larger ones, or a smaller model"
+        yield (
+            "no change that plan knows makes it fit in the pools that it has: take more GPUs, larger ones, or a "
+            "smaller model; --search tries other pools"
+        )
         return
     total = mend.most.memory.total / GIB
     yield f"the smallest change that fits ({total:.1f} GiB): {_joined(mend.overrides)}"

@@ -18,7 +18,7 @@ EXPERT_DEGREES = (2, 4, 8, 16, 32, 64)
 CONTEXT_BYTES = 3 * 2**29
 """Of CUDA, NCCL and kernels' workspaces: an allowance."""
 SLACK = 0.05
-"""The share of a device that its allocator cannot fill: an allowance."""
+"""Share of all tensors that an allocator needs besides, for gaps between blocks: an allowance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Model:
     shape: ModelShape
     learns: bool = False
     value_head: bool = False
+    adapters: bool = False
+    """They alone learn."""
 
 
 MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]
@@ -54,12 +56,14 @@ class Serving:
     """Models wait in host memory while answers are generated on their GPUs."""
     kept_rows: Callable[[int], int] | None = None
     """The native engine: for how many rows of the greatest length one of so many engines has room."""
-    item_bytes: int = 2
+    item_bytes: float = 2
     """Of a weight."""
+    reads_trainer: bool = False
+    """A native engine on one GPU may generate with the trainer's own parameters."""
 
-    def of_trainer(self, gpus: int, beside: bool) -> bool:
+    def of_trainer(self, gpus: int, models: Sequence[str]) -> bool:
         """It generates with the trainer's own parameters: nothing sleeps, wakes or is copied."""
-        return self.kept_rows is not None and beside and gpus == 1
+        return self.reads_trainer and ACTOR in models and gpus == 1
 
 
 @dataclass
@@ -75,6 +79,8 @@ class ClusterCosts:
     serving: Serving = Serving()
     traffic_of: TrafficOf = lambda *_: IN_PLACE
     staleness: int = 0
+    old_logprobs: bool = True
+    """The actor scores a step's answers before it learns from them."""
     constants: Constants = CONSTANTS
     scales: Mapping[str, float] = field(default_factory=dict)
     """By stage, what a run's steps took, in predictions."""
@@ -83,7 +89,7 @@ class ClusterCosts:
 
     @property
     def memory_bytes(self) -> int:
-        return int(self.machines.card.memory_bytes * (1 - SLACK)) - CONTEXT_BYTES
+        return int((self.machines.card.memory_bytes - CONTEXT_BYTES) / (1 + SLACK))
 
     def choices(self, role: str, gpus: int) -> Sequence[Choice]:
         if (role, gpus) not in self._known:
@@ -102,9 +108,12 @@ class ClusterCosts:
         """The stages of a step that a role takes part in; a reward model's scores count as the reference's."""
         model = self.models[role]
         host = self.traffic_of(role, model, layout)
-        passes = Passes(model.shape, self.machines.card, layout, self.workload, self.constants, host)
+        card, constants = self.machines.card, self.constants
+        passes = Passes(model.shape, card, layout, self.workload, constants, host, adapters=model.adapters)
         forward_s = passes.forward_s()
         stage = {ACTOR: "log_probs", "critic": "critic"}.get(role, "reference")
+        if role == ACTOR and not self.old_logprobs:
+            forward_s = 0.0
         times = StepTime(**{stage: forward_s}, update=passes.update_s() if model.learns else 0.0)
         return self._scaled(times)
 
@@ -118,19 +127,27 @@ class ClusterCosts:
             update=times.update * self.scales.get("update", 1.0),
         )
 
-    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
+    def generation(self, gpus: int, held_bytes: int, models: Sequence[str]) -> Sequence[Generating]:
         """The fastest degree."""
         shape, serving, card = self.models[ACTOR].shape, self.serving, self.machines.card
-        stay = not serving.models_leave or serving.of_trainer(gpus, beside)
-        free = min(self.memory_bytes - (held_bytes if stay else 0), int(card.memory_bytes * serving.share_of(beside)))
+        if serving.of_trainer(gpus, models):
+            staying = self.choices(ACTOR, gpus)[0].held_bytes
+        else:
+            staying = 0 if serving.models_leave else held_bytes
+        # keys and values are made in one piece, without gaps
+        free = card.memory_bytes - CONTEXT_BYTES - int((1 + SLACK) * staying)
         ways: list[Generating] = []
         for tensor in serving.tensor_degrees:
-            weights = 0 if serving.of_trainer(gpus, beside) else serving.item_bytes * shape.parameters // tensor
-            decoder = Decoder(shape, card, tensor, most_rows=serving.most_rows)
+            weights = 0 if serving.of_trainer(gpus, models) else int(serving.item_bytes * shape.parameters / tensor)
+            room = min(
+                free - int((1 + SLACK) * weights), int(card.memory_bytes * serving.share_of(bool(models))) - weights
+            )
+            decoder = Decoder(shape, card, tensor, serving.item_bytes, serving.most_rows)
             rows = serving.kept_rows(max(1, gpus // tensor)) if serving.kept_rows else 1
-            if gpus % tensor == 0 and decoder.fits(free - weights, self.workload, rows):
-                held = {"nothing": 0, "weights": weights, "all": free}[serving.asleep]
-                seconds = self._generation_s(decoder, gpus, free - weights)
+            if gpus % tensor == 0 and decoder.fits(room, self.workload, rows):
+                cache = decoder.cache_bytes(self.workload, rows) if serving.kept_rows else room
+                held = {"nothing": 0, "weights": weights, "all": weights + int(cache / (1 + SLACK))}[serving.asleep]
+                seconds = self._generation_s(decoder, gpus, room)
                 ways.append(Generating(Layout(gpus, tensor), held, seconds))
         return [min(ways, key=lambda way: way.seconds)] if ways else []
 
@@ -150,7 +167,7 @@ class ClusterCosts:
         return alone * self.scales.get("generation", 1.0)
 
     def publish_s(self, gpus: int, *, shared: bool) -> float:
-        if shared and self.serving.of_trainer(gpus, beside=True):
+        if shared and self.serving.of_trainer(gpus, [ACTOR]):
             return 0.0
         constants = self.constants
         speed = constants.own_refit_bytes_per_s if shared else constants.sent_refit_bytes_per_s

@@ -68,8 +68,11 @@ class Decoder:
 
     def fits(self, cache_bytes: float, workload: Workload, rows: int = 1) -> bool:
         """Whether there is room for so many of the longest rows."""
-        longest = workload.prompt_tokens + workload.max_response_tokens
-        return cache_bytes * self.cache_share >= rows * self._row_bytes(longest)
+        return cache_bytes >= self.cache_bytes(workload, rows)
+
+    def cache_bytes(self, workload: Workload, rows: int) -> float:
+        """On each GPU, of so many of the longest rows."""
+        return rows * self._row_bytes(workload.prompt_tokens + workload.max_response_tokens) / self.cache_share
 
     def room(self, cache_bytes: float, workload: Workload) -> int:
         """Rows that run at once, of three quarters of their length on average."""

@@ -13,6 +13,8 @@ from tandem.planning.model_shape import read_shape
 from tandem.planning.planned import Planned, longest_row
 from tandem.planning.roles import Moment, moments
 
+FREE = ("training.reduce_once=", "generation.sleep=", "training.tokens_per_micro_batch=", "training.shard_size=")
+
 
 @dataclass(frozen=True, slots=True)
 class Mend:
@@ -28,11 +30,17 @@ def fullest(found: Sequence[Moment]) -> Moment:
 
 
 def find_mend(
-    kind: type[Planned], path: Path, overrides: Sequence[str], card_bytes: int, processes: int | None = None
+    kind: type[Planned],
+    path: Path,
+    overrides: Sequence[str],
+    card_bytes: int,
+    processes: int | None = None,
+    given: bool = False,
 ) -> Mend | None:
     """The first single change that is enough, in the order of what it costs; else the fewest of them together.
 
-    None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now.
+    None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now. `given`:
+    the user says that there are: using them all costs less than what makes a step slower.
     """
 
     def most_of(overrides: Sequence[str]) -> Moment | None:
@@ -42,7 +50,12 @@ def find_mend(
         except UserError:
             return None
 
-    changes = list(_changes(load_config(kind, path, overrides), processes))
+    config = load_config(kind, path, overrides)
+    changes = list(_changes(config, processes))
+    if given:
+        more = list(_more_processes(config, processes))
+        free = [change for change in changes if _is_free(change)]
+        changes = [*free, *more, *(change for change in changes if change not in free and change not in more)]
     for change in changes:
         if (most := most_of([*overrides, *change])) and most.memory.total <= card_bytes:
             return Mend(tuple(change), most)
@@ -105,6 +118,11 @@ def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
     yield from _more_processes(config, processes)
 
 
+def _is_free(change: Sequence[str]) -> bool:
+    """It costs next to no time."""
+    return all(override.startswith(FREE) for override in change)
+
+
 def _smaller_micro_batches(config: Planned) -> Iterator[list[str]]:
     tokens, longest = config.training.tokens_per_micro_batch, longest_row(config)
     while tokens > longest:
@@ -147,7 +165,7 @@ def _of_generation(config: TrainConfig) -> Iterator[list[str]]:
         if generation.sleep not in (sleep, "always"):
             yield [f"generation.sleep={sleep}"]
         rows = generation.max_running // 2
-        while rows >= 16:
+        while rows:
             yield [f"generation.max_running={rows}"]
             rows //= 2
         if ranks == 1:

@@ -45,6 +45,8 @@ class Passes:
     workload: Workload
     constants: Constants = CONSTANTS
     host: HostTraffic = IN_PLACE
+    adapters: bool = False
+    """They alone learn: no matrix of the model gets a gradient, but for theirs, which are small."""
 
     def tokens_of(self, rows: float) -> float:
         """Tokens of the replica that has the most of these rows, which are whole; a prompt once for its siblings."""
@@ -69,10 +71,11 @@ class Passes:
         steps = min(self.workload.optimizer_steps, max(1, self.workload.rows))
         tokens = self.tokens_of(self.workload.rows / steps)
         micro_batches = self._micro_batches_of(tokens)
-        forwards = 4 if self.workload.recompute else 3
+        forwards = 2 + (not self.adapters) + self.workload.recompute
         computing = forwards * self._micro_batch_s(tokens / micro_batches)
         # forward and backward passes gather the weights, the backward pass scatters float32 gradients
-        moving = (2 + GRADIENT_BYTES / ITEM_BYTES) * self._gathering_s()
+        gradients = 0 if self.adapters else GRADIENT_BYTES / ITEM_BYTES
+        moving = (2 + gradients) * self._gathering_s()
         moving += (2 * self.host.a_pass + self.host.a_backward) / self.card.host_bytes_per_s
         a_step = (micro_batches + self.layout.pipeline - 1) * max(computing, moving) + self._exchange_s()
         a_step += self.host.a_step / self.card.host_bytes_per_s + self.host.computed / HOST_BYTES_PER_S

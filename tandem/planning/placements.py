@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from tandem.config.algorithms import CriticConfig
-from tandem.config.generation import NativeGenerationConfig
+from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.planning.calibration import factors, measured_scales
+from tandem.planning.calibration import MeasuredRun, factors
 from tandem.planning.costs import Asleep, ClusterCosts, MemoryOf, Model, Serving, TrafficOf, held_and_working
 from tandem.planning.hardware import Machines
 from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
-from tandem.planning.planned import item_bytes
+from tandem.planning.planned import item_bytes, needs_old_logprobs
 from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
@@ -24,6 +23,8 @@ from tandem.planning.time import CONSTANTS, Layout, Workload
 
 SHOWN = 5
 """Placements of the ranked list."""
+ALLOCATIONS = 8
+"""Of each placement and degrees so many are tried, as the memory that the search counts is less than a run's."""
 MEASURED_PARAMETERS = 8e9
 """Of the smallest model whose change-over between generation and training is known."""
 
@@ -32,39 +33,39 @@ KEPT_ASLEEP: Mapping[str, Asleep] = {"weights": "nothing", "cache": "weights", "
 
 
 def time_report(
-    config: TrainConfig, machines: Machines, response_tokens: float | None = None, run: Path | None = None
+    config: TrainConfig, machines: Machines, response_tokens: float | None = None, run: MeasuredRun | None = None
 ) -> Iterator[str]:
     """A line for the configuration as it is, then the placements, the fastest first, each with what to change.
 
-    `response_tokens`: of an answer, on average; half of the most by default. `run`: a run directory of this
-    configuration, whose measured stages scale the predicted ones.
+    `response_tokens`: of an answer, on average; by default those of `run`, half of the most without one. `run`: its
+    measured stages scale the predicted ones.
     """
-    work = workload_of(config, response_tokens)
-    here = as_it_is(config, machines, work)
-    scales: Mapping[str, float] = {}
-    if run is not None:
-        if here is None:
-            raise UserError(
-                f"--calibrate {run}: by these formulas the configuration does not fit, so nothing is scaled"
-            )
-        scales = measured_scales(run, here)
-        here = as_it_is(config, machines, work, scales)
+    given = response_tokens or (run.response_tokens if run else None)
+    work = workload_of(config, given and min(given, config.generation.max_response_tokens))
+    scales = scales_of(run, machines) if run else {}
+    here, has_room = as_it_is(config, machines, work, scales), fits(config, {}, machines.card.memory_bytes)
     yield f"step time, answers of {work.response_tokens:.0f} tokens (15 to 20% off where nobody has measured):"
     if run is not None:
-        yield f"  scaled by {run}: {factors(scales)}"
-    yield f"  as it is: {_as_it_is_line(config, machines, here)}"
+        yield f"  scaled by {run.directory}: {factors(scales)}"
+    line = _line(here) if here else "not timed (an engine's weights have no room, or it takes several GPUs of one rank)"
+    yield f"  as it is: {line}" if has_room else f"  as it is: does not fit; if it did: {line}"
     ranking = ranked(config, machines, work, scales)
     for rank, plan in enumerate(ranking.mappings, 1):
         yield f"  {rank}. {_line(plan)}"
         yield f"     {as_overrides(changes_for(config, plan, machines)) or 'as it is'}"
-    yield f"the first wins, for {why(ranking)}; {ranking.evaluated} mappings compared"
+    if not ranking.mappings and not has_room:
+        raise nothing_fits(roles_of(config), machines.gpus)
+    told = why(ranking) if ranking.mappings else f"no placement on all of {machines.gpus} GPUs fits"
+    yield f"{told}; {ranking.evaluated} mappings compared, of which each set of pools is listed at its best"
     yield from _not_known(config, ranking)
 
 
-def _as_it_is_line(config: TrainConfig, machines: Machines, here: Plan | None) -> str:
-    if here is None:
-        return "does not fit"
-    return _line(here) if fits(config, {}, machines.card.memory_bytes) else f"does not fit; with room {_line(here)}"
+def scales_of(run: MeasuredRun, machines: Machines) -> dict[str, float]:
+    """By stage, what the run measured in what is predicted for it. Raises UserError where nothing can be."""
+    predicted = as_it_is(run.config, machines, workload_of(run.config, run.response_tokens))
+    if predicted is None:
+        raise UserError(f"--calibrate {run.directory}: by these formulas that run does not fit {machines.name}")
+    return run.scales(predicted)
 
 
 def _not_known(config: TrainConfig, ranking: Ranking) -> Iterator[str]:
@@ -78,9 +79,20 @@ def _not_known(config: TrainConfig, ranking: Ranking) -> Iterator[str]:
             f"measured with models of 8B and more; this one of {shape.parameters / 1e9:.1f}B takes less: calibrate "
             "before you part them for it"
         )
+    elif ranking.mappings != sorted(ranking.mappings, key=_without_change_over):
+        yield (
+            f"the order hangs on the {CONSTANTS.switch_s:.0f} s of change-over that publish has where generation "
+            "shares the actor's GPUs: calibrate before you part them for it"
+        )
+    if config.algorithm.resample_rounds:
+        yield "groups that are drawn again (algorithm.resample_rounds) are in no time above"
     training = config.training
     if isinstance(training, FsdpTrainingConfig) and training.cpu_offload:
         yield "cpu_offload: the optimizer's time is that of host memory at 40 GB/s for each GPU, which is an estimate"
+
+
+def _without_change_over(plan: Plan) -> float:
+    return plan.step_s - (CONSTANTS.switch_s if _shares(plan) else 0.0)
 
 
 def _shares(plan: Plan) -> bool:
@@ -102,30 +114,27 @@ def as_it_is(
 
 
 def ranked(config: TrainConfig, machines: Machines, work: Workload, scales: Mapping[str, float]) -> Ranking:
-    """The fastest placements that one configuration can say and that fit as `plan` counts, at most SHOWN.
-
-    UserError where nothing does.
-    """
+    """The fastest placements that one configuration can say and that fit as `plan` counts, at most SHOWN."""
     stale = config.trainer.max_staleness > 0
     found: list[Plan] = []
     evaluated = 0
     for training in trainings_of(config):
         costs = costs_of(config, machines, work, training, scales)
         try:
-            ranking = search(costs, roles_of(config), machines.gpus, stale=stale)
+            ranking = search(costs, roles_of(config), machines.gpus, stale=stale, allocations=ALLOCATIONS)
         except UserError:  # nothing fits with these degrees
             continue
         found += ranking.mappings
         evaluated += ranking.evaluated
-    best: dict[frozenset[tuple[str, ...]], Plan] = {}
+    if (here := as_it_is(config, machines, work, scales)) and sum(way.gpus for way in here.sets) == machines.gpus:
+        found.insert(0, here)
+    best: dict[frozenset[frozenset[str]], Plan] = {}
     for plan in sorted(found, key=lambda plan: plan.step_s):
-        sets = frozenset(way.roles for way in plan.sets)
+        sets = frozenset(frozenset(way.roles) for way in plan.sets)
         if sets not in best and fits(config, changes_for(config, plan, machines), machines.card.memory_bytes):
             best[sets] = plan
             if len(best) == SHOWN:
                 break
-    if not best:
-        raise nothing_fits(roles_of(config), machines.gpus)
     return Ranking(list(best.values()), evaluated)
 
 
@@ -153,7 +162,7 @@ def models_of(config: TrainConfig) -> dict[str, Model]:
     """The roles that train or score, with their shapes."""
     model, algorithm = config.model, config.algorithm
     actor = read_shape(model.path)
-    found = {"actor": Model(actor, learns=True)}
+    found = {"actor": Model(actor, learns=True, adapters=model.lora is not None)}
     if algorithm.kl.place != "none":
         found["reference"] = Model(actor)
     if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
@@ -201,6 +210,7 @@ def costs_of(
         serving=_serving(config),
         traffic_of=_traffic_of(config, training) if fsdp else ClusterCosts.traffic_of,
         staleness=config.trainer.max_staleness,
+        old_logprobs=needs_old_logprobs(config),
         scales=scales or {},
     )
 
@@ -217,27 +227,28 @@ def _serving(config: TrainConfig) -> Serving:
             models_leave=leave,
             kept_rows=lambda engines: min(generation.max_running, asked_of_one(config, generation, engines)),
             item_bytes=item_bytes(config),
+            reads_trainer=isinstance(config.training, FsdpTrainingConfig),
         )
+    quantized = isinstance(generation, VllmGenerationConfig) and generation.quantization is not None
     return Serving(
         most_rows=rows,
         share_of=lambda beside: share_of(generation, beside),
         asleep=KEPT_ASLEEP[generation.sleep],
         models_leave=leave,
-        item_bytes=item_bytes(config),
+        item_bytes=1 if quantized else item_bytes(config),
     )
 
 
 def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
-    """What `roles.py` says of a role, on other numbers of GPUs. Adapters are all that tells a policy and its reference
-    apart."""
+    """What `roles.py` says of a role, on other numbers of GPUs, or less: what is listed is counted by `roles.py`."""
 
     def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
         if not isinstance(training, FsdpTrainingConfig):
-            return held_and_working(megatron_engine_of(config, training, role, model.shape, layout.gpus))
+            both = held_and_working(megatron_engine_of(config, training, role, model.shape, layout.gpus))
+            return both if model.learns else (0, sum(both))
         engine = _engine_of(config, training, role, model, layout)
-        held = resident(engine).total
-        working = max(memory.total for memory in phases(engine).values()) - held
-        return 0 if role == "reference" and config.model.lora is not None else held, working
+        held = resident(engine).total if model.learns else 0  # others wait in host memory for their turn
+        return held, max(memory.total for memory in phases(engine).values()) - held
 
     return memory_of
 

@@ -48,3 +48,15 @@ def learning_roles(config: Planned) -> tuple[RoleName, ...]:
 
 def item_bytes(config: Planned) -> int:
     return 4 if config.model.dtype == "float32" else 2
+
+
+def needs_old_logprobs(config: TrainConfig) -> bool:
+    """Whether the actor scores a step's answers before it learns from them: `controller/learning.py`."""
+    algorithm = config.algorithm
+    several_steps = algorithm.epochs * algorithm.minibatches > 1
+    distills = algorithm.type == "on_policy_distillation" and not getattr(algorithm, "top_k", 0)
+    selects = algorithm.loss.type in ("clip_cov", "kl_cov")
+    reads_them = algorithm.kl.place == "reward" or algorithm.type == "otb" or distills or selects
+    corrected = algorithm.rollout_correction.type != "none"
+    early = reads_them or corrected or config.trainer.max_staleness > 0
+    return (several_steps or early) and not config.takes_engine_logprobs

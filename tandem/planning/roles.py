@@ -13,7 +13,13 @@ from typing import Literal, get_args
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.cluster import RoleName
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.ranks import MEGATRON_FAMILIES, find_engine_mistakes, find_fsdp_mistakes, find_megatron_mistakes
+from tandem.config.ranks import (
+    MEGATRON_FAMILIES,
+    find_engine_mistakes,
+    find_fsdp_mistakes,
+    find_megatron_mistakes,
+    find_megatron_option_mistakes,
+)
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.config.valid_part import found_by
@@ -166,7 +172,10 @@ def phases(engine: AnyEngine) -> dict[Phase, Memory]:
 
 def find_mistakes(config: Planned, *, whole: bool = True) -> list[str]:
     """What no run takes, and what planning does not know; of a configuration that is not `whole`, in its sound part."""
-    checks = (find_picture_mistakes, _find_role_mistakes, _find_shape_mistakes, _find_rank_mistakes)
+    checks = (
+        find_picture_mistakes, find_megatron_option_mistakes, _find_role_mistakes, _find_shape_mistakes,
+        _find_rank_mistakes,
+    )  # fmt: skip
     problems = (problem for check in checks for problem in found_by(partial(check, config), whole))
     return list(dict.fromkeys(problems))
 
@@ -176,7 +185,8 @@ def _find_role_mistakes(config: Planned) -> Iterator[str]:
         return
     if config.model.judge_path is not None:
         yield "model.judge_path: what a judge takes is not planned; leave it out, and its pool"
-    yield from find_engine_mistakes(config)
+    shape = _shape_or_why_not(config.model.path)
+    yield from find_engine_mistakes(config, not isinstance(shape, str) and shape.tower is not None)
 
 
 def _find_shape_mistakes(config: Planned) -> Iterator[str]:

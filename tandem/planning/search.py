@@ -19,6 +19,8 @@ from tandem.planning.time import Layout
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
+EQUAL = 0.005
+"""Steps that differ by less than this share take as long."""
 PIECES = 16
 """GPUs are dealt out in at most so many equal parts: at 1,024 GPUs 64 at a time."""
 
@@ -59,9 +61,8 @@ class Costs(Protocol):
         """Of a role that trains or scores; those that do not fit alone may be among them."""
         ...
 
-    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
-        """Ways to generate on GPUs where models, if any are `beside`, already hold so much; none where the rest is too
-        little."""
+    def generation(self, gpus: int, held_bytes: int, models: Sequence[str]) -> Sequence[Generating]:
+        """Ways to generate on GPUs where these roles already hold so much; none where the rest is too little."""
         ...
 
     def publish_s(self, gpus: int, *, shared: bool) -> float:
@@ -118,17 +119,20 @@ class Ranking:
     """Placements with their allocations that were compared."""
 
 
-def search(costs: Costs, roles: Sequence[str], gpus: int, *, stale: bool = False, apart: bool = True) -> Ranking:
+def search(
+    costs: Costs, roles: Sequence[str], gpus: int, *, stale: bool = False, apart: bool = True, allocations: int = 1
+) -> Ranking:
     """Every placement of `roles`, which has an actor and a rollout, on `gpus` GPUs.
 
-    `apart`: generation may have GPUs of its own. UserError where nothing fits.
+    `apart`: generation may have GPUs of its own. `allocations`: of each placement with so many of its best. UserError
+    where nothing fits.
     """
-    found = _Search(costs, gpus, stale)
+    found = _Search(costs, gpus, stale, allocations)
     best: list[Plan] = []
     for sets in partitions(tuple(roles)):
         together = any(ACTOR in each and ROLLOUT in each for each in sets)
-        if (apart or together) and (mapping := found.best_of(sets)):
-            best.append(mapping)
+        if apart or together:
+            best += found.best_of(sets)
     if not best:
         raise nothing_fits(roles, gpus)
     return Ranking(sorted(best, key=lambda mapping: mapping.step_s), found.evaluated)
@@ -144,7 +148,7 @@ def nothing_fits(roles: Sequence[str], gpus: int) -> UserError:
 def evaluate(costs: Costs, sets: Mapping[tuple[str, ...], int], *, stale: bool = False) -> Plan | None:
     """The best way to use sets of roles with these many GPUs. None: it does not fit."""
     found = _Search(costs, sum(sets.values()), stale)
-    return found.best_with(tuple(sets), [tuple(sets.values())])
+    return next(iter(found.best_with(tuple(sets), [tuple(sets.values())])), None)
 
 
 def partitions(roles: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
@@ -164,33 +168,35 @@ class _Search:
     costs: Costs
     gpus: int
     stale: bool
+    allocations: int = 1
     evaluated: int = 0
     known: dict[tuple[tuple[str, ...], int], list[Way]] = field(default_factory=dict)
     joint: dict[tuple[tuple[str, ...], int], list["_Choices"]] = field(default_factory=dict)
 
-    def best_of(self, sets: tuple[tuple[str, ...], ...]) -> Plan | None:
-        """The best allocation and choices of a placement."""
+    def best_of(self, sets: tuple[tuple[str, ...], ...]) -> list[Plan]:
+        """The best allocations of a placement, with their best choices."""
         return self.best_with(sets, self._allocations(sets))
 
-    def best_with(self, sets: tuple[tuple[str, ...], ...], allocations: Iterable[tuple[int, ...]]) -> Plan | None:
-        """The best of these allocations."""
+    def best_with(self, sets: tuple[tuple[str, ...], ...], allocations: Iterable[tuple[int, ...]]) -> list[Plan]:
+        """The best of these allocations, the fastest first."""
         generating = next(at for at, each in enumerate(sets) if ROLLOUT in each)
         shared, beside = ACTOR in sets[generating], self.stale and len(sets[generating]) == 1
-        least, best = float("inf"), None
+        kept: list[Plan] = []
         for counts in allocations:
             self.evaluated += 1
             ways = [self.ways(each, count) for each, count in zip(sets, counts, strict=True)]
             if not all(ways):
                 continue
             publish_s = self.costs.publish_s(counts[generating], shared=shared)
+            least = kept[-1].step_s if len(kept) == self.allocations else float("inf")
             fastest = [tuple(min(way.times[stage] for way in each) for stage in range(3)) for each in ways]
             if _slowest(fastest, publish_s, beside) >= least:
                 continue
-            for chosen in product(*ways):
-                seconds = _slowest([way.times for way in chosen], publish_s, beside)
-                if seconds < least:
-                    least, best = seconds, Plan(chosen, publish_s, beside)
-        return best
+            best = min(product(*ways), key=lambda chosen: _slowest([way.times for way in chosen], publish_s, beside))
+            plan = Plan(best, publish_s, beside)
+            if plan.step_s < least:
+                kept = sorted([*kept, plan], key=lambda plan: plan.step_s)[: self.allocations]
+        return kept
 
     def _allocations(self, sets: tuple[tuple[str, ...], ...]) -> Iterator[tuple[int, ...]]:
         """GPUs of each set: any for which it has a way, all of them together."""
@@ -220,7 +226,7 @@ class _Search:
         for choices in self.together(models, gpus):
             engines: Sequence[Generating | None] = [None]
             if ROLLOUT in roles:
-                engines = self.costs.generation(gpus, choices.held_bytes, beside=bool(models))
+                engines = self.costs.generation(gpus, choices.held_bytes, models)
             for engine in engines:
                 used = choices.held_bytes + choices.working_bytes + (engine.held_bytes if engine else 0)
                 if used <= self.costs.memory_bytes:
@@ -320,13 +326,16 @@ def _step_s(times: tuple[float, float, float], publish_s: float, beside: bool) -
 
 
 def why(ranking: Ranking) -> str:
-    """Why the first placement is faster than the second: the stage in which it gains the most."""
+    """By how much the first placement is faster than the second, and in which stage the most."""
     first, *others = ranking.mappings
     if not others:
-        return "it is the only placement that fits"
+        return "no other placement fits"
     second = others[0]
+    ahead = second.step_s - first.step_s
+    if ahead < EQUAL * first.step_s:
+        return "the first and the next take as long"
     if first.beside and not second.beside:
-        return "its generation runs beside the other stages"
+        return f"the first is {ahead:.1f} s ahead of the next: its generation runs beside the other stages"
     names = ("generation", "preparation", "update", "publish")
     gains = [
         (theirs - ours, name)
@@ -335,4 +344,4 @@ def why(ranking: Ranking) -> str:
         )
     ]
     gain, name = max(gains)
-    return f"{name} takes {gain:.1f} s less than in the next, of {second.step_s - first.step_s:+.1f} s in all"
+    return f"the first is {ahead:.1f} s ahead of the next, the most by {name}, which takes {gain:.1f} s less"

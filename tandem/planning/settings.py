@@ -1,6 +1,7 @@
 """How a configuration says a placement: degrees that all of its models share, pools, and keys to change."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -8,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.config import yaml12
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.ranks import find_fsdp_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
@@ -108,11 +110,12 @@ def sets_of(config: TrainConfig, roles: Sequence[str]) -> dict[str, tuple[str, .
 def _placement(config: TrainConfig, plan: Plan, machines: Machines) -> Iterator[tuple[str, Any]]:
     if machines.nodes > 1 and config.cluster.type == "local":
         yield "cluster.type", "ray"
-    if len(plan.sets) == 1 and not config.placement.pools:
-        if config.cluster.ranks != plan.sets[0].gpus:
+    one_node = len(plan.sets) == 1 and plan.sets[0].gpus <= machines.per_node
+    if one_node and not config.placement.pools:
+        if (config.cluster.ranks or 1) != plan.sets[0].gpus:
             yield "cluster.ranks", plan.sets[0].gpus
         return
-    nodes = _dealt(plan.sets, machines.per_node)
+    nodes = dealt(plan.sets, machines)
     now = sets_of(config, [role for way in plan.sets for role in way.roles])
     names = {frozenset(roles): name for name, roles in now.items()}
     same_sets = set(names) == {frozenset(way.roles) for way in plan.sets}
@@ -133,18 +136,26 @@ def _name(roles: tuple[str, ...]) -> str:
     return "train" if ACTOR in roles else "serve" if ROLLOUT in roles else roles[0]
 
 
-def _dealt(sets: Sequence[Way], per_node: int) -> dict[tuple[str, ...], list[int]]:
-    """Of each set the GPUs on each of its nodes: the largest begins on the first."""
-    dealt: dict[tuple[str, ...], list[int]] = {}
-    start = 0
-    for way in sorted(sets, key=lambda way: -way.gpus):
-        end, counts = start + way.gpus, []
-        while start < end:
-            count = min(end, start - start % per_node + per_node) - start
-            counts.append(count)
-            start += count
-        dealt[way.roles] = counts
-    return dealt
+def dealt(sets: Sequence[Way], machines: Machines) -> dict[tuple[str, ...], list[int]]:
+    """Of each set the GPUs on each of its nodes: whole nodes, the rest on one node if any has room for it."""
+    free = [machines.per_node] * machines.nodes
+    rest = {way.roles: way.gpus for way in sets}
+    counts: dict[tuple[str, ...], list[int]] = {way.roles: [] for way in sets}
+
+    def give(roles: tuple[str, ...], node: int) -> None:
+        count = min(free[node], rest[roles])
+        free[node] -= count
+        rest[roles] -= count
+        counts[roles].append(count)
+
+    for roles in rest:
+        while rest[roles] >= machines.per_node:
+            give(roles, free.index(machines.per_node))
+    for roles in sorted(rest, key=lambda roles: -rest[roles]):
+        while rest[roles]:
+            fitting = [node for node, room in enumerate(free) if room >= rest[roles]]
+            give(roles, min(fitting, key=lambda node: free[node]) if fitting else free.index(max(free)))
+    return counts
 
 
 def fits(config: TrainConfig, changes: Mapping[str, Any], card_bytes: int) -> bool:
@@ -167,5 +178,7 @@ def as_overrides(changes: Mapping[str, Any]) -> str:
 
 def _yaml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(held)}" for key, held in value.items()) + "}"
-    return json.dumps(value) if not isinstance(value, str) else value
+        return "{" + ", ".join(f"{_yaml(key)}: {_yaml(held)}" for key, held in value.items()) + "}"
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w-]*", value) and yaml12.read(value) == value:
+        return value
+    return json.dumps(value)

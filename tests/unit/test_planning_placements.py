@@ -4,21 +4,32 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from tandem.algorithms import make_algorithm
+from tandem.config import yaml12
+from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
+from tandem.controller import learning
 from tandem.errors import UserError
-from tandem.planning.calibration import check_same_model, measured_scales
+from tandem.planning.calibration import read_run
 from tandem.planning.hardware import parse_machines
+from tandem.planning.memory import Engine
 from tandem.planning.mends import fullest
-from tandem.planning.placements import as_it_is, costs_of, roles_of, time_report, workload_of
-from tandem.planning.roles import moments
-from tandem.planning.settings import sets_of, trainings_of
+from tandem.planning.offload import host_traffic
+from tandem.planning.passes import HostTraffic
+from tandem.planning.placements import as_it_is, costs_of, roles_of, scales_of, time_report, workload_of
+from tandem.planning.planned import needs_old_logprobs
+from tandem.planning.roles import engine_of, moments, resident
+from tandem.planning.search import Plan, Way
+from tandem.planning.settings import as_overrides, changes_for, dealt, sets_of, trainings_of
+from tandem.planning.time import Layout
 from tests.conftest import ROOT, load_file
 from tests.unit.test_planning_tower import config as tower_config
 
@@ -49,7 +60,7 @@ def test_the_report_has_the_configuration_and_a_ranking(settings: dict[str, Any]
     assert "as it is: " in lines[1]
     assert "s: generation" in lines[1]
     *listed, last = lines[2:]
-    assert last.startswith("the first wins")
+    assert re.match(r"the first is \d+\.\d s ahead of the next, the most by \w+, which takes", last)
     seconds = [float(line.split(". ")[1].split(" s:")[0]) for line in listed[::2]]
     assert seconds == sorted(seconds)
     assert all(re.fullmatch(r" {5}(as it is|[\w.]+=.+)", line) for line in listed[1::2])
@@ -90,10 +101,12 @@ def test_the_search_asks_for_the_memory_that_the_plan_prints(settings: dict[str,
         moment.memory for moment in moments(config, 2**37) if moment.role == "actor" and moment.phase != "publish"
     ]
     without = [replace(memory, context=0, slack=0, cache=0).total for memory in learning]
-    beside = costs.memory_of("reference", costs.models["reference"], layout)[0]
+    model = costs.models["reference"]
+    beside = resident(engine_of(config, config.training, "reference", model.shape, 16)).total  # type: ignore[arg-type]
+    beside = 0 if config.model.lora else beside  # adapters are all that tells policy and reference apart
+    assert costs.memory_of("reference", model, layout)[0] == 0, "it waits in host memory while the actor learns"
     asleep = 2 * costs.models["actor"].shape.parameters  # the engine keeps its weights
     assert held + working == max(without[0] - beside, *without[1:]) - asleep
-    assert (beside == 0) == ("model" in changes), "adapters are all that tells policy and reference apart"
 
 
 def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: dict[str, Any]) -> None:
@@ -105,32 +118,85 @@ def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: 
     assert [layout.context for layout in layouts] == [1, 2, 4], "36 heads"
 
 
-def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
+def measured(run: Path, settings: dict[str, Any], response_tokens: float | None = None, **factors: float) -> None:
+    """Write a run whose steps took these factors of what is predicted for it; its first step is slow."""
     config = config_from(settings)
-    work = workload_of(config, None)
-    here = as_it_is(config, MACHINES, work)
+    here = as_it_is(config, MACHINES, workload_of(config, response_tokens))
     assert here is not None
-    generation, preparation, update = here.times
-    steps = [
-        {"time/step_s": 1.0, "time/generation_s": first * generation, "time/preparation_s": 3 * preparation,
-         "time/update_s": update, "time/publish_s": here.publish_s}
-        for first in (50, 2, 2)
-    ]  # fmt: skip
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
-    scales = measured_scales(tmp_path, here)
+    predicted = dict(
+        zip(("generation", "preparation", "update", "publish"), (*here.times, here.publish_s), strict=True)
+    )
+    taken = {f"time/{stage}_s": factors.get(stage, 1.0) * seconds for stage, seconds in predicted.items()}
+    length = {"response_length/mean": response_tokens} if response_tokens else {}
+    lost = {"step": 3, "time/step_s": 1.0, **{name: 1000.0 for name in taken}}
+    steps = [{"step": step, "time/step_s": 1.0, **taken, **length} for step in (1, 2, 3)]
+    steps[0]["time/generation_s"] *= 50
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(json.dumps(settings))
+    (run / "metrics.jsonl").write_text(
+        "\n".join(map(json.dumps, [steps[0], steps[1], lost, lost | {"step": 4}, steps[2]]))
+    )
+
+
+def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["algorithm"] = {"type": "grpo", "minibatches": 2}
+    config = config_from(settings)
+    measured(tmp_path / "run", settings, generation=2, preparation=3)
+    run = read_run(tmp_path / "run", config, "H100")
+    scales = scales_of(run, MACHINES)
     assert scales == pytest.approx({"generation": 2, "preparation": 3, "update": 1, "publish": 1})
-    scaled = as_it_is(config, MACHINES, work, scales)
-    assert scaled is not None
+    work = workload_of(config, None)
+    here, scaled = as_it_is(config, MACHINES, work), as_it_is(config, MACHINES, work, scales)
+    assert here is not None and scaled is not None
+    generation, preparation, update = here.times
     assert scaled.times == pytest.approx((2 * generation, 3 * preparation, update))
-    told = list(time_report(config, MACHINES, run=tmp_path))[1]
+    told = list(time_report(config, MACHINES, run=run))[1]
     assert told.endswith(
         ": generation 2 times as long, preparation 3 times as long, update 1 times as long, publish 1 times as long"
     )
 
 
+def test_a_run_of_another_size_scales_by_what_is_predicted_for_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    """With other rows, ranks and lengths it says how fast the machine is, not how long a step of these takes."""
+    settings["algorithm"] = {"type": "grpo", "minibatches": 2}
+    theirs = {**settings, "data": {**settings["data"], "prompts_per_step": 8}, "cluster": {"type": "ray", "ranks": 8}}
+    measured(tmp_path / "run", theirs, response_tokens=300, generation=2, update=0.5)
+    run = read_run(tmp_path / "run", config_from(settings), "H100")
+    assert scales_of(run, MACHINES) == pytest.approx({"generation": 2, "preparation": 1, "update": 0.5, "publish": 1})
+    lines = list(time_report(config_from(settings), MACHINES, run=run))
+    assert lines[0].startswith("step time, answers of 300 tokens")
+    assert next(time_report(config_from(settings), MACHINES, 2048, run)).startswith("step time, answers of 2048")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"type": "megatron"}}, "that run had training.type: megatron, this configuration has fsdp"),
+        ({"generation": {"type": "native"}}, "that run had generation.type: native, this configuration has vllm"),
+    ],
+    ids=str,
+)
+def test_a_run_with_other_engines_is_refused(
+    settings: dict[str, Any], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    measured(tmp_path / "run", {**settings, **changes})
+    with pytest.raises(UserError, match=message):
+        read_run(tmp_path / "run", config_from(settings), "H100")
+
+
 def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        list(time_report(config_from(settings), MACHINES, run=tmp_path))
+    config = config_from(settings)
+    for name, text, message in (
+        ("config.yaml", json.dumps(settings), r"it has no config\.yaml"),
+        ("metrics.jsonl", "", r"it has no metrics\.jsonl"),
+        ("nothing", "", r"its metrics\.jsonl has no step"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_run(tmp_path, config, "H100")
+        (tmp_path / name).write_text(text)
+    (tmp_path / "metrics.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match="not the metrics of a run"):
+        read_run(tmp_path, config, "H100")
 
 
 def test_generation_waits_for_the_rows_and_the_memory_that_an_engine_is_given(settings: dict[str, Any]) -> None:
@@ -159,6 +225,7 @@ def seeing(settings: dict[str, Any], tmp_path: Path, **training: Any) -> TrainCo
     (tmp_path / "seeing" / "config.json").write_text(json.dumps(tower_config("qwen2_5_vl")))
     settings["model"] = {"path": str(tmp_path / "seeing"), "vision_tower": "frozen"}
     settings["data"]["images"] = {"max_image_tokens": 324}
+    settings["generation"] = {**settings["generation"], "sleep": "cache"}
     settings["cluster"] = {"type": "ray", "ranks": 4}
     settings["training"] |= training
     return config_from(settings)
@@ -259,7 +326,7 @@ def test_names_that_the_configuration_has_do_not_mislead(settings: dict[str, Any
 def test_what_does_not_fit_is_told_as_the_table_tells_it(settings: dict[str, Any]) -> None:
     assert re.search(r"as it is: \d", list(time_report(config_from(settings), MACHINES))[1])
     settings["cluster"]["ranks"] = 1
-    assert "as it is: does not fit; with room " in list(time_report(config_from(settings), MACHINES))[1]
+    assert "as it is: does not fit; if it did: " in list(time_report(config_from(settings), MACHINES))[1]
 
 
 @pytest.mark.parametrize("offload", ["cpu_offload", "optimizer_offload"])
@@ -294,12 +361,196 @@ def test_times_that_stand_on_less_are_told(settings: dict[str, Any], tmp_path: P
     assert "the native engine is timed as vLLM is" in told()
 
 
-def test_a_run_without_a_gpu_scales_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
-    config = config_from(settings)
-    (tmp_path / "config.yaml").write_text(json.dumps({"model": {"path": str(config.model.path)}}))
-    check_same_model(tmp_path, config)
-    (tmp_path / "environment.json").write_text(json.dumps({"gpus": "NVIDIA H100 80GB HBM3, 81559 MiB, 580.1"}))
-    check_same_model(tmp_path, config)
-    (tmp_path / "environment.json").write_text(json.dumps({"gpus": None}))
+def test_a_run_without_such_a_gpu_scales_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    config, environment = config_from(settings), tmp_path / "run/environment.json"
+    measured(tmp_path / "run", settings)
+    read_run(tmp_path / "run", config, "H100")
+    environment.write_text(json.dumps({"gpus": "NVIDIA GeForce RTX 4090, 24564 MiB, 580.1"}))
+    read_run(tmp_path / "run", config, "RTX4090")
+    with pytest.raises(UserError, match="that run had NVIDIA GeForce RTX 4090, this is planned for H100"):
+        read_run(tmp_path / "run", config, "H100")
+    environment.write_text(json.dumps({"gpus": None}))
     with pytest.raises(UserError, match="that run had no GPU"):
-        check_same_model(tmp_path, config)
+        read_run(tmp_path / "run", config, "H100")
+
+
+@pytest.mark.parametrize("algorithm", sorted(BUILTIN.sections(PolicyGradientConfig)))
+def test_the_actor_scores_answers_where_a_run_does(settings: dict[str, Any], algorithm: str) -> None:
+    losses = BUILTIN.sections(LossConfig)
+    given = {"rewards": {"a": 1.0}} if algorithm == "gdpo" else {}
+    if algorithm == "on_policy_distillation":
+        settings["model"]["teacher_path"] = settings["model"]["path"]
+    tried = 0
+    for loss, minibatches, place, staleness, correction in product(
+        losses, (1, 2), ("none", "reward"), (0, 1), ("none", "truncate")
+    ):
+        chosen: dict[str, Any] = {"type": algorithm, "minibatches": minibatches, "loss": {"type": loss}, **given}
+        chosen |= {"kl": {"place": place}, "rollout_correction": {"type": correction}}
+        trainer = {**settings["trainer"], "max_staleness": staleness}
+        try:
+            config = config_from({**settings, "algorithm": chosen, "trainer": trainer})
+        except ValidationError:
+            continue
+        tried += 1
+        theirs = learning.needs_old_logprobs(config, make_algorithm(config.algorithm, 8))
+        assert needs_old_logprobs(config) == theirs, chosen
+    assert tried
+
+
+def test_a_step_has_no_pass_that_the_run_does_not_make(settings: dict[str, Any]) -> None:
+    def prepared(**algorithm: Any) -> float:
+        config = config_from({**settings, "algorithm": {"type": "grpo", **algorithm}})
+        here = as_it_is(config, MACHINES, workload_of(config, None))
+        assert here is not None
+        return here.times[1]
+
+    assert prepared() == 0, "one optimizer step on answers of the same weights"
+    assert prepared(minibatches=2) > 0
+    assert prepared(minibatches=2, kl={"place": "loss"}) == pytest.approx(2 * prepared(kl={"place": "loss"}))
+
+
+def test_adapters_learn_in_less_time(settings: dict[str, Any]) -> None:
+    def updated(recompute: bool, **model: Any) -> float:
+        own = {**settings, "model": {**settings["model"], **model}, "cluster": {"ranks": 1}}
+        own["training"] = {"type": "fsdp", "activation_checkpointing": recompute}
+        own["generation"] = {**settings["generation"], "sleep": "cache"}
+        config = config_from(own)
+        here = as_it_is(config, MACHINES, workload_of(config, None))
+        assert here is not None
+        return here.times[2]
+
+    lora = {"lora": {"rank": 8}}
+    assert updated(True, **lora) / updated(True) == pytest.approx(3 / 4, rel=1e-3)
+    assert updated(False, **lora) / updated(False) == pytest.approx(2 / 3, rel=1e-3)
+
+
+def way(*roles: str, gpus: int, **degrees: int) -> Way:
+    layout = Layout(gpus, **degrees)
+    return Way(roles, gpus, tuple(layout for _ in roles), 1.0, 1.0, 1.0, 0)
+
+
+def test_sets_lie_on_whole_nodes_and_else_on_one(settings: dict[str, Any]) -> None:
+    three = parse_machines("3x8xH100")
+    sizes = dealt([way("rollout", gpus=12), way("actor", gpus=8), way("reference", gpus=4)], three)
+    assert sizes == {("rollout",): [8, 4], ("actor",): [8], ("reference",): [4]}
+    sizes = dealt([way("actor", gpus=6), way("critic", gpus=4), way("a", gpus=4), way("b", gpus=2)], MACHINES)
+    assert sorted(sizes.values()) == [[2], [4], [4], [6]]
+    assert dealt([way("actor", gpus=5), way("critic", gpus=5), way("a", gpus=6)], MACHINES)["a",] == [6]
+    fives = [way(name, gpus=5) for name in ("actor", "critic", "rollout")]
+    assert sorted(dealt(fives, parse_machines("3x5xH100")).values()) == [[5], [5], [5]]
+
+
+def test_one_pool_over_nodes_is_a_pool_with_nodes(settings: dict[str, Any]) -> None:
+    """`cluster.ranks` are processes of one machine."""
+    settings["cluster"] = {"type": "local", "ranks": 8}
+    changes = changes_for(config_from(settings), Plan((way("actor", "rollout", gpus=16),), 0.0, False), MACHINES)
+    assert changes == {"cluster.type": "ray", "cluster.ranks": None, "placement.pools": {"main": [8, 8]}}
+    one = Plan((way("actor", "rollout", gpus=8),), 0.0, False)
+    assert changes_for(config_from(settings), one, parse_machines("8xH100")) == {}
+    del settings["cluster"]["ranks"]
+    assert changes_for(config_from(settings), one, parse_machines("8xH100")) == {"cluster.ranks": 8}
+
+
+def test_degrees_change_all_that_hangs_on_them(settings: dict[str, Any]) -> None:
+    settings["training"] = {"type": "fsdp", "shard_size": 8}
+    apart = (way("actor", gpus=12, context=2), way("rollout", gpus=4, tensor=2))
+    changes = changes_for(config_from(settings), Plan(apart, 0.0, False), MACHINES)
+    assert changes["training.context_parallel"] == 2 and changes["training.shard_size"] is None
+    assert changes["generation.tensor_parallel"] == 2
+    settings["training"] = {"type": "megatron", "pipeline_parallel": 2, "virtual_pipeline": 2}
+    settings["cluster"]["ranks"] = 8
+    together = Plan((way("actor", "rollout", gpus=8, tensor=4),), 0.0, False)
+    changes = changes_for(config_from(settings), together, parse_machines("8xH100"))
+    assert changes == {
+        "training.tensor_parallel": 4, "training.sequence_parallel": True, "training.pipeline_parallel": 1,
+        "training.virtual_pipeline": 1, "generation.tensor_parallel": 4,
+    }  # fmt: skip
+
+
+def test_names_are_read_as_they_are_meant() -> None:
+    pools = {"a, b": [1], "c: d": [2], "1": [3], "null": [4], "plain": [5], "yes": [6]}
+    (word,) = shlex.split(as_overrides({"placement.pools": pools}))
+    assert word.endswith("plain: [5], yes: [6]}")
+    assert yaml12.read(word.partition("=")[2]) == pools
+
+
+@pytest.mark.parametrize(
+    ("generation", "held"),
+    [
+        ({"sleep": "weights"}, 0),
+        ({"sleep": "cache"}, 2 * 8_030_261_248),
+        ({"sleep": "never", "memory_share": 0.4}, int(0.4 * MACHINES.card.memory_bytes)),
+    ],
+    ids=str,
+)
+def test_what_a_sleeping_engine_holds(settings: dict[str, Any], generation: dict[str, Any], held: float) -> None:
+    settings["generation"] |= generation
+    config = config_from(settings)
+    costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
+    (engine,) = costs.generation(8, 2**30, ["actor"])
+    assert 0.9 * held <= engine.held_bytes <= held
+
+
+def test_an_engine_has_its_share_beside_models_and_alone(settings: dict[str, Any]) -> None:
+    settings["data"]["prompts_per_step"] = 512
+    config = config_from(settings)
+    costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
+    (shared,), (alone,) = (costs.generation(8, 2**33, models) for models in (["actor"], []))
+    assert shared.seconds > alone.seconds, "0.8 of each GPU, and 0.9"
+    settings["generation"]["sleep"] = "never"
+    stays = costs_of(config_from(settings), MACHINES, workload_of(config, None), config.training)
+    (always,) = stays.generation(8, 2**33, ["actor"])
+    assert always.seconds > shared.seconds, "0.4, and the models stay"
+    assert not stays.generation(8, 74 * 2**30, ["actor"])
+
+
+def test_weights_of_other_sizes_are_read_in_other_times(settings: dict[str, Any]) -> None:
+    def generated(dtype: str = "bfloat16", **generation: Any) -> float:
+        own = {**settings, "model": {**settings["model"], "dtype": dtype}}
+        config = config_from({**own, "generation": {**settings["generation"], **generation}})
+        here = as_it_is(config, MACHINES, workload_of(config, None))
+        assert here is not None
+        return here.times[0]
+
+    assert generated(quantization="fp8_per_channel") < generated() < generated("float32")
+
+
+def test_only_an_engine_that_reads_the_trainers_weights_publishes_in_no_time(settings: dict[str, Any]) -> None:
+    settings["generation"] = {"type": "native", "max_response_tokens": 64}
+
+    def published(ranks: int, **training: Any) -> float:
+        config = config_from({**settings, "cluster": {"type": "ray", "ranks": ranks}, "training": training})
+        here = as_it_is(config, MACHINES, workload_of(config, None))
+        assert here is not None
+        return here.publish_s
+
+    assert published(1, type="fsdp") == 0
+    assert 0 < published(8, type="fsdp") < 1 and 0 < published(1, type="megatron") < 1, "no change-over, but a copy"
+
+
+def test_what_travels_to_and_from_host_memory() -> None:
+    """A parameter: 4 bytes of master, 8 of moments; weights 2 in a pass, gradients 4."""
+    shape = plan_time.shape("L8")
+
+    def traffic(**how: Any) -> HostTraffic:
+        return host_traffic(Engine(shape, ranks=how.pop("ranks", 8), learns=how.pop("learns", True), **how))
+
+    each = Engine(shape, ranks=8).learning / 8
+    moved = traffic(cpu_offload=True)
+    numbers = (moved.a_pass, moved.a_backward, moved.a_step, moved.computed)
+    assert numbers == pytest.approx((4 * each, 4 * each, 0, (2 * 12 + 4) * each), rel=1e-3)
+    assert traffic(optimizer_offload=True) == HostTraffic(a_step=pytest.approx(2 * 8 * each, rel=1e-6))
+    alone = traffic(ranks=1, cpu_offload=True)
+    assert (alone.a_pass, alone.a_step) == (0, pytest.approx((4 + 2) * 8 * each, rel=1e-3))
+    frozen = traffic(learns=False, cpu_offload=True)
+    assert (frozen.a_pass, frozen.a_backward, frozen.computed) == (pytest.approx(2 * each, rel=1e-2), 0, 0)
+    assert traffic() == HostTraffic()
+
+
+def test_a_reference_beside_a_native_engine_gives_it_no_weights(settings: dict[str, Any]) -> None:
+    settings["algorithm"] = {"type": "grpo", "kl": {"place": "loss"}}
+    settings["generation"] = {"type": "native", "max_response_tokens": 64, "sleep": "never"}
+    config = config_from(settings)
+    costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
+    ((beside,), (alone,)) = (costs.generation(1, 0, models) for models in (["reference"], []))
+    assert beside.held_bytes == alone.held_bytes > 2 * 8_030_261_248

@@ -43,7 +43,7 @@ class Table:
             for index in range(dice.randint(0, 3))
         ]
 
-    def generation(self, gpus: int, held_bytes: int, *, beside: bool) -> Sequence[Generating]:
+    def generation(self, gpus: int, held_bytes: int, models: Sequence[str]) -> Sequence[Generating]:
         dice = random.Random(f"{self.seed} rollout {gpus}")
         engines = [
             Generating(Layout(gpus, tensor=1 + index), dice.randint(0, 30), dice.randint(10, 90)) for index in range(2)
@@ -78,7 +78,7 @@ def _of_all_choices(costs: Table, sets: Sequence[Sequence[str]], counts: Sequenc
             preparation[at] += choice.preparation_s
             update[at] += choice.update_s
         at, gpus = where["rollout"]
-        for engine in costs.generation(gpus, int(held[at]), beside=len(sets[at]) > 1):
+        for engine in costs.generation(gpus, int(held[at]), [role for role in sets[at] if role != "rollout"]):
             full = [a + b for a, b in zip(held, working, strict=True)]
             full[at] += engine.held_bytes
             if max(full) <= costs.memory_bytes:

@@ -133,7 +133,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     (
         "train",
         "model.path={0}/run/checkpoints/best",
-        ["{0}/run/checkpoints/best is not there: a run keeps its best", "there is no checkpoint, and checkpoints/latest"],
+        ["{0}/run/checkpoints/best is not there: a run keeps its best", "there is no checkpoint, and checkpoints"],
     ),
     ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
     ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),

@@ -369,7 +369,7 @@ NEEDED = ["--iteration-ms", "10", "--train-s", "5", "--response-tokens", "100"]
         ([*NEEDED, "--iteration-ms", "0", "--prefill-us", "10"], "engines that take no time: give --iteration-ms"),
         ([*NEEDED, "--train-s", "inf"], "--train-s inf: give a finite number"),
         ([*NEEDED, "--context-ns", "inf"], "--context-ns inf: give a finite number"),
-        ([*NEEDED, "--response-sigma", "11"], "Input should be less than or equal to"),
+        ([*NEEDED, "--response-sigma", "11"], "input should be less than or equal to"),
         ([*NEEDED, "--response-tokens", "1.4", "--response-sigma", "0"], "answers of 1.4 tokens on average cannot be"),
         ([*NEEDED, "--max-running", "8"], "--max-running 8: the native engine decodes generation.max_running samples"),
         (["--response-sigma", "1", "--prompt-share", "0"], "--response-sigma, --prompt-share: shape the lengths that"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandem.config.cluster import RoleName
-from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes
+from tandem.config.ranks import find_engine_mistakes, find_fsdp_mistakes, find_megatron_option_mistakes
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import EvalConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.errors import UserError
@@ -32,14 +32,7 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
     training, model = config.training, config.model
     if training.type == "megatron" and sees_pictures(model.path):
         return  # find_picture_mistakes reports it
-    if training.type == "megatron" and model.lora is not None:
-        yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
-    yield from _find_optimizer_mistakes(config)
-    if training.type == "megatron" and training.router_replay:
-        yield (
-            "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
-            "(an engine of your own that fills Completion.experts can be replayed from Python)"
-        )
+    yield from find_megatron_option_mistakes(config)
     paths = {"critic": model.critic_path, "teacher": model.teacher_path, "reward_model": model.reward_model_path}
     reported: set[str] = set()
     for role in training_roles(config):
@@ -53,20 +46,11 @@ def find_training_mistakes(config: Any) -> Iterator[str]:
         reported.update(problems)
 
 
-def _find_optimizer_mistakes(config: Any) -> Iterator[str]:
-    chosen = {"training.optimizer": config.training.optimizer}
-    if has_critic(config):
-        chosen["algorithm.critic_optimizer"] = config.algorithm.critic_optimizer
-    for key, optimizer in chosen.items():
-        if config.training.type == "megatron" and optimizer.type != "adamw":
-            yield f"{key}.type: {optimizer.type} is of training.type: fsdp; Megatron-Core's optimizer is adamw"
-
-
 def find_generation_mistakes(config: Any) -> Iterator[str]:
     """Where engines in processes of their own cannot share the devices."""
     if not isinstance(config, RolloutConfig) or config.generation.type == "native":
         return
-    yield from find_engine_mistakes(config)
+    yield from find_engine_mistakes(config, sees_pictures(config.model.path))
     generation = config.generation
     if generation.type == "vllm" and generation.quantization is not None:
         twice = [key for key in ("quantization", "quantization_config", "dtype") if key in generation.engine_args]

@@ -41,6 +41,7 @@ def traced(config: Planned) -> Iterator[str]:
     device = "cuda" if compiler() else "cpu"
     if device == "cpu":
         yield "--trace: without a C++ compiler on the CPU's path: its head, and its attention, are not those of a GPU"
+    yield "of each role alone, without the other roles, the context and the slack of the table:"
     for role, path in model_paths(config).items():
         shape, ranks = read_shape(path), sum(config.nodes_of(role))
         whole = _fake_run(config, training, role, path, ranks, device)
