@@ -1,5 +1,6 @@
 """The command `tandem plan`: what a configuration needs, before anything is loaded."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -128,6 +129,11 @@ def before_the_table(config: Planned, kind: type[Planned], machines: Machines, g
         yield f"taken for {machines}, as there is no --gpus"
     elif machines.gpus > processes:
         yield f"{processes} of {machines.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others"
+    if not (isinstance(config, TrainConfig) and config.placement.pools) and processes > machines.per_node:
+        yield (
+            f"cluster.ranks: {processes} are processes of one machine, and one has {machines.per_node} GPUs here; more "
+            "are pools, as placement.pools.main=[8, 8]"
+        )
     if kind is SftConfig:
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 
@@ -221,7 +227,7 @@ def mend_of(
     kind: type[Planned], path: Path, overrides: Sequence[str], machines: Machines, given: bool
 ) -> Iterator[str]:
     """The change, and the host memory that it takes, or that there is none. `given`: `--gpus` says which machines."""
-    mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus, given)
+    mend = find_mend(kind, path, overrides, machines.card.memory_bytes, machines.gpus, machines.per_node, given)
     if mend is None:
         yield (
             "no change that plan knows makes it fit in the pools that it has: take more GPUs, larger ones, or a "
@@ -235,4 +241,5 @@ def mend_of(
 
 
 def _joined(overrides: Iterable[str]) -> str:
-    return " ".join(overrides)
+    """As they are written in a shell."""
+    return " ".join(map(shlex.quote, overrides))

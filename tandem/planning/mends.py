@@ -35,12 +35,14 @@ def find_mend(
     overrides: Sequence[str],
     card_bytes: int,
     processes: int | None = None,
+    per_node: int | None = None,
     given: bool = False,
 ) -> Mend | None:
     """The first single change that is enough, in the order of what it costs; else the fewest of them together.
 
-    None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now. `given`:
-    the user says that there are: using them all costs less than what makes a step slower.
+    None where all of them are not enough. `processes`: how many GPUs there are, if more may be used than now, and
+    `per_node` of them on each node. `given`: the user says that there are: using them all costs less than what makes a
+    step slower.
     """
 
     def most_of(overrides: Sequence[str]) -> Moment | None:
@@ -51,11 +53,13 @@ def find_mend(
             return None
 
     config = load_config(kind, path, overrides)
-    changes = list(_changes(config, processes))
+    changes = list(_changes(config))
+    more = list(_more_processes(config, processes, per_node or processes or 0))
     if given:
-        more = list(_more_processes(config, processes))
         free = [change for change in changes if _is_free(change)]
-        changes = [*free, *more, *(change for change in changes if change not in free and change not in more)]
+        changes = [*free, *more, *(change for change in changes if change not in free)]
+    else:
+        changes += more
     for change in changes:
         if (most := most_of([*overrides, *change])) and most.memory.total <= card_bytes:
             return Mend(tuple(change), most)
@@ -95,12 +99,11 @@ def _flat(overrides: Sequence[str], changes: Sequence[Sequence[str]]) -> list[st
     return [*overrides, *(override for change in changes for override in change)]
 
 
-def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
-    """Those that cost no time first, then those that cost some, then those that take more GPUs."""
+def _changes(config: Planned) -> Iterator[list[str]]:
+    """Those that cost no time first, then those that cost some."""
     training = config.training
     if not isinstance(training, FsdpTrainingConfig):
         yield from _of_megatron(config, training)
-        yield from _more_processes(config, processes)
         return
     generation = config.generation if isinstance(config, TrainConfig) else NativeGenerationConfig()
     if training.reduce_once is not False:
@@ -115,7 +118,6 @@ def _changes(config: Planned, processes: int | None) -> Iterator[list[str]]:
     if isinstance(config, TrainConfig):
         yield from _of_generation(config)
     yield from _slower(training)
-    yield from _more_processes(config, processes)
 
 
 def _is_free(change: Sequence[str]) -> bool:
@@ -189,10 +191,16 @@ def _of_generation(config: TrainConfig) -> Iterator[list[str]]:
         degree *= 2
 
 
-def _more_processes(config: Planned, processes: int | None) -> Iterator[list[str]]:
+def _more_processes(config: Planned, processes: int | None, per_node: int) -> Iterator[list[str]]:
+    """Of one pool: `cluster.ranks` are of one machine, more of them are pools with nodes."""
     if processes is None or (isinstance(config, TrainConfig) and config.placement.pools):
         return
     ranks = (config.cluster.ranks or 1) * 2
-    while ranks <= processes:
+    while ranks <= min(processes, per_node):
         yield [f"cluster.ranks={ranks}"]
         ranks *= 2
+    for nodes in range(2, processes // per_node + 1) if isinstance(config, TrainConfig) else ():
+        if nodes * per_node > (config.cluster.ranks or 1):
+            pools = f"placement.pools.main={[per_node] * nodes}"
+            ray = ["cluster.type=ray"] if config.cluster.type == "local" else []
+            yield [*ray, "cluster.ranks=null", pools]

@@ -1,6 +1,7 @@
 """Who holds what in which phase, what does not fit, and the change that makes it fit."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,41 @@ def test_the_command_plans_and_searches_with_megatron(model: Any) -> None:
     assert "main: fits: " in shown.output and "as it is: " in shown.output
     traced = CliRunner().invoke(app, ["plan", recipe, *given, "--trace"])
     assert "the fake step is of training.type: fsdp" in str(traced.exception) and traced.output == ""
+
+
+def test_gpus_that_are_there_are_taken_before_a_step_gets_slower(model: Any) -> None:
+    recipe, given = ROOT / "recipes/gsm8k_grpo.yaml", [model("8b")]
+    alone = find_mend(TrainConfig, recipe, given, H100, 8)
+    assert alone is not None and "training.optimizer_offload=true" in alone.overrides
+    taken = find_mend(TrainConfig, recipe, given, H100, 8, 8, given=True)
+    assert taken is not None and taken.overrides[0].startswith("cluster.ranks=")
+    large = [model("32b"), "cluster.ranks=8", "generation={type: vllm, tensor_parallel: 4, sleep: weights}"]
+    large += ["training.activation_checkpointing=true", "model.dtype=bfloat16", "algorithm.type=ppo"]
+    nodes = find_mend(TrainConfig, recipe, large, H100, 32, 8, given=True)
+    assert nodes is not None and "cluster.type=ray" in nodes.overrides and "cluster.ranks=null" in nodes.overrides
+    (pools,) = (override for override in nodes.overrides if "pools" in override)
+    assert re.fullmatch(r"placement\.pools\.main=\[8(, 8)+\]", pools)
+
+
+def test_few_rows_at_once_are_a_change_that_makes_it_fit(model: Any) -> None:
+    recipe, given = ROOT / "recipes/gsm8k_grpo.yaml", [model("8b"), "generation.max_response_tokens=30000"]
+    mend = find_mend(TrainConfig, recipe, given, H100)
+    assert mend is not None and any("max_running=" in override for override in mend.overrides)
+
+
+def test_what_one_machine_has_not_and_what_a_run_refuses_is_told(model: Any, tmp_path: Path) -> None:
+    recipe = str(ROOT / "recipes/gsm8k_grpo.yaml")
+
+    def told(*given: str) -> str:
+        shown = CliRunner().invoke(app, ["plan", recipe, *given])
+        return f"{shown.output}{shown.exception}"
+
+    ranks = ("cluster={type: ray, ranks: 16}", "--gpus", "2x8xH100")
+    assert "16 are processes of one machine, and one has 8 GPUs here" in told(model("0.6b"), *ranks)
+    engine = ("generation={type: vllm, tensor_parallel: 4}", "--gpus", "1xH100")
+    assert "generation.tensor_parallel is 4, and an engine takes as many GPUs" in told(model("0.6b"), *engine)
+    adapters = ("model.lora={rank: 8}", "training={type: megatron}")
+    assert "adapters are of training.type: fsdp" in told(model("0.6b"), *adapters)
+    (tmp_path / "config.yaml").write_text((ROOT / "recipes/gsm8k_grpo.yaml").read_text())
+    of_run = CliRunner().invoke(app, ["plan", str(tmp_path), model("0.6b")])
+    assert "main: fits: " in of_run.output
