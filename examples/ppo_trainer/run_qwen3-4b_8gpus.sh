@@ -1,6 +1,7 @@
 #!/bin/sh
 # PPO on GSM8K with Qwen3-4B on eight GPUs of one machine: four for the policy, two for critic and reference, two for
-# generation, which work at the same time where the algorithm lets them. Further arguments override the recipe:
+# generation, which work at the same time where the algorithm lets them. It shows how pools are written: by `tandem plan
+# --search` one pool of eight takes half the time. Further arguments override the recipe:
 #   MODEL_PATH=models/Qwen3-4B DATA_DIR=data/gsm8k examples/ppo_trainer/run_qwen3-4b_8gpus.sh
 # TANDEM_COMMAND=plan before it says what it would need of GPUs, from the model's config.json alone (docs/plan.md).
 set -eu
