@@ -119,7 +119,8 @@ def test_no_placement_has_more_ranks_a_row_than_its_heads_divide_into(settings: 
 
 
 def measured(run: Path, settings: dict[str, Any], response_tokens: float | None = None, **factors: float) -> None:
-    """Write a run whose steps took these factors of what is predicted for it; its first step is slow."""
+    """Write a run whose steps took these factors of what is predicted for it, in the middle: the first is slow, others
+    vary, and two are lost, for it has begun again before them."""
     config = config_from(settings)
     here = as_it_is(config, MACHINES, workload_of(config, response_tokens))
     assert here is not None
@@ -128,14 +129,14 @@ def measured(run: Path, settings: dict[str, Any], response_tokens: float | None 
     )
     taken = {f"time/{stage}_s": factors.get(stage, 1.0) * seconds for stage, seconds in predicted.items()}
     length = {"response_length/mean": response_tokens} if response_tokens else {}
-    lost = {"step": 3, "time/step_s": 1.0, **{name: 1000.0 for name in taken}}
-    steps = [{"step": step, "time/step_s": 1.0, **taken, **length} for step in (1, 2, 3)]
-    steps[0]["time/generation_s"] *= 50
+    lines = [(1, 50.0), (2, 0.5), (3, 1000.0), (4, 1000.0), (3, 1.0), (4, 4.0)]
+    records = [
+        {"step": step, "time/step_s": 1.0, **{name: times * seconds for name, seconds in taken.items()}, **length}
+        for step, times in lines
+    ]
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text(json.dumps(settings))
-    (run / "metrics.jsonl").write_text(
-        "\n".join(map(json.dumps, [steps[0], steps[1], lost, lost | {"step": 4}, steps[2]]))
-    )
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
 
 
 def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -166,6 +167,14 @@ def test_a_run_of_another_size_scales_by_what_is_predicted_for_it(settings: dict
     lines = list(time_report(config_from(settings), MACHINES, run=run))
     assert lines[0].startswith("step time, answers of 300 tokens")
     assert next(time_report(config_from(settings), MACHINES, 2048, run)).startswith("step time, answers of 2048")
+
+
+def test_the_wait_for_generation_beside_the_rest_scales_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["cluster"], settings["trainer"]["max_staleness"] = {"type": "ray"}, 1
+    settings["placement"] = {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve"}}
+    measured(tmp_path / "run", settings, update=2)
+    scales = scales_of(read_run(tmp_path / "run", config_from(settings), "H100"), MACHINES)
+    assert scales == pytest.approx({"update": 2, "publish": 1})
 
 
 @pytest.mark.parametrize(
@@ -208,6 +217,8 @@ def test_generation_waits_for_the_rows_and_the_memory_that_an_engine_is_given(se
     assert seconds() < seconds(memory_share=0.3) == seconds(engine_args=least)
     few = seconds(engine_args={"max_num_seqs": 8})
     assert seconds() < few < seconds(engine_args={"max_num_seqs": 1})
+    settings["generation"]["type"] = "sglang"
+    assert seconds(engine_args={"max_running_requests": 8}) == pytest.approx(few, rel=0.05)
     settings["generation"] = {"type": "native", "max_response_tokens": 4096}
     assert seconds(max_running=256) < seconds(max_running=8) < seconds(max_running=1)
 
