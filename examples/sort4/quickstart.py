@@ -103,7 +103,7 @@ class Quickstart:
             raise UserError(f"{warmup}: not made by the quickstart; give another --run-dir")
         if run.exists() and any(run.iterdir()) and not _trained_from(run, warmup):
             raise UserError(f"{run}: not made by the quickstart; give another --run-dir")
-        steps = self._recipe_of(self.algorithm)["trainer"]["steps"]
+        steps = self._recipe_of(_algorithm_of(run) or self.algorithm)["trainer"]["steps"]
         if (newest := _newest_step(run)) > steps:
             raise UserError(
                 f"{run}: its run went on to step {newest}, after the quickstart's {steps}; give another --run-dir, or "
@@ -180,9 +180,17 @@ def _latest_model(run_dir: Path) -> Path:
 
 def _trained_from(run_dir: Path, warmup_dir: Path) -> bool:
     config = run_dir / "config.yaml"
-    if not config.is_file():
+    try:
+        tree = yaml.safe_load(config.read_text())
+        return Path(tree["model"]["path"]).is_relative_to(warmup_dir.absolute()) and bool(tree["algorithm"]["type"])
+    except (OSError, yaml.YAMLError, TypeError, KeyError):
         return False
-    return Path(yaml.safe_load(config.read_text())["model"]["path"]).is_relative_to(warmup_dir.absolute())
+
+
+def _algorithm_of(run_dir: Path) -> str | None:
+    """Of the quickstart that made the run; None: there is none."""
+    config = run_dir / "config.yaml"
+    return yaml.safe_load(config.read_text())["algorithm"]["type"] if config.is_file() else None
 
 
 def _newest_step(run_dir: Path) -> int:

@@ -1,12 +1,16 @@
 """Rows with a right answer in full -> prompts to try a reward function on; no tokenizer needed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tandem.data.rows import BadRow, Row, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 from tandem.types import Prompt
+
+ANSWERS = ("extra_info.answer", "completion", "solution", "answer")
+"""Columns in which data sets have right answers in full."""
 
 
 def read_answered(path: Path, count: int, column: str | None = None) -> tuple[list[Prompt], list[str]]:
@@ -32,9 +36,13 @@ def read_answered(path: Path, count: int, column: str | None = None) -> tuple[li
 
 
 def _right_answer(row: Row, column: str | None) -> str:
-    candidates = [(row.get("extra_info") or {}).get("answer"), row.get("completion"), row.get("solution")]
-    for text in [row.get(column)] if column else [*candidates, row.get("answer")]:
-        if isinstance(text, str) and text.strip():
-            return text
-    looked_for = column or "extra_info.answer, or completion, solution or answer"
+    for name in (column,) if column else ANSWERS:
+        value: Any = row
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, str) and value.strip():
+            return value
+        if column and value is not None:
+            raise BadRow(f"--answer {column}: a right answer is text, not {value!r}")
+    looked_for = column or " or ".join(ANSWERS)
     raise BadRow(f"it has no right answer in full: {looked_for}; name its column with --answer (of {', '.join(row)})")

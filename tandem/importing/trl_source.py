@@ -211,7 +211,8 @@ class Rows(NamedTuple):
 def own_files(rows: Rows) -> list[str]:
     """The files of `load_dataset("json", data_files=…)` that can be read here as they are; else none."""
     by_split: Any = rows.files if isinstance(rows.files, dict) else {"train": rows.files}
-    files = listed(by_split.get(rows.split or "train"))
+    split = rows.split or "train"
+    files = listed(by_split.get(split)) if isinstance(split, str) else []
     local = (isinstance(file, str) and re.fullmatch(r"[^<>*?:]+", file) is not None for file in files)
     readable = all(local) and all(file.lower().endswith(ROW_ENDINGS) for file in files)
     return files if rows.name in ("json", "parquet") and readable else []

@@ -1,8 +1,10 @@
 """What a run measured, by which predicted times are scaled."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
+from tandem.planning.costs import BESIDE_THE_ACTOR, TO_OTHER_GPUS
+from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import read_shape
 from tandem.planning.search import Plan
 
-STAGES = {"generation": "time/generation_s", "preparation": "time/preparation_s", "update": "time/update_s"}
-STAGES |= {"publish": "time/publish_s"}
+STAGES: Sequence[str] = ("generation", "preparation", "update")
 _LENGTH = "response_length/mean"
+MEMORY_APART = 0.2
+"""Cards of one name whose memory differs by a larger share are two."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +30,40 @@ class MeasuredRun:
     directory: Path
     config: TrainConfig
     """Its own, which its times are predicted for."""
-    steps: Sequence[Mapping[str, float]]
+    steps: Sequence[Mapping[str, Any]]
+    taken_for_granted: str = ""
 
     @property
     def response_tokens(self) -> float | None:
         """Of an answer, on average. None: its metrics do not say."""
-        found = [step[_LENGTH] for step in self.steps if _LENGTH in step]
+        found = self._measured(_LENGTH)
         return median(found) if found else None
 
     def scales(self, predicted: Plan) -> dict[str, float]:
         """By stage, measured seconds in predicted ones, of this very run: medians."""
-        seconds = dict(zip(STAGES, (*predicted.times, predicted.publish_s), strict=True))
+        seconds: dict[str, float] = dict(zip(STAGES, predicted.times, strict=True))
         if predicted.beside:  # what is measured of generation there is the wait for it
             del seconds["generation"]
-        found = {stage: [step[STAGES[stage]] for step in self.steps if STAGES[stage] in step] for stage in seconds}
-        return {stage: median(times) / seconds[stage] for stage, times in found.items() if times and seconds[stage] > 0}
+        measured = {stage: self._measured(f"time/{stage}_s") for stage in seconds}
+        publish = BESIDE_THE_ACTOR if predicted.shares_actor else TO_OTHER_GPUS
+        seconds[publish], measured[publish] = predicted.publish_s, self._measured("time/publish_s")
+        return {
+            stage: median(times) / seconds[stage] for stage, times in measured.items() if times and seconds[stage] > 0
+        }
+
+    def _measured(self, name: str) -> list[float]:
+        """What the tracker could not write as a number is null."""
+        values = (step.get(name) for step in self.steps)
+        return [value for value in values if isinstance(value, int | float) and isfinite(value)]
 
 
 def read_run(run: Path, config: TrainConfig, card: str) -> MeasuredRun:
     """Raises UserError where the run in that directory has no step, trained a model of another size, with other
     engines, or on something else than GPUs of that kind."""
-    theirs = load_config(TrainConfig, _file(run, "config.yaml"))
+    try:
+        theirs = load_config(TrainConfig, _file(run, "config.yaml"))
+    except UserError as error:
+        raise UserError(f"--calibrate {run}: not a run of tandem train that this version knows: {error}") from None
     path = theirs.model.path
     if path != config.model.path and path.is_dir() and read_shape(path) != read_shape(config.model.path):
         raise UserError(
@@ -62,11 +80,12 @@ def read_run(run: Path, config: TrainConfig, card: str) -> MeasuredRun:
                 "same engine"
             )
     _check_card(run, card)
+    gone = "" if path.is_dir() else f"; its model {path} is not here, and is taken for one of this size"
     own = theirs.model.model_copy(update={"path": config.model.path})
     steps = _steps(_file(run, "metrics.jsonl"))
     if not steps:
         raise UserError(f"--calibrate {run}: its metrics.jsonl has no step; give a run that has trained for one")
-    return MeasuredRun(run, theirs.model_copy(update={"model": own}), steps[1:] or steps)
+    return MeasuredRun(run, theirs.model_copy(update={"model": own}), steps[1:] or steps, gone)
 
 
 def factors(scales: Mapping[str, float]) -> str:
@@ -88,21 +107,25 @@ def _check_card(run: Path, card: str) -> None:
         return
     if not gpus:
         raise UserError(f"--calibrate {run}: that run had no GPU, so its times say nothing of one; give a run on GPUs")
-    named = str(gpus).partition(",")[0]
-    if card.partition("-")[0] not in named.replace(" ", "").upper():
+    named, _, memory = str(gpus).splitlines()[0].partition(",")
+    mib = re.match(r"\s*(\d+) MiB", memory)
+    known = CARDS[card].memory_gib * 1024
+    other_memory = mib is not None and abs(int(mib[1]) / known - 1) > MEMORY_APART
+    if other_memory or not re.search(rf"\b{card.partition('-')[0]}\b", named.replace("RTX ", "RTX")):
         raise UserError(f"--calibrate {run}: that run had {named}, this is planned for {card}; give --gpus of its kind")
 
 
 def _steps(path: Path) -> list[Mapping[str, Any]]:
-    """Those of a run that went back to an earlier one are lost."""
+    """Those of a run that went back to an earlier one are lost, and so is a line that a crash has torn."""
     steps: list[Mapping[str, Any]] = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
             record = json.loads(line)
-            number = record["step"]
-            while steps and steps[-1]["step"] >= number:
-                steps.pop()
-            steps += [record] if "time/step_s" in record else []
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: not the metrics of a run ({error}); give another to --calibrate") from None
+        except ValueError:
+            continue
+        if not isinstance(record, dict) or not isinstance(number := record.get("step"), int):
+            continue
+        while steps and steps[-1]["step"] >= number:
+            steps.pop()
+        steps += [record] if "time/step_s" in record else []
     return steps

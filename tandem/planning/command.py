@@ -130,10 +130,8 @@ def before_the_table(config: Planned, kind: type[Planned], machines: Machines, g
     elif machines.gpus > processes:
         yield f"{processes} of {machines.gpus} GPUs: cluster.ranks or placement.pools would have to ask for the others"
     if not (isinstance(config, TrainConfig) and config.placement.pools) and processes > machines.per_node:
-        yield (
-            f"cluster.ranks: {processes} are processes of one machine, and one has {machines.per_node} GPUs here; more "
-            "are pools, as placement.pools.main=[8, 8]"
-        )
+        more = "; more are pools, as placement.pools.main=[8, 8]" if isinstance(config, TrainConfig) else ""
+        yield f"cluster.ranks: {processes} are of one machine, and one has {machines.per_node} GPUs here{more}"
     if kind is SftConfig:
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
 

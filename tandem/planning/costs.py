@@ -13,6 +13,8 @@ from tandem.planning.passes import IN_PLACE, HostTraffic, Passes
 from tandem.planning.search import ACTOR, Choice, Generating
 from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
 
+BESIDE_THE_ACTOR, TO_OTHER_GPUS = "publish beside the actor", "publish to other GPUs"
+"""Stages that a run measures one of, which says nothing of the other."""
 DEGREES = (1, 2, 4, 8, 16)
 EXPERT_DEGREES = (2, 4, 8, 16, 32, 64)
 CONTEXT_BYTES = 3 * 2**29
@@ -173,7 +175,7 @@ class ClusterCosts:
         speed = constants.own_refit_bytes_per_s if shared else constants.sent_refit_bytes_per_s
         changes_over = shared and self.serving.kept_rows is None
         seconds = 2 * self.models[ACTOR].shape.parameters / speed + (constants.switch_s if changes_over else 0.0)
-        return seconds * self.scales.get("publish", 1.0)
+        return seconds * self.scales.get(BESIDE_THE_ACTOR if shared else TO_OTHER_GPUS, 1.0)
 
 
 def parallel_layouts(shape: ModelShape, gpus: int) -> list[Layout]:

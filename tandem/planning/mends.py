@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config
@@ -45,12 +46,13 @@ def find_mend(
     step slower.
     """
 
-    def most_of(overrides: Sequence[str]) -> Moment | None:
+    def tried(overrides: Sequence[str]) -> _Tried | None:
         """None where the configuration refuses a change."""
         try:
-            return fullest(moments(load_config(kind, path, overrides), card_bytes))
+            found = moments(load_config(kind, path, overrides), card_bytes)
         except UserError:
             return None
+        return _Tried(sum(max(0, moment.memory.total - card_bytes) for moment in found), fullest(found))
 
     config = load_config(kind, path, overrides)
     changes = list(_changes(config))
@@ -61,38 +63,55 @@ def find_mend(
     else:
         changes += more
     for change in changes:
-        if (most := most_of([*overrides, *change])) and most.memory.total <= card_bytes:
-            return Mend(tuple(change), most)
-    return _together(most_of, overrides, changes, card_bytes)
+        if (one := tried([*overrides, *change])) and not one.missing:
+            return Mend(tuple(change), one.most)
+    return _together(tried, overrides, changes)
+
+
+class _Tried(NamedTuple):
+    """A configuration: the less is missing, the better, then the less its fullest moment takes."""
+
+    missing: int
+    """Bytes, of all moments that do not fit."""
+    most: Moment
+
+    def is_better_than(self, other: "_Tried") -> bool:
+        return (self.missing, self.most.memory.total) < (other.missing, other.most.memory.total)
 
 
 def _together(
-    most_of: Callable[[Sequence[str]], Moment | None],
-    overrides: Sequence[str],
-    changes: Sequence[Sequence[str]],
-    card_bytes: int,
+    tried: Callable[[Sequence[str]], _Tried | None], overrides: Sequence[str], changes: Sequence[Sequence[str]]
 ) -> Mend | None:
-    """Change after change, those that help are kept; when all fits, those that are not needed are dropped again.
-
-    Twice, as more ranks make changes possible that come before them.
-    """
+    """Change after change, those that help are kept, round after round, as some make others possible; when all fits,
+    those that are not needed are dropped again."""
     taken: list[Sequence[str]] = []
-    most = most_of(overrides)
-    for change in [*changes, *changes]:
-        tried = most_of(_flat(overrides, [*taken, change]))
-        if tried is None or most is None or tried.memory.total >= most.memory.total:
-            continue
-        taken, most = [*taken, change], tried
-        if most.memory.total <= card_bytes:
-            break
-    if most is None or most.memory.total > card_bytes:
+    best = tried(overrides)
+    before: list[Sequence[str]] | None = None
+    while best is not None and best.missing and taken != before:
+        before = taken
+        for change in changes:
+            kept = [one for one in taken if one is not change and not (_other_engine(change) and _of_engine(one))]
+            found = tried(_flat(overrides, [*kept, change]))
+            if found is not None and found.is_better_than(best):
+                taken, best = [*kept, change], found
+            if not best.missing:
+                break
+    if best is None or best.missing:
         return None
     for change in list(taken):
         fewer = [kept for kept in taken if kept is not change]
-        tried = most_of(_flat(overrides, fewer))
-        if tried is not None and tried.memory.total <= card_bytes:
-            taken, most = fewer, tried
-    return Mend(tuple(_flat((), taken)), most)
+        found = tried(_flat(overrides, fewer))
+        if found is not None and not found.missing:
+            taken, best = fewer, found
+    return Mend(tuple(_flat((), taken)), best.most)
+
+
+def _other_engine(change: Sequence[str]) -> bool:
+    return any(override.startswith("generation.type=") for override in change)
+
+
+def _of_engine(change: Sequence[str]) -> bool:
+    return any(override.startswith("generation.") for override in change)
 
 
 def _flat(overrides: Sequence[str], changes: Sequence[Sequence[str]]) -> list[str]:
@@ -195,10 +214,10 @@ def _more_processes(config: Planned, processes: int | None, per_node: int) -> It
     """Of one pool: `cluster.ranks` are of one machine, more of them are pools with nodes."""
     if processes is None or (isinstance(config, TrainConfig) and config.placement.pools):
         return
-    ranks = (config.cluster.ranks or 1) * 2
-    while ranks <= min(processes, per_node):
+    ranks, most = config.cluster.ranks or 1, min(processes, per_node)
+    while ranks < most:
+        ranks = min(2 * ranks, most)
         yield [f"cluster.ranks={ranks}"]
-        ranks *= 2
     for nodes in range(2, processes // per_node + 1) if isinstance(config, TrainConfig) else ():
         if nodes * per_node > (config.cluster.ranks or 1):
             pools = f"placement.pools.main={[per_node] * nodes}"

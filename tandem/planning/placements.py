@@ -9,7 +9,16 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import MeasuredRun, factors
-from tandem.planning.costs import Asleep, ClusterCosts, MemoryOf, Model, Serving, TrafficOf, held_and_working
+from tandem.planning.costs import (
+    BESIDE_THE_ACTOR,
+    Asleep,
+    ClusterCosts,
+    MemoryOf,
+    Model,
+    Serving,
+    TrafficOf,
+    held_and_working,
+)
 from tandem.planning.hardware import Machines
 from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
@@ -46,7 +55,8 @@ def time_report(
     here, has_room = as_it_is(config, machines, work, scales), fits(config, {}, machines.card.memory_bytes)
     yield f"step time, answers of {work.response_tokens:.0f} tokens (15 to 20% off where nobody has measured):"
     if run is not None:
-        yield f"  scaled by {run.directory}: {factors(scales)}"
+        told = factors(scales) or "nothing, as its steps have no times"
+        yield f"  scaled by {run.directory}: {told}{run.taken_for_granted}"
     line = _line(here) if here else "not timed (an engine's weights have no room, or it takes several GPUs of one rank)"
     yield f"  as it is: {line}" if has_room else f"  as it is: does not fit; if it did: {line}"
     ranking = ranked(config, machines, work, scales)
@@ -57,23 +67,28 @@ def time_report(
         raise nothing_fits(roles_of(config), machines.gpus)
     told = why(ranking) if ranking.mappings else f"no placement on all of {machines.gpus} GPUs fits"
     yield f"{told}; {ranking.evaluated} mappings compared, of which each set of pools is listed at its best"
-    yield from _not_known(config, ranking)
+    yield from _not_known(config, ranking, BESIDE_THE_ACTOR in scales)
 
 
 def scales_of(run: MeasuredRun, machines: Machines) -> dict[str, float]:
     """By stage, what the run measured in what is predicted for it. Raises UserError where nothing can be."""
-    predicted = as_it_is(run.config, machines, workload_of(run.config, run.response_tokens))
+    try:
+        predicted = as_it_is(run.config, machines, workload_of(run.config, run.response_tokens))
+    except UserError as error:  # of a critic, a teacher or a reward model that is not there any more
+        raise UserError(f"--calibrate {run.directory}: what that run had cannot be read: {error}") from None
     if predicted is None:
-        raise UserError(f"--calibrate {run.directory}: by these formulas that run does not fit {machines.name}")
+        raise UserError(f"--calibrate {run.directory}: a run with such engines is not timed; give another")
     return run.scales(predicted)
 
 
-def _not_known(config: TrainConfig, ranking: Ranking) -> Iterator[str]:
+def _not_known(config: TrainConfig, ranking: Ranking, change_over_is_measured: bool) -> Iterator[str]:
     """Times that stand on less than the others."""
     shape = read_shape(config.model.path)
     if isinstance(config.generation, NativeGenerationConfig):
         yield "the native engine is timed as vLLM is: nobody has measured it on a GPU"
-    elif shape.parameters < MEASURED_PARAMETERS and any(_shares(plan) for plan in ranking.mappings):
+    elif change_over_is_measured:
+        pass
+    elif shape.parameters < MEASURED_PARAMETERS and any(plan.shares_actor for plan in ranking.mappings):
         yield (
             f"publish has {CONSTANTS.switch_s:.0f} s of change-over where generation shares the actor's GPUs, as "
             f"measured with models of 8B and more; this one of {shape.parameters / 1e9:.1f}B takes less: calibrate "
@@ -92,11 +107,7 @@ def _not_known(config: TrainConfig, ranking: Ranking) -> Iterator[str]:
 
 
 def _without_change_over(plan: Plan) -> float:
-    return plan.step_s - (CONSTANTS.switch_s if _shares(plan) else 0.0)
-
-
-def _shares(plan: Plan) -> bool:
-    return any({"actor", ROLLOUT} <= set(way.roles) for way in plan.sets)
+    return plan.step_s - (CONSTANTS.switch_s if plan.shares_actor else 0.0)
 
 
 def as_it_is(

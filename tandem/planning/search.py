@@ -109,6 +109,11 @@ class Plan:
     def step_s(self) -> float:
         return _step_s(self.times, self.publish_s, self.beside)
 
+    @property
+    def shares_actor(self) -> bool:
+        """Answers are generated on the actor's GPUs."""
+        return any(ACTOR in way.roles and ROLLOUT in way.roles for way in self.sets)
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:

@@ -42,10 +42,14 @@ def test_a_run_that_went_on_after_the_quickstart_is_not_replaced(tmp_path: Path,
     made = load_file(ROOT / "examples/sort4/quickstart.py").Quickstart("grpo", 0, tmp_path / "run")
     (tmp_path / "run-warmup/sft").mkdir(parents=True)
     (tmp_path / "run/checkpoints/step_000101").mkdir(parents=True)
-    (tmp_path / "run/config.yaml").write_text(f"model: {{path: {tmp_path}/run-warmup/sft/model}}")
+    (tmp_path / "run/config.yaml").write_text("model: {")
+    with pytest.raises(UserError, match="not made by the quickstart"):
+        made._clear()
+    former = "model: {{path: {}/run-warmup/sft/model}}\nalgorithm: {{type: {}}}"
+    (tmp_path / "run/config.yaml").write_text(former.format(tmp_path, "grpo"))
     with pytest.raises(UserError, match="its run went on to step 101, after the quickstart's 100"):
         made._clear()
-    (tmp_path / "run/checkpoints/step_000101").rename(tmp_path / "run/checkpoints/step_000100")
+    (tmp_path / "run/config.yaml").write_text(former.format(tmp_path, "ppo"))
     made._clear()
     assert not (tmp_path / "run").exists()
 

@@ -437,3 +437,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--trainer bco: has no counterpart here" in capsys.readouterr().err
     assert main(["import", "trl", str(tmp_path / "other.sh"), "--trainer", "sft", *out]) == 0
     assert "try it: tandem sft" in capsys.readouterr().out
+
+
+def test_several_splits_at_once_get_a_stand_in_and_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "rows = load_dataset('a/b', split=['train', 'test'])\n"
+        "SFTTrainer(model='M', args=SFTConfig(), train_dataset=rows)\n"
+    )
+    made = convert(read(path))
+    assert made.tree["data"]["train_files"] == ["TRAIN.parquet"]
+    assert any("['train', 'test']" in note for note in made.notes)

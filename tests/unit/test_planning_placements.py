@@ -145,7 +145,7 @@ def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], t
     measured(tmp_path / "run", settings, generation=2, preparation=3)
     run = read_run(tmp_path / "run", config, "H100")
     scales = scales_of(run, MACHINES)
-    assert scales == pytest.approx({"generation": 2, "preparation": 3, "update": 1, "publish": 1})
+    assert scales == pytest.approx({"generation": 2, "preparation": 3, "update": 1, "publish beside the actor": 1})
     work = workload_of(config, None)
     here, scaled = as_it_is(config, MACHINES, work), as_it_is(config, MACHINES, work, scales)
     assert here is not None and scaled is not None
@@ -153,7 +153,8 @@ def test_a_run_scales_each_stage_by_what_it_measured(settings: dict[str, Any], t
     assert scaled.times == pytest.approx((2 * generation, 3 * preparation, update))
     told = list(time_report(config, MACHINES, run=run))[1]
     assert told.endswith(
-        ": generation 2 times as long, preparation 3 times as long, update 1 times as long, publish 1 times as long"
+        ": generation 2 times as long, preparation 3 times as long, update 1 times as long, "
+        "publish beside the actor 1 times as long"
     )
 
 
@@ -163,7 +164,9 @@ def test_a_run_of_another_size_scales_by_what_is_predicted_for_it(settings: dict
     theirs = {**settings, "data": {**settings["data"], "prompts_per_step": 8}, "cluster": {"type": "ray", "ranks": 8}}
     measured(tmp_path / "run", theirs, response_tokens=300, generation=2, update=0.5)
     run = read_run(tmp_path / "run", config_from(settings), "H100")
-    assert scales_of(run, MACHINES) == pytest.approx({"generation": 2, "preparation": 1, "update": 0.5, "publish": 1})
+    assert scales_of(run, MACHINES) == pytest.approx(
+        {"generation": 2, "preparation": 1, "update": 0.5, "publish beside the actor": 1}
+    )
     lines = list(time_report(config_from(settings), MACHINES, run=run))
     assert lines[0].startswith("step time, answers of 300 tokens")
     assert next(time_report(config_from(settings), MACHINES, 2048, run)).startswith("step time, answers of 2048")
@@ -174,7 +177,7 @@ def test_the_wait_for_generation_beside_the_rest_scales_nothing(settings: dict[s
     settings["placement"] = {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve"}}
     measured(tmp_path / "run", settings, update=2)
     scales = scales_of(read_run(tmp_path / "run", config_from(settings), "H100"), MACHINES)
-    assert scales == pytest.approx({"update": 2, "publish": 1})
+    assert scales == pytest.approx({"update": 2, "publish to other GPUs": 1})
 
 
 @pytest.mark.parametrize(
@@ -203,9 +206,58 @@ def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_pa
         with pytest.raises(UserError, match=message):
             read_run(tmp_path, config, "H100")
         (tmp_path / name).write_text(text)
-    (tmp_path / "metrics.jsonl").write_text("[]\n")
-    with pytest.raises(UserError, match="not the metrics of a run"):
+    (tmp_path / "metrics.jsonl").write_text('[]\n{"step": 1, "time/st')
+    with pytest.raises(UserError, match="has no step"):
         read_run(tmp_path, config, "H100")
+
+
+def test_what_a_crash_has_torn_and_what_is_no_number_is_left_out(settings: dict[str, Any], tmp_path: Path) -> None:
+    measured(tmp_path / "run", settings, generation=2)
+    metrics = tmp_path / "run/metrics.jsonl"
+    nothing = {"step": 5, "time/step_s": None, "time/generation_s": None, "response_length/mean": None}
+    metrics.write_text(f'{metrics.read_text()}\n{json.dumps(nothing)}\n{{"step": 6, "time/gen')
+    run = read_run(tmp_path / "run", config_from(settings), "H100")
+    assert run.response_tokens is None and scales_of(run, MACHINES)["generation"] == pytest.approx(2)
+
+
+def test_a_change_over_that_was_measured_is_that_of_shared_gpus_alone(settings: dict[str, Any], tmp_path: Path) -> None:
+    apart = {**settings, "cluster": {"type": "ray"}}
+    apart["placement"] = {"pools": {"train": [8], "serve": [8]}, "roles": {"rollout": "serve"}}
+    measured(tmp_path / "apart", apart, publish=7)
+    measured(tmp_path / "shared", settings, publish=0.1)
+    config = config_from(settings)
+    runs = {name: read_run(tmp_path / name, config, "H100") for name in ("apart", "shared")}
+    as_before, of_apart, of_shared = (list(time_report(config, MACHINES, run=run)) for run in (None, *runs.values()))
+    assert of_apart[2].rpartition("publish")[2] == as_before[1].rpartition("publish")[2], "7 times of the change-over"
+    assert float(of_shared[2].rpartition("publish ")[2].split(";")[0]) < 3
+    assert not any("change-over" in line for line in of_shared)
+
+
+def test_a_run_whose_models_are_gone_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+    gone = {**settings, "model": {**settings["model"], "path": "/nowhere/model"}}
+    measured(tmp_path / "run", settings)
+    (tmp_path / "run/config.yaml").write_text(json.dumps(gone))
+    run = read_run(tmp_path / "run", config_from(settings), "H100")
+    assert "its model /nowhere/model is not here" in list(time_report(config_from(settings), MACHINES, run=run))[1]
+    gone["model"]["critic_path"], gone["algorithm"] = "/nowhere/critic", {"type": "ppo"}
+    (tmp_path / "run/config.yaml").write_text(json.dumps(gone))
+    with pytest.raises(UserError, match=r"what that run had cannot be read: .*/nowhere/critic"):
+        scales_of(read_run(tmp_path / "run", config_from(settings), "H100"), MACHINES)
+
+
+@pytest.mark.parametrize(
+    ("card", "named"),
+    [
+        ("H20", "NVIDIA H200, 143771 MiB"),
+        ("B200", "NVIDIA GB200, 189471 MiB"),
+        ("A100", "NVIDIA A100-PCIE-40GB, 40960 MiB"),
+    ],
+)
+def test_cards_of_like_names_are_others(settings: dict[str, Any], tmp_path: Path, card: str, named: str) -> None:
+    measured(tmp_path / "run", settings)
+    (tmp_path / "run/environment.json").write_text(json.dumps({"gpus": f"{named}, 580.1"}))
+    with pytest.raises(UserError, match=f"this is planned for {card}"):
+        read_run(tmp_path / "run", config_from(settings), card)
 
 
 def test_generation_waits_for_the_rows_and_the_memory_that_an_engine_is_given(settings: dict[str, Any]) -> None:

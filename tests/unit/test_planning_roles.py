@@ -13,6 +13,7 @@ from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
+from tandem.planning.hardware import CARDS
 from tandem.planning.memory import Engine, Memory, resident
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
@@ -366,7 +367,7 @@ def test_what_one_machine_has_not_and_what_a_run_refuses_is_told(model: Any, tmp
         return f"{shown.output}{shown.exception}"
 
     ranks = ("cluster={type: ray, ranks: 16}", "--gpus", "2x8xH100")
-    assert "16 are processes of one machine, and one has 8 GPUs here" in told(model("0.6b"), *ranks)
+    assert "16 are of one machine, and one has 8 GPUs here; more are pools" in told(model("0.6b"), *ranks)
     engine = ("generation={type: vllm, tensor_parallel: 4}", "--gpus", "1xH100")
     assert "generation.tensor_parallel is 4, and an engine takes as many GPUs" in told(model("0.6b"), *engine)
     adapters = ("model.lora={rank: 8}", "training={type: megatron}")
@@ -374,3 +375,29 @@ def test_what_one_machine_has_not_and_what_a_run_refuses_is_told(model: Any, tmp
     (tmp_path / "config.yaml").write_text((ROOT / "recipes/gsm8k_grpo.yaml").read_text())
     of_run = CliRunner().invoke(app, ["plan", str(tmp_path), model("0.6b")])
     assert "main: fits: " in of_run.output
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "card", "gpus", "per_node"),
+    [
+        ("32b", ["cluster.ranks=2", "training.tokens_per_micro_batch=16384"], "A100", 16, 8),
+        ("4b", ["cluster.ranks=4", "training.tokens_per_micro_batch=2048", "algorithm.type=ppo"], "RTX4090", 8, 4),
+        ("32b", ["cluster.ranks=8"], "H100", 8, 8),
+    ],
+)
+def test_changes_that_fit_together_are_found(
+    model: Any, size: str, given: list[str], card: str, gpus: int, per_node: int
+) -> None:
+    """Each of them alone may leave the fullest moment as it is, or be possible after another one only."""
+    recipe, room = ROOT / "recipes/gsm8k_grpo.yaml", CARDS[card].memory_bytes
+    overrides = [model(size), "generation.max_response_tokens=1024", *given]
+    mend = find_mend(TrainConfig, recipe, overrides, room, gpus, per_node, given=True)
+    assert mend is not None
+    found = moments(load_config(TrainConfig, recipe, [*overrides, *mend.overrides]), room)
+    assert fullest(found).memory.total <= room
+
+
+def test_all_gpus_of_a_node_are_tried_however_many_there_are(model: Any) -> None:
+    given = [model("8b"), "generation.type=vllm", "generation.sleep=weights"]
+    mend = find_mend(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given, H100, 3, 3, given=True)
+    assert mend is not None and "cluster.ranks=3" in mend.overrides

@@ -120,6 +120,12 @@ def test_right_answers_stand_in_the_column_that_is_named(
     (tmp_path / "bare.jsonl").write_text('{"prompt": "x", "ground_truth": "It is 1"}')
     counts = report(capsys, f"{file}:naive", "--data", str(tmp_path / "bare.jsonl"), "--answer", "ground_truth")
     assert counts["false negatives"] == "0"
+    numbers = tmp_path / "numbers.jsonl"
+    numbers.write_text('{"prompt": "x", "ground_truth": "1", "extra_info": {"said": "It is 1", "number": 1}}')
+    counts = report(capsys, f"{file}:naive", "--data", str(numbers), "--answer", "extra_info.said")
+    assert counts["false negatives"] == "0"
+    assert main(["reward", "test", f"{file}:naive", "--data", str(numbers), "--answer", "extra_info.number"]) == 2
+    assert "--answer extra_info.number: a right answer is text, not 1" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the published files are not in {DATA}")
