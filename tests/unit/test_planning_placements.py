@@ -303,6 +303,14 @@ def test_a_plan_refuses_what_a_run_with_pictures_does(
         moments(config, MACHINES.card.memory_bytes)
 
 
+def test_engines_keep_the_weights_of_a_frozen_tower(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = seeing(settings, tmp_path)
+    moments(config, MACHINES.card.memory_bytes)
+    dropping = {**settings, "generation": {**settings["generation"], "sleep": "weights"}}
+    with pytest.raises(UserError, match="with model.vision_tower: frozen no publish fills them again; use cache"):
+        moments(config_from(dropping), MACHINES.card.memory_bytes)
+
+
 def test_no_placement_of_a_model_that_sees_pictures_shares_rows(settings: dict[str, Any], tmp_path: Path) -> None:
     rows = {**settings, "generation": {**settings["generation"], "max_response_tokens": 120_000}}
     assert " CP" in "\n".join(time_report(config_from(rows), MACHINES)), "rows that one GPU has no room for"
