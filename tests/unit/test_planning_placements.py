@@ -307,7 +307,7 @@ def test_engines_keep_the_weights_of_a_frozen_tower(settings: dict[str, Any], tm
     config = seeing(settings, tmp_path)
     moments(config, MACHINES.card.memory_bytes)
     dropping = {**settings, "generation": {**settings["generation"], "sleep": "weights"}}
-    with pytest.raises(UserError, match="with model.vision_tower: frozen no publish fills them again; use cache"):
+    with pytest.raises(UserError, match=r"with model\.vision_tower: frozen no publish fills them again; use cache"):
         moments(config_from(dropping), MACHINES.card.memory_bytes)
 
 
