@@ -9,6 +9,7 @@ from tandem.config.generation import (
     default_memory_share,
 )
 from tandem.config.tree import TrainConfig
+from tandem.errors import UserError
 from tandem.planning.memory import Generation, Memory, generation
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.planned import item_bytes, longest_row
@@ -55,10 +56,19 @@ def asked_of_one(config: TrainConfig, generation: NativeGenerationConfig, engine
 def replica_memory(
     config: TrainConfig, settings: ReplicatedGenerationConfig, shape: ModelShape, beside: bool, card_bytes: int
 ) -> tuple[Memory, Memory]:
-    """Awake and asleep: vLLM or SGLang, alone or `beside` models. Each replica takes the share."""
+    """Awake and asleep: vLLM or SGLang, alone or `beside` models. Each replica takes the share.
+
+    UserError where that is too small for what the card has room for.
+    """
     weights = settings.replicas * item_bytes(config) * shape.parameters // settings.tensor_parallel
     share = share_of(settings, beside)
     row = settings.replicas * shape.kv_bytes(longest_row(config), item_bytes(config)) // settings.tensor_parallel
+    if settings.replicas * card_bytes * share < weights + row <= card_bytes:
+        needed, given = ((weights + row) / settings.replicas / 2**30, share * card_bytes / 2**30)
+        raise UserError(
+            f"generation.memory_share: {share:g} of a GPU is {given:.1f} GiB, and an engine's weights and one row take "
+            f"{needed:.1f}; raise it, or generation.tensor_parallel"
+        )
     awake = Memory(weights=weights, cache=max(row, int(settings.replicas * card_bytes * share) - weights))
     kept = {"never": awake, "cache": Memory(weights=weights), "weights": Memory()}
     return awake, kept[settings.sleep]

@@ -401,3 +401,13 @@ def test_all_gpus_of_a_node_are_tried_however_many_there_are(model: Any) -> None
     given = [model("8b"), "generation.type=vllm", "generation.sleep=weights"]
     mend = find_mend(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given, H100, 3, 3, given=True)
     assert mend is not None and "cluster.ranks=3" in mend.overrides
+
+
+def test_an_engine_whose_weights_exceed_its_share_is_told(model: Any) -> None:
+    recipe, given = ROOT / "recipes/gsm8k_grpo.yaml", [model("8b"), "cluster.ranks=8"]
+    small = [*given, "generation={type: vllm, sleep: weights, memory_share: 0.15}"]
+    with pytest.raises(
+        UserError, match=r"generation\.memory_share: 0\.15 of a GPU is 11\.9 GiB, and an engine's weights"
+    ):
+        moments(load_config(TrainConfig, recipe, small), H100)
+    assert moments(load_config(TrainConfig, recipe, [*small, "generation.tensor_parallel=2"]), H100)
