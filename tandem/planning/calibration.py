@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ from tandem.planning.costs import BESIDE_THE_ACTOR, TO_OTHER_GPUS
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import read_shape
 from tandem.planning.search import Plan
+from tandem.tracking.jsonl import read_metrics
 
 STAGES: Sequence[str] = ("generation", "preparation", "update")
 _LENGTH = "response_length/mean"
@@ -52,9 +53,7 @@ class MeasuredRun:
         }
 
     def _measured(self, name: str) -> list[float]:
-        """What the tracker could not write as a number is null."""
-        values = (step.get(name) for step in self.steps)
-        return [value for value in values if isinstance(value, int | float) and isfinite(value)]
+        return [step[name] for step in self.steps if isfinite(step.get(name, nan))]
 
 
 def read_run(run: Path, config: TrainConfig, card: str) -> MeasuredRun:
@@ -82,7 +81,7 @@ def read_run(run: Path, config: TrainConfig, card: str) -> MeasuredRun:
     _check_card(run, card)
     gone = "" if path.is_dir() else f"; its model {path} is not here, and is taken for one of this size"
     own = theirs.model.model_copy(update={"path": config.model.path})
-    steps = _steps(_file(run, "metrics.jsonl"))
+    steps = [record for record in read_metrics(_file(run, "metrics.jsonl")) if "time/step_s" in record]
     if not steps:
         raise UserError(f"--calibrate {run}: its metrics.jsonl has no step; give a run that has trained for one")
     return MeasuredRun(run, theirs.model_copy(update={"model": own}), steps[1:] or steps, gone)
@@ -113,19 +112,3 @@ def _check_card(run: Path, card: str) -> None:
     other_memory = mib is not None and abs(int(mib[1]) / known - 1) > MEMORY_APART
     if other_memory or not re.search(rf"\b{card.partition('-')[0]}\b", named.replace("RTX ", "RTX")):
         raise UserError(f"--calibrate {run}: that run had {named}, this is planned for {card}; give --gpus of its kind")
-
-
-def _steps(path: Path) -> list[Mapping[str, Any]]:
-    """Those of a run that went back to an earlier one are lost, and so is a line that a crash has torn."""
-    steps: list[Mapping[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict) or not isinstance(number := record.get("step"), int):
-            continue
-        while steps and steps[-1]["step"] >= number:
-            steps.pop()
-        steps += [record] if "time/step_s" in record else []
-    return steps

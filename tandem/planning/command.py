@@ -65,11 +65,7 @@ def plan(
 
     Of models the config.json is enough. Exit status 2: it does not fit.
     """
-    path, overrides = split_arguments(arguments)
-    if path is not None and path.is_dir():  # of a run
-        path /= "config.yaml"
-    if path is None:
-        raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
+    path, overrides = _configuration(arguments)
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
     job = job or job_of(path)
@@ -94,6 +90,14 @@ def plan(
         print("\n".join(time_report(config, machines, response_tokens, run)))
     if not fits:
         raise typer.Exit(2)
+
+
+def _configuration(arguments: Sequence[str] | None) -> tuple[Path, list[str]]:
+    """A file or that of a run directory, and the overrides."""
+    path, overrides = split_arguments(arguments)
+    if path is None:
+        raise UserError("no configuration given; write tandem plan CONFIG.yaml [key=value …] [--gpus 8xH100]")
+    return path / "config.yaml" if path.is_dir() else path, overrides
 
 
 def _load(kind: type[Planned], path: Path, overrides: Sequence[str]) -> Planned:

@@ -10,6 +10,7 @@ from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.passes import IN_PLACE, HostTraffic, Passes
+from tandem.planning.roles import CONTEXT_BYTES, NCCL_BYTES, SLACK
 from tandem.planning.search import ACTOR, Choice, Generating
 from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
 
@@ -17,10 +18,8 @@ BESIDE_THE_ACTOR, TO_OTHER_GPUS = "publish beside the actor", "publish to other 
 """Stages that a run measures one of, which says nothing of the other."""
 DEGREES = (1, 2, 4, 8, 16)
 EXPERT_DEGREES = (2, 4, 8, 16, 32, 64)
-CONTEXT_BYTES = 3 * 2**29
-"""Of CUDA, NCCL and kernels' workspaces: an allowance."""
-SLACK = 0.05
-"""Share of all tensors that an allocator needs besides, for gaps between blocks: an allowance."""
+OUTSIDE_BYTES = CONTEXT_BYTES + NCCL_BYTES
+"""What a process takes of a GPU besides tensors, as in the table of `plan`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,6 @@ MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]
 """Bytes on each GPU of a role's model that lies so: those that it always holds, and those more while it works."""
 TrafficOf = Callable[[str, Model, Layout], HostTraffic]
 """What such a model moves between host memory and each GPU."""
-
-
 Asleep = Literal["nothing", "weights", "all"]
 """What an engine keeps on its GPUs while others work there."""
 
@@ -91,7 +88,7 @@ class ClusterCosts:
 
     @property
     def memory_bytes(self) -> int:
-        return int((self.machines.card.memory_bytes - CONTEXT_BYTES) / (1 + SLACK))
+        return int((self.machines.card.memory_bytes - OUTSIDE_BYTES) / (1 + SLACK))
 
     def choices(self, role: str, gpus: int) -> Sequence[Choice]:
         if (role, gpus) not in self._known:
@@ -137,7 +134,7 @@ class ClusterCosts:
         else:
             staying = 0 if serving.models_leave else held_bytes
         # keys and values are made in one piece, without gaps
-        free = card.memory_bytes - CONTEXT_BYTES - int((1 + SLACK) * staying)
+        free = card.memory_bytes - OUTSIDE_BYTES - int((1 + SLACK) * staying)
         ways: list[Generating] = []
         for tensor in serving.tensor_degrees:
             weights = 0 if serving.of_trainer(gpus, models) else int(serving.item_bytes * shape.parameters / tensor)

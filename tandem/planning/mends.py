@@ -15,6 +15,7 @@ from tandem.planning.planned import Planned, longest_row
 from tandem.planning.roles import Moment, moments
 
 FREE = ("training.reduce_once=", "generation.sleep=", "training.tokens_per_micro_batch=", "training.shard_size=")
+"""Keys whose changes cost next to no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,6 @@ def _changes(config: Planned) -> Iterator[list[str]]:
 
 
 def _is_free(change: Sequence[str]) -> bool:
-    """It costs next to no time."""
     return all(override.startswith(FREE) for override in change)
 
 

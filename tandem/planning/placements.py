@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
@@ -23,7 +23,8 @@ from tandem.planning.hardware import Machines
 from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
-from tandem.planning.planned import item_bytes, needs_old_logprobs
+from tandem.planning.passes import IN_PLACE
+from tandem.planning.planned import item_bytes, learning_roles, model_paths, needs_old_logprobs
 from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
@@ -170,20 +171,19 @@ def roles_of(config: TrainConfig) -> list[str]:
 
 
 def models_of(config: TrainConfig) -> dict[str, Model]:
-    """The roles that train or score, with their shapes."""
-    model, algorithm = config.model, config.algorithm
-    actor = read_shape(model.path)
-    found = {"actor": Model(actor, learns=True, adapters=model.lora is not None)}
-    if algorithm.kl.place != "none":
-        found["reference"] = Model(actor)
-    if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
-        critic = read_shape(model.critic_path) if model.critic_path else actor
-        found["critic"] = Model(critic, learns=True, value_head=True)
-    if model.teacher_path is not None:
-        found["teacher"] = Model(read_shape(model.teacher_path))
-    if model.reward_model_path is not None:
-        found["reward_model"] = Model(read_shape(model.reward_model_path), value_head=True)
-    return found
+    """The roles that train or score, with their shapes; the reference also where it is the policy without adapters."""
+    paths: dict[str, Path] = {**model_paths(config)}
+    if config.algorithm.kl.place != "none":
+        paths.setdefault("reference", config.model.path)
+    return {
+        role: Model(
+            read_shape(path),
+            learns=role in learning_roles(config),
+            value_head=role in ("critic", "reward_model"),
+            adapters=role == "actor" and config.model.lora is not None,
+        )
+        for role, path in paths.items()
+    }
 
 
 def workload_of(config: TrainConfig, response_tokens: float | None) -> Workload:
@@ -211,7 +211,6 @@ def costs_of(
     scales: Mapping[str, float] | None = None,
 ) -> ClusterCosts:
     """With these degrees for all models, whatever the configuration has."""
-    fsdp = isinstance(training, FsdpTrainingConfig)
     return ClusterCosts(
         machines,
         models_of(config),
@@ -219,7 +218,7 @@ def costs_of(
         lambda shape, gpus: layouts_of(training, shape, gpus),
         _memory_of(config, training),
         serving=_serving(config),
-        traffic_of=_traffic_of(config, training) if fsdp else ClusterCosts.traffic_of,
+        traffic_of=_traffic_of(config, training),
         staleness=config.trainer.max_staleness,
         old_logprobs=needs_old_logprobs(config),
         scales=scales or {},
@@ -264,7 +263,9 @@ def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
     return memory_of
 
 
-def _traffic_of(config: TrainConfig, training: FsdpTrainingConfig) -> TrafficOf:
+def _traffic_of(config: TrainConfig, training: Training) -> TrafficOf:
+    if not isinstance(training, FsdpTrainingConfig):
+        return lambda *_: IN_PLACE
     return lambda role, model, layout: host_traffic(_engine_of(config, training, role, model, layout))
 
 

@@ -159,7 +159,7 @@ def dealt(sets: Sequence[Way], machines: Machines) -> dict[tuple[str, ...], list
 
 
 def fits(config: TrainConfig, changes: Mapping[str, Any], card_bytes: int) -> bool:
-    """Whether a run takes the configuration with these changes, and all of its moments, as `plan` prints them, fit."""
+    """Whether the configuration with these changes is sound as far as planning knows, and fits as `plan` prints it."""
     tree = config.model_dump(mode="json")
     for key, value in changes.items():
         section, _, name = key.partition(".")

@@ -206,7 +206,7 @@ def test_a_run_that_measured_nothing_is_refused(settings: dict[str, Any], tmp_pa
         with pytest.raises(UserError, match=message):
             read_run(tmp_path, config, "H100")
         (tmp_path / name).write_text(text)
-    (tmp_path / "metrics.jsonl").write_text('[]\n{"step": 1, "time/st')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/st')
     with pytest.raises(UserError, match="has no step"):
         read_run(tmp_path, config, "H100")
 
