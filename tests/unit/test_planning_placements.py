@@ -15,6 +15,7 @@ from tandem.algorithms import make_algorithm
 from tandem.config import yaml12
 from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
 from tandem.config.load import load_config
+from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller import learning
 from tandem.errors import UserError
@@ -23,8 +24,8 @@ from tandem.planning.hardware import parse_machines
 from tandem.planning.memory import Engine
 from tandem.planning.mends import fullest
 from tandem.planning.offload import host_traffic
-from tandem.planning.passes import HostTraffic
-from tandem.planning.placements import as_it_is, costs_of, roles_of, scales_of, time_report, workload_of
+from tandem.planning.passes import HostTraffic, Passes
+from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, scales_of, time_report, workload_of
 from tandem.planning.planned import needs_old_logprobs
 from tandem.planning.roles import engine_of, moments, resident
 from tandem.planning.search import Plan, Way
@@ -625,3 +626,45 @@ def test_a_reference_beside_a_native_engine_gives_it_no_weights(settings: dict[s
     costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
     ((beside,), (alone,)) = (costs.generation(1, 0, models) for models in (["reference"], []))
     assert beside.held_bytes == alone.held_bytes > 2 * 8_030_261_248
+
+
+def test_degrees_that_stay_keep_what_hangs_on_them(settings: dict[str, Any]) -> None:
+    own = {"type": "megatron", "pipeline_parallel": 2, "virtual_pipeline": 2, "context_parallel": 2}
+    settings["training"], settings["cluster"]["ranks"] = own, 8
+    config = config_from(settings)
+    wider = Plan((way("actor", "rollout", gpus=8, tensor=2, pipeline=2, context=2),), 0.0, False)
+    assert set(changes_for(config, wider, parse_machines("8xH100"))) == {
+        "training.tensor_parallel", "training.sequence_parallel", "generation.tensor_parallel",
+    }  # fmt: skip
+    tried = [training for training in trainings_of(config) if isinstance(training, MegatronTrainingConfig)]
+    assert {1, 2} == {training.context_parallel for training in tried if training.tensor_parallel == 4}
+
+
+def test_a_native_engine_has_room_for_all_rows_that_it_runs(settings: dict[str, Any]) -> None:
+    settings["generation"] = {"type": "native", "max_response_tokens": 4096, "sleep": "idle"}
+    settings["data"]["prompts_per_step"] = 1024
+
+    def ways(**generation: Any) -> Any:
+        config = config_from({**settings, "generation": {**settings["generation"], **generation}})
+        costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
+        return costs.generation(8, 0, ["actor"])
+
+    assert ways(max_running=64) and not ways(max_running=256)
+
+
+def test_adapters_are_the_actors(settings: dict[str, Any]) -> None:
+    settings["model"]["lora"], settings["generation"]["sleep"] = {"rank": 8}, "cache"
+    settings["algorithm"] = {"type": "ppo", "kl": {"place": "loss"}}
+    models = models_of(config_from(settings))
+    assert {role: (model.learns, model.adapters) for role, model in models.items()} == {
+        "actor": (True, True), "critic": (True, False), "reference": (False, False),
+    }  # fmt: skip
+
+
+def test_passes_wait_for_what_comes_from_host_memory(settings: dict[str, Any]) -> None:
+    work = workload_of(config_from(settings), None)
+    each = Passes(plan_time.shape("L8"), MACHINES.card, Layout(8, sharded=True), work)
+    slow = replace(each, host=HostTraffic(a_pass=1e15, a_backward=4e15))
+    bandwidth, passes = MACHINES.card.host_bytes_per_s, each.tokens_of(work.rows) / work.micro_batch_tokens
+    assert slow.forward_s() == pytest.approx(passes * 1e15 / bandwidth, rel=1e-2)
+    assert slow.update_s() == pytest.approx(passes * (2 + 4) * 1e15 / bandwidth, rel=1e-2)

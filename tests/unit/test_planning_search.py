@@ -139,6 +139,14 @@ def test_sets_have_numbers_of_gpus_that_degrees_divide(gpus: int, piece: int) ->
     assert {count % piece for count in asked} <= {0, gpus % piece}
 
 
+def test_further_allocations_of_a_placement_come_after_its_best() -> None:
+    costs = Table(3, memory_bytes=1000)
+    best, several = (search(costs, ROLES[:3], 8, allocations=count).mappings for count in (1, 3))
+    sets = [frozenset(way.roles for way in plan.sets) for plan in several]
+    assert len(several) > len(best) == len(set(sets)) and max(map(sets.count, sets)) == 3
+    assert several[0] == best[0] and all(plan in several for plan in best)
+
+
 def test_together_means_on_the_actors_gpus() -> None:
     ranking = search(Table(3, memory_bytes=1000), ROLES, 8, apart=False)
     assert all(any({"actor", "rollout"} <= set(way.roles) for way in mapping.sets) for mapping in ranking.mappings)
