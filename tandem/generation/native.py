@@ -179,6 +179,8 @@ class NativeEngine:
             named_part(self._model, name).copy_(weight)
         self._version = version
         self._prefixes.clear()
+        if self._recorded is not None:
+            self._recorded.look_for_moves()
         if self._tower is not None:
             if self._tower.learns:
                 self._tower.forget()
@@ -214,9 +216,11 @@ class NativeEngine:
     def _renew_cache(self) -> None:
         self._cache = KVCache()
         self._prefixes = PrefixCache()
-        self._recorded = RecordedSteps(self._forward, self._weight, self._cache) if self._record else None
+        self._recorded = RecordedSteps(self._forward, self._model, self._cache) if self._record else None
 
     async def _step_until_idle(self) -> None:
+        if self._recorded is not None:
+            self._recorded.look_for_moves()
         while self._waiting or self._rows:
             try:
                 self._step()

@@ -1,7 +1,7 @@
 """Decoding steps recorded once as CUDA graphs and replayed: a GPU runs a step's kernels faster than they are launched.
 
 A graph fixes shapes and addresses. So rows and attended lengths are rounded up, what fills the batch up writes to slots
-that hold no row, and graphs are forgotten when weights or cache move.
+that hold no row, a graph keeps what it reads, and graphs are forgotten when weights or cache move.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tandem.models.kv_cache import Decode, KVCache
 from tandem.types import IntArray
@@ -23,12 +23,22 @@ _ROWS, _LENGTH = 32, 256
 class RecordedSteps:
     """The decoding steps of one model and one cache. Elsewhere than on a GPU the same steps run unrecorded."""
 
-    def __init__(self, forward: Forward, weight: Tensor, cache: KVCache) -> None:
-        """`weight`: any parameter; its address tells whether the model has moved."""
+    def __init__(self, forward: Forward, model: nn.Module, cache: KVCache) -> None:
+        """`model`: what `forward` runs."""
         self._forward = forward
-        self._weight = weight
+        self._model = model
         self._cache = cache
-        self._forget(())
+        self._addresses: list[int] = []
+        self.look_for_moves()
+
+    def look_for_moves(self) -> None:
+        """Forget what reads weights that have moved. To be called before the next step after anything that may have
+        moved them: looking at each of them takes as long as a step."""
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        addresses = [weight.data_ptr() for weight in weights]
+        if addresses != self._addresses:
+            self._forget(())
+        self._addresses, self._device = addresses, weights[0].device
 
     def __call__(self, token_B: IntArray, position_B: IntArray, lag_B: IntArray) -> Tensor:
         """Logits `[B, V]` of the next token in each of the first B slots, good until the next call.
@@ -36,7 +46,7 @@ class RecordedSteps:
         `position_B`: where in their rows the tokens stand; `lag_B`: by how much the positions encoded differ.
         """
         cache, count = self._cache, len(token_B)
-        place = (self._weight.data_ptr(), cache.slots, cache.length)
+        place = (cache.slots, cache.length)
         if place != self._place:
             self._forget(place)
         rounded = 1 << (count - 1).bit_length() if count <= _ROWS else -(-count // _ROWS) * _ROWS
@@ -45,14 +55,14 @@ class RecordedSteps:
         inputs = np.zeros((3, rows), dtype=np.int64)
         inputs[:, :count] = token_B, position_B, lag_B
         if (rows, length) not in self._steps:
-            self._steps[rows, length] = self._prepare(torch.from_numpy(inputs).to(self._weight.device), length)
+            self._steps[rows, length] = self._prepare(torch.from_numpy(inputs).to(self._device), length)
         fixed, run = self._steps[rows, length]
         fixed.copy_(torch.from_numpy(inputs))
         return run()[:count]
 
     def _forget(self, place: tuple[int, ...]) -> None:
         self._place = place
-        """Where the weights are and how large the cache is."""
+        """How large the cache is: it moves when it grows."""
         self._steps: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
         """By rows and length: where the inputs go, int64 `[3, rows]` tokens, positions, lags; and what computes."""
         self._logits: Tensor | None = None
@@ -62,25 +72,33 @@ class RecordedSteps:
         """The step is run once on `inputs`, which must therefore be those of the rows."""
         tokens, positions, lags, rows = inputs[:1], inputs[1], inputs[2], inputs.shape[1]
 
-        def compute() -> Tensor:
-            return self._forward(tokens, Decode(self._cache, positions, 1, length), positions + lags)
+        def compute(plan: Decode) -> Tensor:
+            return self._forward(tokens, plan, positions + lags)
 
-        if inputs.device.type != "cuda":
-            return inputs, compute
+        def plan() -> Decode:
+            return Decode(self._cache, positions, 1, length)
+
+        if not _can_record(inputs.device):
+            return inputs, lambda: compute(plan())
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # what libraries allocate at their first use must not be recorded
-            first = compute()
+            first = compute(plan())
         torch.cuda.current_stream().wait_stream(side)
         if self._logits is None:  # outside the graphs' memory, which they share
             self._logits = first.new_empty(self._cache.slots, first.shape[1])
             self._pool = torch.cuda.graph_pool_handle()
-        logits, graph = self._logits[:rows], torch.cuda.CUDAGraph()
+        logits, graph, recorded = self._logits[:rows], torch.cuda.CUDAGraph(), plan()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits.copy_(compute())
+            logits.copy_(compute(recorded))
 
         def replay() -> Tensor:
+            assert recorded is not None  # a plan keeps what the graph reads for as long as it may be replayed
             graph.replay()
             return logits
 
         return inputs, replay
+
+
+def _can_record(device: torch.device) -> bool:
+    return device.type == "cuda"

@@ -214,6 +214,8 @@ class Decode:
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
+        self._read: list[Tensor] = []
+        """What masks are cut from: a recording of this plan reads it at each replay, and the cache may forget it."""
 
     def share(self, slot_N: Tensor, like_B: Tensor) -> None:
         """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
@@ -269,6 +271,7 @@ class Decode:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
         seen, left = self._cache.mask(self._end, window, dtype, self.position_N.device), start + self._end - 1
+        self._read.append(seen)
         if self._shortest == self._longest:
             return start, seen.narrow(0, left - (self._longest - 1), self._end - start)[None, None]
         from_position = (left - self.position_N).repeat_interleave(kv_heads)
@@ -280,13 +283,20 @@ def _attended(query_N: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scori
     like queries of one sequence: keys are read once and never repeated."""
     rows, heads, head_dim = query_N.shape
     queries = query_N.reshape(keys.shape[0], -1, head_dim)
-    scores = (
-        torch.baddbmm(mask, queries, keys, alpha=scoring.scale)
-        if scoring.cap is None
-        else _capped(torch.bmm(queries, keys), scoring.scale, scoring.cap) + mask
-    )
+    if scoring.cap is None and not _widened(keys):
+        scores = torch.baddbmm(mask, queries, keys, alpha=scoring.scale)
+    else:
+        products = torch.bmm(queries, keys, out_dtype=torch.float32) if _widened(keys) else torch.bmm(queries, keys)
+        capped = products * scoring.scale if scoring.cap is None else _capped(products, scoring.scale, scoring.cap)
+        scores = capped + mask
     weights = _weights(scores, scoring.sinks).to(values.dtype)
     return torch.bmm(weights, values.transpose(1, 2)).view(rows, heads, -1)
+
+
+def _widened(keys: Tensor) -> bool:
+    """Whether scores are float32 though keys are not: rounded to bfloat16, the larger they are, the more they change
+    what is attended to, by far more than training's kernels do. CPUs have no such product."""
+    return keys.is_cuda and keys.dtype != torch.float32
 
 
 def _capped(products: Tensor, scale: float, cap: float) -> Tensor:

@@ -134,11 +134,13 @@ class FsdpEngine:
 
     def offload(self) -> None:
         host = torch.device("cpu")
-        nn.Module.to(self.model, host)
+        nn.Module.to(self.model, host, non_blocking=True)  # into pinned memory, which torch keeps for the next time
         if self._tower is not None:
             self._tower.offload()
         if self._optimizer is not None:
             self._optimizer.move(host)
+        if self._layout.device.type == "cuda":
+            torch.cuda.synchronize()  # until the copies are there
 
     def onload(self) -> None:
         self._layout.onload()

@@ -77,7 +77,7 @@ class Whole:
 
     def onload(self) -> None:
         """Bring the model back to where it is when it is not offloaded."""
-        nn.Module.to(self.model, self.home)
+        nn.Module.to(self.model, self.home, non_blocking=True)
 
     def describe(self, directory: Path) -> None:
         """Write all of a Hugging Face directory but its weights."""

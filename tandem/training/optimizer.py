@@ -159,12 +159,13 @@ class MasterOptimizer:
         self._kept[master].update({kind: tensor for kind, tensor in state.items() if kind != "master"})
 
     def move(self, device: torch.device) -> None:
-        """Masters and moments to `device`, unless their place is host memory; the masters stay the same objects."""
+        """Masters and moments to `device`, unless their place is host memory; the masters stay the same objects. On the
+        way to a host nothing is there before the device has been waited for."""
         if self._stays_on_cpu:
             return
         for master, state in self._kept.items():
-            master.data = master.data.to(device)
-            state.update({name: tensor.to(device) for name, tensor in state.items()})
+            master.data = master.data.to(device, non_blocking=True)
+            state.update({name: tensor.to(device, non_blocking=True) for name, tensor in state.items()})
 
     def save(self, directory: Path, copies: HostCopies) -> TensorFile:
         """This rank's file of the state, from copies."""

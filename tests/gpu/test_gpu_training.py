@@ -52,10 +52,12 @@ def test_float32_and_bfloat16_follow_the_cpu(options: dict[str, bool]) -> None:
 
 def test_offload_frees_the_device_and_onload_continues() -> None:
     _, engine = run(torch.bfloat16, "cuda")
+    weights = sum(parameter.numel() for parameter in engine.model.parameters())
     before = torch.cuda.memory_allocated()
     engine.offload()
     engine.offload()
-    assert torch.cuda.memory_allocated() < before / 4
+    freed = before - torch.cuda.memory_allocated()  # libraries keep workspaces of tens of MiB
+    assert freed >= 14 * weights  # two bytes of each weight, and float32 masters and moments
     engine.onload()
     engine.onload()
     packed = micro_batches(BATCH, range(len(BATCH)), 200)

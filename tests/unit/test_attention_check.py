@@ -1,6 +1,7 @@
 """The check at an engine's start passes right kernels and finds each mistake that a kernel could make."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -27,6 +28,12 @@ def flash() -> Iterator[None]:
 @pytest.mark.parametrize("heads", [HEADS, (4, 4, 64), (5, 1, 8)])
 def test_right_kernels_are_off_by_rounding_alone(kernel: Kernel, heads: tuple[int, int, int]) -> None:
     assert error_of(kernel, heads, torch.bfloat16, CPU, (None, 7, 200)) < LARGEST / 2
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_an_engine_may_start_where_no_gradients_are_kept(without: type[AbstractContextManager[None]]) -> None:
+    with without():
+        assert error_of(Reference, HEADS, torch.bfloat16, CPU) == pytest.approx(1)
 
 
 class Mistaken(Reference):

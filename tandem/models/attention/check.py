@@ -59,6 +59,8 @@ def _check_flash(
         )
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # whoever starts the engine may do without
 def error_of(
     kernel: Kernel,
     heads: tuple[int, int, int],
