@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from tests.seconds import Seconds, slowest_first
+
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
@@ -26,6 +28,20 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-seconds", action="store_true", help="write tests/seconds.txt anew, after a whole run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds(config.getoption("--keep-seconds")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        slowest_first(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -332,6 +332,13 @@ def test_unregistered_methods_are_refused(probe: WorkerGroup) -> None:
         _ = probe.close
 
 
+ray_by_night = pytest.mark.parametrize(
+    "kind", ["inline", "local", pytest.param("ray", marks=pytest.mark.nightly)], indirect=True, scope="module"
+)
+"""For what costs Ray new processes, each of which imports everything, and is Ray's own work."""
+
+
+@ray_by_night
 def test_pools_work_at_the_same_time(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     if kind == "inline":
         pytest.skip("one process does one thing at a time")
@@ -364,6 +371,7 @@ def test_an_error_of_a_worker_tells_where_it_was_raised(cluster: Cluster, kind: 
     assert "cannot pickle" in raised(lambda: spawned(cluster, kind).unpicklable(), WorkerError)
 
 
+@ray_by_night
 def test_an_error_in_one_of_several_optimizer_steps_tells_which(cluster: Cluster, kind: str) -> None:
     if kind == "inline":
         pytest.skip("tests/unit/test_placed.py has it")
@@ -374,6 +382,7 @@ def test_an_error_in_one_of_several_optimizer_steps_tells_which(cluster: Cluster
         assert part in told, told
 
 
+@ray_by_night
 def test_a_failure_that_nobody_waits_for_comes_out_and_ends_all_pools(cluster: Cluster, kind: str) -> None:
     if kind == "inline":
         pytest.skip("a call raises when it is made")
@@ -388,6 +397,7 @@ def test_a_failure_that_nobody_waits_for_comes_out_and_ends_all_pools(cluster: C
     assert told == []
 
 
+@ray_by_night
 def test_the_users_mistake_comes_as_it_is(cluster: Cluster, kind: str) -> None:
     told = raised(lambda: spawned(cluster, kind).fail(0, user=True), UserError)
     assert told == "model.path: no such directory"
@@ -404,12 +414,14 @@ def test_a_process_that_dies_is_named(cluster: Cluster, kind: str) -> None:
     assert spawned(cluster, kind).total().get() == 3.0  # the cluster goes on
 
 
+@ray_by_night
 def test_close_is_safe_to_repeat(kind: str, cluster: Cluster) -> None:
     spawned(cluster, kind)
     cluster.close()
     cluster.close()
 
 
+@ray_by_night
 def test_callbacks_of_what_has_ended_do_not_run(kind: str, cluster: Cluster) -> None:
     told: list[Any] = []
     answer = spawned(cluster, kind).first()

@@ -188,7 +188,7 @@ def check_diary(diary: Path) -> list[str]:
     return entries
 
 
-@pytest.mark.parametrize(("staleness", "sleep"), [(1, "cache"), (2, "weights")])
+@pytest.mark.parametrize(("staleness", "sleep"), [pytest.param(1, "cache", marks=pytest.mark.nightly), (2, "weights")])
 def test_what_runs_is_kept_while_models_train_and_goes_on_after_the_publish(
     models: Path, grpo_config: Path, monkeypatch: pytest.MonkeyPatch, staleness: int, sleep: str
 ) -> None:
@@ -205,7 +205,9 @@ def test_what_runs_is_kept_while_models_train_and_goes_on_after_the_publish(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("placement", [{}, SPLIT], ids=["one pool", "two pools"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param({}, id="one pool"), pytest.param(SPLIT, id="two pools", marks=pytest.mark.nightly)]
+)
 def test_engines_that_are_lost_cost_no_answer_while_those_of_later_steps_are_made(
     models: Path, grpo_config: Path, monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any]
 ) -> None:
@@ -222,7 +224,9 @@ def test_engines_that_are_lost_cost_no_answer_while_those_of_later_steps_are_mad
     assert faults.made == 2, "the second is made when an engine has taken the first"
 
 
-@pytest.mark.parametrize(("staleness", "resample"), [(1, 0), (0, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("staleness", "resample"), [*(pytest.param(*case, marks=pytest.mark.nightly) for case in ((1, 0), (0, 2))), (2, 2)]
+)
 def test_a_reward_model_takes_its_turn_while_answers_of_later_steps_are_kept(
     models: Path, grpo_config: Path, monkeypatch: pytest.MonkeyPatch, staleness: int, resample: int
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
+from tests.programs import PYTHON, run
 
 
 def kill_and_resume(tree: dict[str, Any], directory: Path, steps: int, kills: int = 2, command: str = "train") -> None:
@@ -22,8 +21,8 @@ def kill_and_resume(tree: dict[str, Any], directory: Path, steps: int, kills: in
     config = directory / "killed.yaml"
     config.write_text(yaml.safe_dump(tree))
     program = str(Path(__file__).with_name("kill_and_resume.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(config), str(directory), str(steps), str(kills), "0", command],
+    done = run(
+        [PYTHON, program, str(config), str(directory), str(steps), str(kills), "0", command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -56,12 +55,12 @@ def every_role(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the quickstart from nothing; its warmed model and task are in `run-warmup` beside it."""
-    run = tmp_path_factory.mktemp("quickstart") / "run"
-    subprocess.run(
-        [sys.executable, str(ROOT / "examples/sort4/quickstart.py"), "--seed", "0", "--run-dir", str(run)],
+    directory = tmp_path_factory.mktemp("quickstart") / "run"
+    run(
+        [PYTHON, str(ROOT / "examples/sort4/quickstart.py"), "--seed", "0", "--run-dir", str(directory)],
         check=True,
         capture_output=True,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return run
+    return directory

@@ -144,7 +144,7 @@ def share_of_fours(prompts: Sequence[Any], completions: Sequence[str], **columns
     return [text.count("4") / 8 for text in completions]
 
 
-@pytest.mark.parametrize("as_table", [False, True])
+@pytest.mark.parametrize("as_table", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_objects_become_files_with_which_the_run_goes_on(
     grpo_config: Path, tmp_path: Path, as_table: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from tandem.jobs.runs import find_runs
 from tandem.models.loading import load_policy, load_tokenizer
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
+from tests import programs
 from tests.conftest import ROOT
+from tests.programs import PYTHON
 
-STEPS = 20
+STEPS = 6
 SPLIT = {
     "pools": {"acting": [2], "judging": [1], "asking": [1]},
     "roles": {"actor": "acting", "critic": "judging", "reference": "judging", "rollout": "asking"},
@@ -39,6 +40,11 @@ if find_spec("megatron"):
         f"megatron, {name}": {"cluster": {"ranks": 2}, "training": {"type": "megatron", **degrees}}
         for name, degrees in MEGATRON.items()
     }
+
+
+def marks_of(case: str) -> Sequence[pytest.MarkDecorator]:
+    """Each kind of cluster, and roles on several pools, are tried at once; the rest is their product."""
+    return () if case in ("local, split", "ray, 2 ranks", "megatron, pp2") else [pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +81,14 @@ def one_process_one_step_off(one_step_off: dict[str, Any], tmp_path_factory: pyt
     return run(one_step_off, tmp_path_factory.mktemp("one_step_off"), {})
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in RUNS])
 def test_the_run_is_that_of_one_process(case: str, one_process: Path, recipe: dict[str, Any], tmp_path: Path) -> None:
     expect_same(run(recipe, tmp_path, RUNS[case]), one_process)
 
 
-@pytest.mark.parametrize("case", ["local, 2 ranks", "local, split", "ray, split"])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=marks_of(case)) for case in ("local, 2 ranks", "local, split", "ray, split")]
+)
 def test_one_step_off_it_is_too(
     case: str, one_process_one_step_off: Path, one_step_off: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -98,7 +106,6 @@ def expect_same(there: Path, one_process: Path) -> None:
         assert used.equals(expected), f"step {step}"
     records = read_metrics(there / "metrics.jsonl"), read_metrics(one_process / "metrics.jsonl")
     assert len(records[0]) == len(records[1]) == STEPS
-    assert records[1][-1]["reward/mean"] > records[1][0]["reward/mean"] + 0.05, "it learns"
     for record, expected in zip(*records, strict=True):
         names = {name for name in expected if not name.startswith(("time/", "perf/"))}
         assert names == {name for name in record if not name.startswith(("time/", "perf/"))}
@@ -107,7 +114,10 @@ def expect_same(there: Path, one_process: Path) -> None:
             assert close, f"step {expected['step']}: {name} {record[name]} is not {expected[name]}"
 
 
-@pytest.mark.parametrize("cluster", [["cluster.type=local"], ["cluster.type=ray", "cluster.ranks=2"]])
+@pytest.mark.parametrize(
+    "cluster",
+    [["cluster.type=local"], pytest.param(["cluster.type=ray", "cluster.ranks=2"], marks=pytest.mark.nightly)],
+)
 def test_a_dataflow_of_ones_own_runs_everywhere(cluster: list[str], recipe: dict[str, Any], tmp_path: Path) -> None:
     printed = example("best_of_n.py", recipe, tmp_path, *cluster).splitlines()[-3:]
     rewards = [float(line.split("reward ")[1].split(",")[0]) for line in printed]
@@ -152,7 +162,7 @@ def example(name: str, recipe: dict[str, Any], directory: Path, *overrides: str)
     """What the example prints in three steps."""
     tree = {**recipe, "trainer": {"steps": 3, "run_dir": str(directory / "run")}}
     (directory / "config.yaml").write_text(yaml.safe_dump(tree))
-    command = [sys.executable, str(ROOT / "examples" / name), str(directory / "config.yaml"), *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [PYTHON, str(ROOT / "examples" / name), str(directory / "config.yaml"), *overrides]
+    done = programs.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -188,6 +188,7 @@ def test_a_teacher_with_other_tokens_is_refused_in_one_message(
     assert "Traceback" not in said
 
 
+@pytest.mark.nightly
 def test_the_student_rises_above_where_it_started(quickstart: Path, tmp_path: Path) -> None:
     """From the warmed model, by the quickstart's GRPO run; no reward is learned from."""
     warmup = quickstart.with_name("run-warmup")

@@ -52,6 +52,7 @@ def test_the_right_search_finds_the_fact_and_it_alone(facts: Path, tmp_path: Pat
         assert shown(irrelevant.search(word, 3)) == "Nothing found."
 
 
+@pytest.mark.nightly
 def test_in_seconds_a_policy_learns_to_search_for_what_is_there(
     facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,11 @@ def printed(program: str, tree: dict[str, Any], directory: Path, *arguments: str
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reward", "placement"), [(GRPO, "digits", {}), (DAPO, "many", SPLIT)], ids=["grpo", "dapo, split"]
+    ("algorithm", "reward", "placement"),
+    [
+        pytest.param(GRPO, "digits", {}, id="grpo"),
+        pytest.param(DAPO, "many", SPLIT, id="dapo, split", marks=pytest.mark.nightly),
+    ],
 )
 def test_kills_change_nothing_where_publishes_wait(
     algorithm: dict[str, Any], reward: str, placement: dict[str, Any], recipe: dict[str, Any], tmp_path: Path
@@ -68,11 +72,13 @@ def test_kills_change_nothing_where_publishes_wait(
     assert printed("kill_and_resume.py", recipe, tmp_path, "6", "2").count("same outcome") == 2
 
 
+@pytest.mark.nightly
 def test_lost_workers_cost_no_prompt_where_answers_go_on(recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe["trainer"] |= {"max_restarts": 100, "save_every": 1, "steps": 10}
     assert "tokens by staleness" in printed("lose_workers.py", recipe, tmp_path, "3")
 
 
-def test_stops_and_failures_in_any_stage(recipe: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.nightly)])
+def test_stops_and_failures_in_any_stage(times: int, recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe["generation"]["max_response_tokens"] = 24
-    assert "3 disturbed" in printed("disturb_stages.py", recipe, tmp_path, "3", "2")
+    assert f"{times} disturbed" in printed("disturb_stages.py", recipe, tmp_path, str(times), "2")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+
+from tests.programs import TANDEM, run
 
 TIMEOUT_S = 25  # longer than ranks take to start on busy cores
 ALGORITHM = """
@@ -37,8 +37,8 @@ def test_a_hanging_rank_ends_the_run_with_every_stack(grpo_config: Path, tmp_pat
     tree["algorithm"] |= {"type": f"{tmp_path}/sleepy.py:SleepyOPO"}
     tree["cluster"] = {"ranks": 2, "timeout_s": TIMEOUT_S}
     grpo_config.write_text(yaml.safe_dump(tree))
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("tandem")), "train", str(grpo_config)],
+    done = run(
+        [TANDEM, "train", str(grpo_config)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

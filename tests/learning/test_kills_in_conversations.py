@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from examples.letters import write_model
@@ -92,6 +93,7 @@ def write_config(directory: Path, name: str, staleness: int, tool: str, partial_
     return str(path)
 
 
+@pytest.mark.nightly
 def test_kills_in_calls_lose_no_prompt_and_no_state(tmp_path: Path) -> None:
     """k = 0: the same tokens and weights. Ahead of training: the bound, and the same run where publishes wait and tools
     take no time."""

@@ -15,7 +15,12 @@ STEPS = 8
 
 
 @pytest.mark.parametrize(
-    ("cluster", "losses"), [({"ranks": 2}, 2), ({"type": "ray", "ranks": 1}, 1)], ids=["a process", "a node"]
+    ("cluster", "losses"),
+    [
+        pytest.param({"ranks": 2}, 1, id="a process"),
+        pytest.param({"ranks": 2}, 4, id="processes", marks=pytest.mark.nightly),
+        pytest.param({"type": "ray", "ranks": 1}, 1, id="a node", marks=pytest.mark.nightly),
+    ],
 )
 def test_losses_change_nothing(cluster: dict[str, Any], losses: int, grpo_config: Path, tmp_path: Path) -> None:
     """`lose_workers.py` takes any number of losses."""

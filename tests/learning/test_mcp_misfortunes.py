@@ -8,7 +8,7 @@ import pytest
 from disturb_mcp import MISFORTUNES, disturb
 
 
-@pytest.mark.parametrize("way", ["stdio", "http", "old"])
+@pytest.mark.parametrize("way", ["stdio", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("http", "old"))])
 def test_every_call_ends_whatever_the_server_does(way: str) -> None:
     ended = asyncio.run(disturb(way, len(MISFORTUNES), seed=0))
     assert ended["die EnvironmentFailed"] >= 1

@@ -43,9 +43,9 @@ def test_kills_change_nothing_and_each_row_is_used_as_often_as_it_should_be(
     ("command", "preference", "cached"),
     [
         ("sft", None, True),
-        ("dpo", {"loss": "orpo"}, False),
-        ("dpo", {"loss": "kto"}, True),
-        ("reward-model", None, False),
+        pytest.param("dpo", {"loss": "orpo"}, False, marks=pytest.mark.nightly),
+        pytest.param("dpo", {"loss": "kto"}, True, marks=pytest.mark.nightly),
+        pytest.param("reward-model", None, False, marks=pytest.mark.nightly),
     ],
 )
 def test_fine_tuning_preferences_and_reward_models_draw_alike(

@@ -19,6 +19,7 @@ def printed(cell: nbformat.NotebookNode) -> str:
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
+@pytest.mark.nightly
 def test_the_notebook_trains_in_its_kernel_and_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1"), ("IPYTHONDIR", str(tmp_path / "ipython"))):
         monkeypatch.setenv(name, value)

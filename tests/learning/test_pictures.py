@@ -58,7 +58,7 @@ def weights(run: Path, step: int) -> dict[str, Any]:
     return load_file(run / f"checkpoints/step_{step:06d}/model/model.safetensors")
 
 
-@pytest.mark.parametrize("tower", ["train", "frozen"])
+@pytest.mark.parametrize("tower", ["train", pytest.param("frozen", marks=pytest.mark.nightly)])
 def test_a_resumed_run_is_the_undisturbed_one(recipe: Path, tower: str) -> None:
     whole = train(recipe, f"whole-{tower}", f"model.vision_tower={tower}")
     cut = train(recipe, f"cut-{tower}", f"model.vision_tower={tower}", "trainer.steps=2")
@@ -95,7 +95,13 @@ def test_transformers_loads_what_is_saved_and_the_next_run_goes_on(recipe: Path)
     assert report.count("data:image/png;base64") >= 8
 
 
-@pytest.mark.parametrize("family", ["glm4v", "internvl", "llava", "mistral3", "smolvlm"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "internvl",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("glm4v", "llava", "mistral3", "smolvlm")),
+    ],
+)
 def test_other_families_train_and_are_saved_as_they_are_published(recipe: Path, family: str) -> None:
     """With adapters, where the tower learns in the one run and not in the other."""
     model = picture_families.make_model(family, recipe.with_name(family))
@@ -136,6 +142,7 @@ def pairs(recipe: Path) -> Path:
     return recipe.with_name("pairs.yaml")
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_as_one_does(recipe: Path) -> None:
     """Answers are the same; checkpoints load, and a run goes on, at the other number of ranks."""
     one, two = (train(recipe, f"on-{ranks}", f"cluster.ranks={ranks}", "trainer.steps=2") for ranks in (1, 2))
@@ -150,6 +157,7 @@ def test_two_ranks_learn_as_one_does(recipe: Path) -> None:
     train(recipe, "after-two", f"model.path={two}", "trainer.steps=1", "cluster.ranks=2", "model.lora.rank=4")
 
 
+@pytest.mark.nightly
 def test_generation_on_a_pool_of_its_own_a_step_ahead(recipe: Path, tmp_path: Path) -> None:
     """In step it learns the very weights of one process; ahead, killed and resumed, those of the undisturbed run."""
     pools = ["placement.pools={train: [1], serve: [1]}", "placement.roles={rollout: serve}"]
@@ -163,6 +171,7 @@ def test_generation_on_a_pool_of_its_own_a_step_ahead(recipe: Path, tmp_path: Pa
     kill_and_resume(tree, tmp_path, steps=3, kills=1)
 
 
+@pytest.mark.nightly
 def test_a_critic_and_a_reward_model_see_pictures(recipe: Path, pairs: Path) -> None:
     """The reward model learns from pairs, and scores for PPO, whose reference sees them, too; on two ranks."""
     judge = train(pairs, "judge", "cluster.ranks=2", command="reward-model")

@@ -111,6 +111,7 @@ def test_a_reward_model_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
     assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
 
 
+@pytest.mark.nightly
 def test_ppo_raises_the_score_of_a_reward_model(pairs: Path, tmp_path: Path) -> None:
     """Rewards normalised and clipped; the model is the only judge, in validation too."""
     assert main(["reward-model", str(config(pairs, tmp_path / "judge")), "trainer.eval_every=0"]) == 0

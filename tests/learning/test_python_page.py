@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,9 @@ import yaml
 
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
+from tests import programs
 from tests.conftest import ROOT
+from tests.programs import PYTHON
 
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
 RUN, BRIEF, ENOUGH, TELLING, REINFORCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -23,9 +23,9 @@ RUN, BRIEF, ENOUGH, TELLING, REINFORCE = re.findall(r"```python\n(.*?)```", PAGE
 def run(program: str, directory: Path, *arguments: str) -> str:
     """What a program of the page prints, from a file in `directory` and with that as its working directory."""
     (directory / "program.py").write_text(program)
-    command = [sys.executable, "program.py", *arguments]
+    command = [PYTHON, "program.py", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    done = programs.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -58,7 +58,7 @@ def test_callbacks(recipe: Path, tmp_path: Path) -> None:
     assert "is enough: stopping after this step" in printed and ": stopped at step 2" in printed
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_worker_of_ones_own(recipe: Path, tmp_path: Path, ranks: int) -> None:
     printed = run(TELLING, tmp_path, "recipe.yaml", "trainer.run_dir=runs/second", f"cluster.ranks={ranks}")
     for rank in range(ranks):
@@ -67,7 +67,7 @@ def test_a_worker_of_ones_own(recipe: Path, tmp_path: Path, ranks: int) -> None:
     assert [record["step"] for record in read_metrics(tmp_path / "runs/second/metrics.jsonl")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_dataflow_of_ones_own_learns(recipe: Path, tmp_path: Path, ranks: int) -> None:
     (tmp_path / "digits.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
     tree = yaml.safe_load(recipe.read_text())

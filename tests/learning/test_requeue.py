@@ -18,19 +18,35 @@ import yaml
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT
 from tests.learning.test_resume_layouts import largest_difference
+from tests.programs import TANDEM, Program
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
-STEPS = 12
+STEPS, HELD_AFTER = 6, 3
+REWARD = """
+import time
+from pathlib import Path
+
+scored = 0
+
+def digits(completion):
+    global scored
+    scored += 1
+    while scored > {answers} and Path(__file__).with_name("hold").exists():
+        time.sleep(0.01)
+    return sum(map(str.isdigit, completion)) / 8
+"""
+"""The run does not get beyond HELD_AFTER steps while there is a file `hold`."""
 
 
 @pytest.fixture
 def recipe(grpo_config: Path, sort4: Path) -> Path:
     """A configuration with relative paths, of the directory that it lies in."""
     directory = grpo_config.parent
-    (directory / "reward.py").write_text("def digits(completion):\n    return sum(map(str.isdigit, completion)) / 8\n")
     tree = yaml.safe_load(grpo_config.read_text())
+    answers = tree["data"]["prompts_per_step"] * tree["algorithm"]["group_size"]
+    (directory / "reward.py").write_text(REWARD.format(answers=HELD_AFTER * answers))
     tree["data"] |= {"train_files": [os.path.relpath(sort4 / "train.jsonl", directory)]}
     tree["reward"] = {"functions": ["reward.py:digits"], "workers": 1}
     tree["trainer"] = {"run_dir": "run", "steps": STEPS}
@@ -38,10 +54,9 @@ def recipe(grpo_config: Path, sort4: Path) -> Path:
     return grpo_config
 
 
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [str(Path(sys.executable).with_name("tandem")), "train", *arguments]
-    return subprocess.Popen(
-        command,
+def start(directory: Path, *arguments: str) -> Program:
+    return Program(
+        [TANDEM, "train", *arguments],
         cwd=directory,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -51,13 +66,13 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: Program) -> tuple[int, str]:
     """Exit status and output."""
     output = process.communicate(timeout=300)[0]
     return process.returncode, output
 
 
-def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+def wait_for_step(process: Program, run: Path, step: int) -> None:
     while len(read_metrics(run / "metrics.jsonl")) < step:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
@@ -89,7 +104,7 @@ def assert_same_run(run: Path, undisturbed: Path) -> float:
     return worst
 
 
-@pytest.mark.parametrize("cluster", ["local", "ray"])
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=pytest.mark.nightly)])
 def test_a_requeued_job_goes_on_elsewhere(
     cluster: str,
     recipe: Path,
@@ -102,19 +117,21 @@ def test_a_requeued_job_goes_on_elsewhere(
     here, elsewhere = recipe.parent, tmp_path_factory.mktemp("elsewhere")
     status, output = ended(start(here, recipe.name, "trainer.run_dir=undisturbed"))
     assert status == 0, output
+    (here / "hold").touch()
     job = start(here, recipe.name, f"cluster.type={cluster}", "cluster.ranks=2", "--resume", "run")
-    wait_for_step(job, here / "run", 3)
+    wait_for_step(job, here / "run", HELD_AFTER)
     if cluster == "local":
         assert send_to_all(job.pid, signal.SIGTERM, times=2) >= 5  # controller, fork server, ranks, reward worker
     else:  # Ray's own daemons end at SIGTERM, so it is for the controller and for what runs our code
         for one in descendants(job.pid):
             if one == job.pid or b"rank" in Path(f"/proc/{one}/cmdline").read_bytes():
                 os.kill(one, signal.SIGTERM)
+    (here / "hold").unlink()
     status, output = ended(job)
     assert status == 143, output
     assert "SIGTERM: stopping after this step" in output and "stopped; continue with --resume" in output
     done = len(read_metrics(here / "run/metrics.jsonl"))
-    assert 3 <= done < STEPS
+    assert HELD_AFTER <= done < STEPS
     assert (here / "run/checkpoints/latest").read_text().strip() == f"step_{done:06d}"
     assert (here / "run/report.html").exists()
 
@@ -133,6 +150,7 @@ def test_a_requeued_job_goes_on_elsewhere(
         print(f"\nrequeue, {cluster}: {moved}: {STEPS} steps, largest relative difference {worst:.1e}")
 
 
+@pytest.mark.nightly
 def test_the_script_of_the_page(recipe: Path) -> None:
     """docs/runs.md's job script, where `scontrol` writes down what it is asked."""
     here = recipe.parent

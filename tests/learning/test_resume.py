@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.learning.conftest import kill_and_resume
@@ -13,7 +14,8 @@ STEPS = EPOCHS * PROMPTS // PROMPTS_PER_STEP
 """Steps straddle epochs: 18 is no multiple of 4."""
 
 
-def test_ten_kills_change_nothing(grpo_config: Path, sort4: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.nightly)])
+def test_kills_change_nothing(kills: int, grpo_config: Path, sort4: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:PROMPTS]))
     tree = yaml.safe_load(grpo_config.read_text())
@@ -28,4 +30,4 @@ def test_ten_kills_change_nothing(grpo_config: Path, sort4: Path, tmp_path: Path
     }
     tree["training"]["optimizer"] |= {"schedule": "cosine", "warmup_steps": 3}
     tree["trainer"] |= {"steps": STEPS, "eval_every": 3, "save_every": 2, "best_metric": "val/sort4/reward/mean@4"}
-    kill_and_resume(tree, tmp_path, STEPS, kills=10)
+    kill_and_resume(tree, tmp_path, STEPS, kills=kills)

@@ -45,6 +45,9 @@ if find_spec("megatron"):
     MOVES["megatron TP 2 -> PP 2 -> 1 rank"] = [TP_2, PP_2, ONE]
 
 
+QUICK = ("1 rank -> 2 ranks -> 1 rank", "megatron TP 2 -> PP 2 -> 1 rank")
+
+
 def write_config(recipe: dict[str, Any], run: Path, layout: dict[str, Any], **trainer: Any) -> Path:
     tree = {**recipe, **layout, "trainer": {"run_dir": str(run), "keep_last": 9, **trainer}}
     for section in ("training", "generation"):
@@ -89,7 +92,9 @@ def undisturbed(every_role: dict[str, Any], tmp_path_factory: pytest.TempPathFac
     return train(every_role, tmp_path_factory.mktemp("undisturbed") / "run", RANKS_1, steps=STEPS)
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in MOVES]
+)
 def test_a_run_that_moves_ends_as_the_undisturbed_one(
     name: str, every_role: dict[str, Any], undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +113,7 @@ def test_a_run_that_moves_ends_as_the_undisturbed_one(
     assert worst < 1e-4, where
 
 
+@pytest.mark.nightly
 def test_a_run_that_generates_ahead_goes_on_elsewhere(
     every_role: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

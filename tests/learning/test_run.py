@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from hashlib import sha256
@@ -30,6 +29,7 @@ from tandem.jobs.rl import RlJob
 from tandem.reward.manager import RewardManager
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
+from tests.programs import TANDEM, Program
 
 DIGITS = "def digits(completion):\n    return {'score': sum(map(str.isdigit, completion)) / 8, 'acc': 0.5}\n"
 
@@ -129,9 +129,9 @@ def test_a_checkpoint_is_due_some_time_after_the_last(run: Path) -> None:
 
 
 def test_the_report_of_a_killed_run(run: Path) -> None:
-    command = [str(Path(sys.executable).with_name("tandem")), "train", str(run.with_name("config.yaml"))]
+    command = [TANDEM, "train", str(run.with_name("config.yaml"))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "trainer.steps=1000"], env=environment, stdout=subprocess.DEVNULL)
+    process = Program([*command, "trainer.steps=1000"], env=environment, stdout=subprocess.DEVNULL)
     while len(read_metrics(run / "metrics.jsonl")) < 2:
         assert process.poll() is None
         time.sleep(0.01)

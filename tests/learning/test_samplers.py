@@ -53,7 +53,7 @@ class Hardest:
 '''
 
 
-@pytest.mark.parametrize("kind", ["solve_rate", "own"])
+@pytest.mark.parametrize("kind", [pytest.param("solve_rate", marks=pytest.mark.nightly), "own"])
 def test_kills_change_nothing(kind: str, grpo_config: Path, sort4: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     rows = (sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:9]

@@ -35,7 +35,7 @@ def configured(example: ModuleType, quickstart: Path, run: Path, staleness: int)
     return example.configuration(run, model, warmup / "task", seed=0, staleness=staleness)
 
 
-@pytest.mark.parametrize("staleness", [1, 4])
+@pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_it_learns_from_older_answers(example: ModuleType, quickstart: Path, tmp_path: Path, staleness: int) -> None:
     """For k = 0 tests/learning/test_quickstart.py has it."""
     records = train(configured(example, quickstart, tmp_path / "run", staleness))
@@ -44,6 +44,7 @@ def test_it_learns_from_older_answers(example: ModuleType, quickstart: Path, tmp
     assert records[-1]["val/sort4/acc/mean@4"] >= 0.88
 
 
+@pytest.mark.nightly
 def test_it_does_not_where_nothing_corrects_for_their_age(
     example: ModuleType, quickstart: Path, tmp_path: Path
 ) -> None:

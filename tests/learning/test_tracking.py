@@ -16,7 +16,9 @@ import yaml
 
 from tandem.cli import main
 from tandem.tracking.jsonl import read_metrics
+from tests import programs
 from tests.conftest import ROOT
+from tests.programs import TANDEM, Program
 
 KEPT = '''
 import json
@@ -72,8 +74,8 @@ def test_supervised_training_has_trackers(sort4: Path, tmp_path: Path, tracker: 
 
 
 def test_ctrl_c_closes_trackers(grpo_config: Path, tmp_path: Path, tracker: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tandem", "train", str(grpo_config), tracker, "trainer.steps=500"],
+    process = Program(
+        [TANDEM, "train", str(grpo_config), tracker, "trainer.steps=500"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -91,6 +93,7 @@ def test_ctrl_c_closes_trackers(grpo_config: Path, tmp_path: Path, tracker: str)
     assert [line["step"] for line in kept(run)[1:-1]] == [*range(1, len(kept(run)) - 1)]
 
 
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_in_the_same_records(grpo_config: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed here")
     tree = yaml.safe_load(grpo_config.read_text())
@@ -98,8 +101,8 @@ def test_a_killed_run_goes_on_in_the_same_records(grpo_config: Path, tmp_path: P
     tree["tracking"] = {"wandb": {"mode": "offline"}, "mlflow": {"samples_every": 2}}
     grpo_config.write_text(yaml.safe_dump(tree))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "HOME": str(tmp_path)}
-    command, run = [sys.executable, "-m", "tandem", "train"], tmp_path / "run"
-    process = subprocess.Popen([*command, str(grpo_config)], cwd=ROOT, env=environment)
+    command, run = [TANDEM, "train"], tmp_path / "run"
+    process = Program([*command, str(grpo_config)], cwd=ROOT, env=environment)
     states = [run / f"trackers/{name}.json" for name in ("wandb", "mlflow")]
     while not all(path.exists() and json.loads(path.read_text())["step"] >= 3 for path in states):
         assert process.poll() is None, "it ended too soon"
@@ -107,7 +110,7 @@ def test_a_killed_run_goes_on_in_the_same_records(grpo_config: Path, tmp_path: P
     process.kill()
     process.wait()
     before = [json.loads(path.read_text())["id"] for path in states]
-    subprocess.run([*command, "--resume", str(run)], cwd=ROOT, env=environment, check=True)
+    programs.run([*command, "--resume", str(run)], cwd=ROOT, env=environment, check=True)
     assert [json.loads(path.read_text())["id"] for path in states] == before
 
     from tandem.tracking.trackers.wandb import offline_history

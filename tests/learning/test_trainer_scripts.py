@@ -32,6 +32,8 @@ SCRIPTS = {
     "ppo_trainer/run_qwen3-4b_8gpus.sh": [f"placement.pools.{pool}=[1]" for pool in ("acting", "judging", "asking")],
 }
 """What fits this machine, where the script's own does not."""
+QUICK = ("grpo_trainer/run_qwen3-0.6b.sh",)
+"""The others pass the same shell lines and differ in placement, which tests of placement have."""
 
 
 def test_every_script_is_tried() -> None:
@@ -74,7 +76,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in SCRIPTS]
+)
 def test_a_script_trains(script: str, model: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     environment = {
         **os.environ,
