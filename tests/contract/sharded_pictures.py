@@ -256,7 +256,7 @@ def write_models(directory: Path) -> None:
 def world(rank: int, directory: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    dist.init_process_group("gloo", f"file://{directory}/rendezvous", timedelta(seconds=120), world_size=2, rank=rank)
+    dist.init_process_group("gloo", f"file://{directory}/rendezvous", timedelta(seconds=600), world_size=2, rank=rank)
     findings: dict[str, Any] = {"trained": {case: trained(directory, case, rank, 2) for case in CASES}}
     findings["resumed"] = {at: {case: resumed_case(directory, case, at, rank, 2) for case in SAVED} for at in (1, 2)}
     findings["scored"] = scored(directory, rank, 2)

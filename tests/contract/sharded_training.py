@@ -349,7 +349,7 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # GPT-2's; nothing writes into it
     rendezvous = f"file://{directory}/rendezvous{ranks}"
-    dist.init_process_group("gloo", rendezvous, timedelta(seconds=120), world_size=ranks, rank=rank)
+    dist.init_process_group("gloo", rendezvous, timedelta(seconds=600), world_size=ranks, rank=rank)
     findings: dict[str, Any] = {}
     cases = {4: ["tied", "critic", *HYBRID], 2: list(CASES), 3: ["untied"]}[ranks]
     findings["trained"] = {case: trained(directory, case, rank, ranks) for case in cases}

@@ -14,7 +14,7 @@ STEPS = EPOCHS * PROMPTS // PROMPTS_PER_STEP
 """Steps straddle epochs: 18 is no multiple of 4."""
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.nightly)])
 def test_kills_change_nothing(kills: int, grpo_config: Path, sort4: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:PROMPTS]))
