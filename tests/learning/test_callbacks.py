@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import tandem
 from tandem.cli import main
 from tandem.models import loading
 from tandem.tracking.jsonl import read_metrics
+from tests.scoring import share_of_fours
 
 
 class Noting(tandem.Callback):
@@ -140,11 +140,7 @@ def test_supervised_runs_have_callbacks_too(sort4: Path, tmp_path: Path) -> None
     assert tandem.train(config, callbacks=[callback]).final["sft/loss"] == callback.losses[1]
 
 
-def share_of_fours(prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float]:
-    return [text.count("4") / 8 for text in completions]
-
-
-@pytest.mark.parametrize("as_table", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("as_table", [False, True])
 def test_objects_become_files_with_which_the_run_goes_on(
     grpo_config: Path, tmp_path: Path, as_table: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +165,7 @@ def test_objects_become_files_with_which_the_run_goes_on(
             "arguments": {},
             "score_together": None,
         },
-        f"{__name__}:share_of_fours",
+        "tests.scoring:share_of_fours",
     ]
     if as_table:
         assert pq.read_table(written).to_pylist() == rows
