@@ -1,7 +1,9 @@
 """Engines that cost more to start than their tests do: one a session."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from letters import letters, served_model
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.errors import UserError
+from tandem.generation import start
 from tandem.generation.releases import check_sglang, check_vllm, installed
+from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
 
@@ -33,9 +37,27 @@ def vllm() -> None:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(vllm: None, served_directory: Path) -> Iterator[ReplicatedEngine]:
-    config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1})
-    engine = start_engine(ModelConfig(path=served_directory), config, letters())
+def vllm_counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file in which the shared engine of vLLM notes what of each prompt was in its cache."""
+    return tmp_path_factory.mktemp("counts") / "counts"
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(vllm: None, served_directory: Path, vllm_counts: Path) -> Iterator[ReplicatedEngine]:
+    """With short blocks, of which whole ones are cached."""
+
+    def counted(
+        _module: str, _function: str, arguments: tuple[Any, ...], defaults: Mapping[str, str], env: Mapping[str, str]
+    ) -> ReplicaSpec:
+        path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+        return ReplicaSpec(
+            "counted_vllm", "CountedVllm", (vllm_counts, *arguments), defaults, {**env, "PYTHONPATH": path}
+        )
+
+    config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1, "block_size": 32})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "ReplicaSpec", counted)
+        engine = start_engine(ModelConfig(path=served_directory), config, letters())
     yield engine
     engine.close()
 

@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from tandem.config.generation import VllmGenerationConfig
-from tandem.config.model import ModelConfig
 from tandem.generation.vllm import VllmEngine
 from tandem.types import Completion, Delta
 
 
 class CountedVllm(VllmEngine):
-    def __init__(self, model: ModelConfig, config: VllmGenerationConfig, counts: Path) -> None:
-        super().__init__(model, config)
+    def __init__(self, counts: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._counts = counts
 
     def _read(self, output: Any) -> tuple[int, Completion | Delta]:

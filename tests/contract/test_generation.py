@@ -115,7 +115,7 @@ async def collect(engine: GenerationEngine | ResumableGeneration, asked: Request
 
 def run(awaitable: Awaitable[Result]) -> Result:
     async def main() -> Result:
-        return await asyncio.wait_for(awaitable, timeout=30)
+        return await asyncio.wait_for(awaitable, timeout=600)
 
     return asyncio.run(main())
 

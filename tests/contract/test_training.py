@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,20 @@ OTHER_MODEL: dict[str, Make] = {
     "fake-policy": lambda: FakeTrainEngine(VOCABULARY + 1),
 }
 
+NIGHTLY: tuple[str, ...] = ()
 if find_spec("megatron"):
     from tests.megatron import engines
 
     ENGINES |= engines.ENGINES
     OTHER_MODEL |= engines.OTHER_MODEL
+    NIGHTLY = engines.NIGHTLY
 
 
-@pytest.fixture(params=ENGINES)
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
+
+
+@pytest.fixture(params=marked(ENGINES))
 def make(request: pytest.FixtureRequest) -> Make:
     return ENGINES[request.param]
 
@@ -290,7 +296,7 @@ def test_a_new_schedule_begins_with_the_moments_that_there_are(make: Make, batch
     assert_same_weights(weights_of(anew), weights_of(again))
 
 
-@pytest.mark.parametrize("name", OTHER_MODEL)
+@pytest.mark.parametrize("name", marked(OTHER_MODEL))
 def test_the_state_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
     save(ENGINES[name](), tmp_path)
     engine = OTHER_MODEL[name]()

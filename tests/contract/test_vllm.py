@@ -4,10 +4,8 @@ Every test gives the shared engine the weights that it found.
 """
 
 import asyncio
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +19,11 @@ from openai import BadRequestError, OpenAI
 from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
-from tandem.config.generation import VllmGenerationConfig
-from tandem.config.model import ModelConfig
 from tandem.errors import UserError
-from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
-from tandem.generation.start import _VLLM_CPU_ENVIRONMENT, _VLLM_ENVIRONMENT
 from tandem.jobs.serve import EngineAnswerer
 from tandem.types import Completion, Request, SamplingParams, Status
-from tandem.weights.shared_memory import SharedMemorySync
 from tests.endpoint import TOKEN, served, wait_until
 
 BOUND = 2e-5
@@ -76,8 +69,8 @@ def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_be
 
     async def publish_under_load() -> list[list[Completion]]:
         answers = [asyncio.create_task(collect(engine, one)) for one in asked]
-        for version in range(1, 201):
-            await asyncio.sleep(0.01)
+        for version in range(1, 81):
+            await collect(engine, request(0, max_tokens=1))  # the others make tokens meanwhile
             engine.load_weights(version, models[version % 6].named_parameters())
             if all(answer.done() for answer in answers):
                 answers += [asyncio.create_task(collect(engine, one)) for one in asked]
@@ -110,7 +103,7 @@ def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_
         for version in range(1, 41):
             if all(answer.done() for answer in answers):
                 answers |= {asyncio.create_task(collect(generation, one)): (one, version - 1) for one in asked}
-            await asyncio.sleep(0.03)
+            await collect(generation, request(0, max_tokens=1 + version % 7))  # the others make tokens meanwhile
             if version % 2:
                 generation.pause()
             engine.load_weights(version, models[version % 6].named_parameters())
@@ -131,24 +124,10 @@ def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_
     assert most > 4, "several publishes met the same answer"
 
 
-@pytest.fixture
-def counted(vllm: None, served_directory: Path, tmp_path: Path) -> Iterator[tuple[ReplicatedEngine, Path]]:
-    """An engine with short blocks, of which whole ones are cached, and the file of what it found there."""
-    options = {"gpu_memory_utilization": 0.1, "block_size": 32}
-    config, counts = VllmGenerationConfig(type="vllm", engine_args=options), tmp_path / "counts"
-    environment = {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
-    defaults = _VLLM_ENVIRONMENT | ({} if torch.cuda.is_available() else _VLLM_CPU_ENVIRONMENT)
-    spec = ReplicaSpec(
-        "counted_vllm", "CountedVllm", (ModelConfig(path=served_directory), config, counts), defaults, environment
-    )
-    with closing(ReplicatedEngine(spec, config, SharedMemorySync(2**20), letters())) as engine:
-        yield engine, counts
-
-
 def test_a_conversation_goes_on_from_vllms_cache_until_other_weights_are_published(
-    counted: tuple[ReplicatedEngine, Path],
+    engine: ReplicatedEngine, vllm_counts: Path
 ) -> None:
-    engine, counts = counted
+    vllm_counts.unlink(missing_ok=True)
     row = [place % VOCABULARY for place in range(33)]
     for version in range(2):
         model = changed(version)
@@ -161,7 +140,7 @@ def test_a_conversation_goes_on_from_vllms_cache_until_other_weights_are_publish
             )
             row += [*completion.token_ids.tolist(), turn, turn]
     ask(engine, replace(request(*row, max_tokens=2), prompt_logprobs=True))
-    found = [int(line) for line in counts.read_text().split()]
+    found = [int(line) for line in vllm_counts.read_text().split()]
     assert found == [0, 32, 32, 0, 64, 64, 0], "whole blocks of the turn before, none of other weights"
 
 

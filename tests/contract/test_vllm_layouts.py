@@ -28,7 +28,13 @@ BOUND = 2e-5
 ASKED = tuple(request(*range(1, place + 2), seeds=range(4), max_tokens=20) for place in range(8))
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda degree: f"tensor parallel {degree}")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="tensor parallel 1"),
+        pytest.param(2, id="tensor parallel 2", marks=pytest.mark.nightly),
+    ],
+)
 def engine(request: pytest.FixtureRequest, vllm: None, served_directory: Path) -> Iterator[ReplicatedEngine]:
     if request.param == 1:
         yield request.getfixturevalue("vllm_engine")
@@ -53,12 +59,12 @@ def answered(engine: ReplicatedEngine) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2, 4])
 def test_after_each_step_and_publish_vllm_has_the_trainers_logprobs(
     engine: ReplicatedEngine, served_directory: Path, ranks: int
 ) -> None:
     engine.wake()
-    with closing(LocalCluster(timeout_s=300)) as cluster:
+    with closing(LocalCluster(timeout_s=1200)) as cluster:
         pool = cluster.spawn(ResourcePool("acting", (ranks,)))
         spec = TrainSpec(
             ModelConfig(path=served_directory), FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=10

@@ -62,14 +62,16 @@ def logprobs(model: PreTrainedModel, row: dict[str, Any]) -> np.ndarray[Any, Any
     return logprobs_NV.gather(1, ids[1:, None])[len(row["prompt_ids"]) - 1 :, 0].numpy()
 
 
-@pytest.mark.parametrize("placement", [SPLIT, SHARED], ids=["two pools", "one pool"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param(SPLIT, id="two pools", marks=pytest.mark.nightly), pytest.param(SHARED, id="one pool")]
+)
 def test_answers_that_go_on_over_publishes_have_the_logprobs_of_the_versions_that_they_name(
     vllm: None, sort4: Path, tmp_path: Path, placement: dict[str, Any]
 ) -> None:
     """On two pools publishes fall into what runs. On one pool that is aborted, kept, and goes on after the publish."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config(tmp_path, sort4, placement)))
     command = [sys.executable, "-m", "tandem", "train", str(tmp_path / "run.yaml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     saved = [sort4 / "model", *sorted((tmp_path / "run/checkpoints").glob("step_*/model"))]
     models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in saved]

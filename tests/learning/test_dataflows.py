@@ -44,7 +44,7 @@ if find_spec("megatron"):
 
 def marks_of(case: str) -> Sequence[pytest.MarkDecorator]:
     """Each kind of cluster, and roles on several pools, are tried at once; the rest is their product."""
-    return () if case in ("local, split", "ray, 2 ranks", "megatron, pp2") else [pytest.mark.nightly]
+    return () if case in ("local, split", "ray, 2 ranks") else [pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The contract suite of TrainEngine on two ranks at once, by `python contract.py DIRECTORY` in .venv-megatron.
+"""The contract suite of TrainEngine on two ranks at once, which test_contract.py runs by scripts.py in .venv-megatron.
 
 Each rank runs the same tests in the same order, in one layout after another. Leaves DIRECTORY/<layout>.<rank>.txt.
 """
@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import re
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from tests.megatron import engines
 
 SUITE = Path(__file__).parents[1] / "contract" / "test_training.py"
-TESTED = "megatron and (float32 or critic)"
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp2sp": {"tensor_parallel": 2, "sequence_parallel": True},
     "pp2vpp2": {"pipeline_parallel": 2, "virtual_pipeline": 2},
@@ -41,38 +41,33 @@ class SharedDirectories:
         return path
 
 
-def world(rank: int, directory: Path) -> None:
+def world(rank: int, directory: Path, names: Sequence[str], kinds: str) -> None:
     from megatron.core import parallel_state
 
     torch.set_num_threads(1)
     rendezvous = f"file://{directory}/rendezvous"
-    dist.init_process_group("gloo", rendezvous, timedelta(seconds=30), world_size=2, rank=rank)
+    dist.init_process_group("gloo", rendezvous, timedelta(minutes=20), world_size=2, rank=rank)
     failed = False
-    for name, layout in LAYOUTS.items():
+    for name in names:
         engines.layout.clear()
-        engines.layout.update(layout)
+        engines.layout.update(LAYOUTS[name])
         with (directory / f"{name}.{rank}.txt").open("w") as told, contextlib.redirect_stdout(told):
-            options = ["-p", "no:cacheprovider", "--assert=plain", "-q", "-k", TESTED, str(SUITE)]
+            options = ["-p", "no:cacheprovider", "--assert=plain", "-q", "-k", f"megatron and ({kinds})", str(SUITE)]
             failed |= pytest.main(options, plugins=[SharedDirectories(directory / name)]) != pytest.ExitCode.OK
         parallel_state.destroy_model_parallel()
     dist.barrier()
     sys.exit(failed)
 
 
-def main(directory: Path) -> None:
-    import tandem.training.megatron.engine  # noqa: F401  once, before the forks
-
+def main(directory: str, names: Sequence[str], kinds: str) -> None:
+    """`names`: those of the layouts. `kinds`: an expression of pytest, which engines are tested."""
     for hidden in (16, 32):
         for critic in (False, True):
             engines.model_directory(hidden, critic)
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=world, args=(rank, directory)) for rank in range(2)]
+    processes = [fork.Process(target=world, args=(rank, Path(directory), names, kinds)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     sys.exit(any(process.exitcode for process in processes))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What test_layouts.py runs, by `python layouts.py DIRECTORY` in .venv-megatron: many layouts in one launch.
+"""What test_layouts.py runs by scripts.py in .venv-megatron: many layouts in one launch.
 
 Worlds of 1, 2 and 4 forked processes, one after another; each trains the same models in several layouts. The world of
 one trains them with FSDP's engine, too. Rank 0 leaves a world's findings in DIRECTORY/<ranks>.pt.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,16 @@ CP2 = {"context_parallel": 2}
 EP2 = {"expert_parallel": 2}
 ROUTER_LOSSES: dict[str, Any] = {"load_balancing_loss": 50.0, "router_z_loss": 10.0}
 DENSE, MOE = ("qwen2", CRITIC), ("qwen3_moe",)
+Runs = Mapping[int, Sequence[tuple[dict[str, int], Sequence[str]]]]
 SAVED: dict[str, dict[str, int]] = {"qwen2": TP2, CRITIC: TP2, "qwen3_moe": {**SP2, **EP2}}
 """The layout in which each model is saved after two steps."""
-RESUMED: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
+RESUMED: Runs = {
     1: [({}, DENSE)],
     2: [(PP2, DENSE), (VPP2, ("qwen2",)), ({}, ("qwen2",)), (EP2, MOE)],
     4: [({**PP2, **EP2}, MOE)],
 }
 """By the number of ranks: layouts that continue from there."""
-RUNS: dict[int, list[tuple[dict[str, int], Sequence[str]]]] = {
+RUNS: Runs = {
     2: [
         ({}, (*DENSE, *MOE)),
         (TP2, DENSE),
@@ -101,12 +102,51 @@ WIDE: dict[str, PreTrainedConfig] = {
     ),
 }
 """Models in which norms and the padding of buffers are a small part."""
-MEASURED: dict[int, list[tuple[dict[str, int], str]]] = {
+Measured = Mapping[int, Sequence[tuple[dict[str, int], str]]]
+MEASURED: Measured = {
     1: [],
     2: [({}, "wide"), (TP2, "wide"), (PP2, "wide"), (EP2, "wide_moe"), ({**SP2, **EP2}, "wide_moe")],
     4: [({**TP2, **PP2}, "wide"), ({**SP2, **PP2, **EP2}, "wide_moe")],
 }
 """By the number of ranks: the layouts whose memory is compared with docs/megatron.md, and a model."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch does."""
+
+    runs: Runs
+    resumed: Runs
+    measured: Measured
+    saved: Sequence[str]
+    losses: Mapping[int, dict[str, int]]
+    """By the number of ranks: a layout of two data-parallel groups in which every loss is tried."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Those that train or are resumed."""
+        used = {
+            name
+            for table in (self.runs, self.resumed)
+            for runs in table.values()
+            for _, names in runs
+            for name in names
+        }
+        return [name for name in (*MODELS, CRITIC) if name in used]
+
+
+WHOLE = Plan(RUNS, RESUMED, MEASURED, tuple(SAVED), losses={2: {}, 4: CP2})
+QUICK = Plan(
+    runs={
+        2: [(TP2, ("qwen2",)), (PP2, (CRITIC,)), (VPP2, ("qwen2",)), (CP2, ("qwen2",)), ({**SP2, **EP2}, MOE)],
+        1: [({}, MOE), ({"activation_checkpointing": True}, ("qwen2",))],
+    },
+    resumed={1: [], 2: [(PP2, ("qwen2",)), (EP2, MOE)]},
+    measured={1: [], 2: [(PP2, "wide"), ({**SP2, **EP2}, "wide_moe")]},
+    saved=("qwen2", *MOE),
+    losses={2: {}},
+)
+"""A part of the whole: each kind of parallelism once, with experts and a critic, and what is saved of either kind."""
 
 
 def name_of(layout: dict[str, int]) -> str:
@@ -370,17 +410,18 @@ def memory(directory: Path, name: str, layout: dict[str, int]) -> tuple[float, f
     return float(mean[0]), float(mean[1])
 
 
-def compared(directory: Path, ranks: int) -> dict[Any, Any]:
+def compared(directory: Path, ranks: int, plan: Plan) -> dict[Any, Any]:
     """Every layout of so many ranks; at one rank FSDP's engine, too."""
     findings: dict[Any, Any] = {}
     if ranks == 1:
-        for name in (*MODELS, CRITIC):
+        for name in plan.models:
             findings["fsdp", name] = trained(fsdp(directory, name), 0, 1)
         findings["losses"] = losses(lambda: fsdp(directory, "qwen2"), 0, 1)
-    if ranks == 4:  # two data-parallel groups of two context-parallel ranks
-        findings["losses"] = losses(lambda: megatron(directory, "qwen2", CP2), *place_of(CP2))
+    if ranks in plan.losses:
+        split = plan.losses[ranks]
+        findings["losses"] = losses(lambda: megatron(directory, "qwen2", split), *place_of(split))
         leave()
-    for layout, models in RUNS[ranks]:
+    for layout, models in plan.runs[ranks]:
         for name in models:
             engine = megatron(directory, name, layout)
             findings[name_of(layout), name] = trained(engine, *place_of(layout))
@@ -390,55 +431,50 @@ def compared(directory: Path, ranks: int) -> dict[Any, Any]:
         if "qwen3_moe" in models and place_of(layout)[1] == 1:  # the losses are of micro-batches, which data ranks cut
             findings["balanced", name_of(layout)] = balanced(directory, layout)
         leave()
-    for layout, name in MEASURED[ranks]:
+    for layout, name in plan.measured[ranks]:
         findings["memory", name_of(layout)] = memory(directory, name, layout)
         leave()
     return findings
 
 
-def checkpoints(directory: Path, ranks: int) -> dict[Any, Any]:
+def checkpoints(directory: Path, ranks: int, plan: Plan) -> dict[Any, Any]:
     findings: dict[Any, Any] = {}
     if ranks == 2:
-        for name in SAVED:
+        for name in plan.saved:
             findings["saved", name] = save(directory, name)
             leave()
         findings["padding"] = without_padding(directory)
         leave()
         findings["refused"] = refused(directory)
         leave()
-    for layout, models in RESUMED[ranks]:
+    for layout, models in plan.resumed[ranks]:
         for name in models:
             findings["resumed", name_of(layout), name] = resume(directory, name, layout)
         leave()
     return findings
 
 
-def world(rank: int, ranks: int, directory: Path) -> None:
+def world(rank: int, ranks: int, directory: Path, plan: Plan) -> None:
     torch.set_num_threads(1)
     rendezvous = f"file://{directory}/rendezvous{ranks}"
-    dist.init_process_group("gloo", rendezvous, timedelta(seconds=60), world_size=ranks, rank=rank)
-    findings = compared(directory, ranks) | checkpoints(directory, ranks)
+    dist.init_process_group("gloo", rendezvous, timedelta(minutes=20), world_size=ranks, rank=rank)
+    findings = compared(directory, ranks, plan) | checkpoints(directory, ranks, plan)
     if rank == 0:
         torch.save(findings, directory / f"{ranks}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main(directory: Path) -> None:
-    import tandem.training.megatron.engine  # noqa: F401  once, before the forks
-
+def main(to: str, whole: bool) -> None:
+    """`whole`: all layouts, not the quick part of them alone."""
+    directory, plan = Path(to), WHOLE if whole else QUICK
     write_models(directory)
     fork = multiprocessing.get_context("fork")
-    for ranks in RUNS:
-        processes = [fork.Process(target=world, args=(rank, ranks, directory)) for rank in range(ranks)]
+    for ranks in plan.runs:
+        processes = [fork.Process(target=world, args=(rank, ranks, directory, plan)) for rank in range(ranks)]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
         if any(process.exitcode for process in processes):
             sys.exit(f"a world of {ranks} ranks failed")
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # Megatron-Core's, of what this machine has not
-    main(Path(sys.argv[1]))

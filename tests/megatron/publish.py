@@ -1,4 +1,4 @@
-"""Publishes a policy from several Megatron ranks into vLLM, by `python publish.py DIRECTORY` in .venv-megatron.
+"""Publishes a policy from several Megatron ranks into vLLM; test_publish.py runs it by scripts.py in .venv-megatron.
 
 vLLM's process runs under .venv-vllm, whose interpreter rank 0 calls its own for that. Leaves DIRECTORY/<model>.pt: what
 was published, what was asked and what vLLM answered.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +73,7 @@ def world(rank: int, name: str, directory: Path) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{directory}/{name}-ranks", timedelta(seconds=120), world_size=RANKS[name], rank=rank
+        "gloo", f"file://{directory}/{name}-ranks", timedelta(minutes=20), world_size=RANKS[name], rank=rank
     )
     model = ModelConfig(path=directory / name)
     trainer = MegatronEngine(
@@ -113,13 +114,12 @@ def published(address: Address, model: ModelConfig) -> dict[str, Any]:
     return {"weights": received, "prompt": asked.token_ids, "completions": said}
 
 
-def main(directory: Path) -> None:
-    import tandem.training.megatron.engine  # noqa: F401  once, before the forks
-
-    fork = multiprocessing.get_context("fork")
-    for name, config in MODELS.items():
+def main(to: str, names: Sequence[str]) -> None:
+    """`names`: those of the models."""
+    directory, fork = Path(to), multiprocessing.get_context("fork")
+    for name in names:
         torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory / name)
+        transformers.AutoModelForCausalLM.from_config(MODELS[name]).save_pretrained(directory / name)
         processes = [fork.Process(target=world, args=(rank, name, directory)) for rank in range(RANKS[name])]
         for process in processes:
             process.start()
@@ -127,7 +127,3 @@ def main(directory: Path) -> None:
             process.join()
         if any(process.exitcode for process in processes):
             sys.exit(f"publishing {name} failed")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,30 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
-from tests.megatron.layouts import CRITIC, MEASURED, RESUMED, RUNS, SAVED, name_of
+from tests.megatron.conftest import RunScript
+from tests.megatron.layouts import CRITIC, QUICK, WHOLE, Plan, Runs, name_of
 
-AGAIN = [
-    (ranks, name_of(layout), model) for ranks, runs in RESUMED.items() for layout, models in runs for model in models
-]
-MEMORY = [(ranks, layout, model) for ranks, layouts in MEASURED.items() for layout, model in layouts]
-CASES = [(ranks, name_of(layout), model) for ranks, runs in RUNS.items() for layout, models in runs for model in models]
+Case = tuple[Any, ...]
+
+
+def cases(runs: Runs) -> list[Case]:
+    return [(ranks, name_of(layout), model) for ranks in runs for layout, models in runs[ranks] for model in models]
+
+
+def layouts(plan: Plan) -> list[Case]:
+    return [(ranks, name_of(layout)) for ranks in plan.runs for layout, _ in plan.runs[ranks]]
+
+
+def memory(plan: Plan) -> list[Case]:
+    return [(ranks, layout, model) for ranks in plan.measured for layout, model in plan.measured[ranks]]
+
+
+def marked(whole: list[Case], quick: list[Case]) -> list[Any]:
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.nightly) for case in whole]
+
+
+CASES = marked(cases(WHOLE.runs), cases(QUICK.runs))
+AGAIN = marked(cases(WHOLE.resumed), cases(QUICK.resumed))
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +47,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def findings(directory: Path) -> dict[int, Any]:
-    script = Path(__file__).with_name("layouts.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    subprocess.run([sys.executable, str(script), str(directory)], env=environment, check=True)
-    return {ranks: torch.load(directory / f"{ranks}.pt") for ranks in RUNS}
+def findings(run_script: RunScript, nightly: bool, directory: Path) -> dict[int, Any]:
+    assert run_script("layouts", str(directory), nightly) == 0
+    return {ranks: torch.load(directory / f"{ranks}.pt") for ranks in (WHOLE if nightly else QUICK).runs}
 
 
 def on_disk(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -72,7 +84,7 @@ def test_three_steps_equal_those_of_fsdp_at_one_rank(
         )
 
 
-@pytest.mark.parametrize(("ranks", "layout", "model"), [case for case in CASES if case[2] != CRITIC])
+@pytest.mark.parametrize(("ranks", "layout", "model"), [case for case in CASES if case.values[2] != CRITIC])
 def test_what_crosses_a_bridge_in_parts_is_what_is_exported(
     findings: dict[int, Any], ranks: int, layout: str, model: str
 ) -> None:
@@ -82,15 +94,19 @@ def test_what_crosses_a_bridge_in_parts_is_what_is_exported(
         assert torch.equal(found[name], tensor), name
 
 
-def test_every_loss_with_unequal_numbers_of_micro_batches(findings: dict[int, Any]) -> None:
-    """Two context-parallel groups, one of which packs its rows in more micro-batches than the other."""
-    wanted, found = findings[1]["losses"], findings[4]["losses"]
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=() if ranks in QUICK.losses else pytest.mark.nightly) for ranks in WHOLE.losses]
+)
+def test_every_loss_with_unequal_numbers_of_micro_batches(findings: dict[int, Any], ranks: int) -> None:
+    """Two data-parallel groups, one of which packs its rows in more micro-batches than the other: of one rank each, and
+    of two context-parallel ones."""
+    wanted, found = findings[1]["losses"], findings[ranks]["losses"]
     assert found.keys() == wanted.keys()
     for name, expected in wanted.items():
         assert {key: found[name][key] for key in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5), name
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [(ranks, name_of(layout)) for ranks in RUNS for layout, _ in RUNS[ranks]])
+@pytest.mark.parametrize(("ranks", "layout"), marked(layouts(WHOLE), layouts(QUICK)))
 def test_every_family_is_exported_as_its_directory_has_it(
     directory: Path, findings: dict[int, Any], ranks: int, layout: str
 ) -> None:
@@ -103,11 +119,24 @@ def test_every_family_is_exported_as_its_directory_has_it(
             assert torch.equal(tensor, wanted[key]), f"{name} {key}"
 
 
-def test_losses_of_routers_do_not_depend_on_the_layout(findings: dict[int, Any]) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param({"tp2spep2"}, id="one"),
+        pytest.param({"tp2sp", "pp2", "cp2", "tp2spep2", "tp2sppp2ep2"}, id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_losses_of_routers_do_not_depend_on_the_layout(findings: dict[int, Any], layouts: set[str]) -> None:
     alone, plain = findings[1]["balanced", "plain"], findings[1]["plain", "qwen3_moe"]["steps"][0]
     assert abs(alone["grad_norm"] / plain["grad_norm"] - 1) > 0.01
-    others = {key[1]: value for ranks in (2, 4) for key, value in findings[ranks].items() if key[0] == "balanced"}
-    assert others.keys() >= {"tp2sp", "pp2", "cp2", "tp2spep2", "tp2sppp2ep2"}
+    others = {
+        key[1]: value
+        for ranks in findings
+        if ranks > 1
+        for key, value in findings[ranks].items()
+        if key[0] == "balanced"
+    }
+    assert others.keys() >= layouts
     for layout, found in others.items():
         assert found == pytest.approx(alone, rel=1e-5), layout
 
@@ -122,7 +151,7 @@ def test_a_run_goes_on_in_another_layout(findings: dict[int, Any], ranks: int, l
         torch.testing.assert_close(tensor, trained[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", SAVED)
+@pytest.mark.parametrize("model", marked([(name,) for name in WHOLE.saved], [(name,) for name in QUICK.saved]))
 def test_what_is_saved_loads_in_transformers(directory: Path, findings: dict[int, Any], model: str) -> None:
     kind: Any = AutoModelForTokenClassification if model == CRITIC else AutoModelForCausalLM
     loaded, report = kind.from_pretrained(directory / "saved" / model / "model", output_loading_info=True)
@@ -141,7 +170,7 @@ def test_optimizer_state_of_spread_experts_loads_where_they_are_spread_only(find
     assert "expert_parallel" in findings[2]["refused"]
 
 
-@pytest.mark.parametrize(("ranks", "layout", "model"), MEMORY)
+@pytest.mark.parametrize(("ranks", "layout", "model"), marked(memory(WHOLE), memory(QUICK)))
 def test_memory_is_what_the_page_says(
     directory: Path, findings: dict[int, Any], ranks: int, layout: dict[str, int], model: str
 ) -> None:

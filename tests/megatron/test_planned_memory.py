@@ -1,11 +1,7 @@
 """Planning's formulas of Megatron-Core against real engines on CPUs."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +12,23 @@ if find_spec("megatron") is None:
 from tandem.config.training import MegatronTrainingConfig
 from tandem.planning.megatron_memory import MegatronEngine, at_stage
 from tandem.planning.model_shape import shape_of
+from tests.megatron.conftest import RunScript
 from tests.megatron.planned import ANSWER, LAYOUTS, MODELS, PROMPT
 
-CASES = [(ranks, place) for ranks, layouts in LAYOUTS.items() for place in range(len(layouts))]
+QUICK = 1
+"""Ranks."""
+CASES = [
+    pytest.param(ranks, place, marks=() if ranks == QUICK else pytest.mark.nightly)
+    for ranks, layouts in LAYOUTS.items()
+    for place in range(len(layouts))
+]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    directory = tmp_path_factory.mktemp("planned")
-    script = Path(__file__).with_name("planned.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    subprocess.run([sys.executable, str(script), str(directory)], env=environment, check=True)
-    return {ranks: json.loads((directory / f"{ranks}.json").read_text()) for ranks in LAYOUTS}
+def measured(run_script: RunScript, nightly: bool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    directory, worlds = tmp_path_factory.mktemp("planned"), list(LAYOUTS) if nightly else [QUICK]
+    assert run_script("planned", str(directory), worlds) == 0
+    return {ranks: json.loads((directory / f"{ranks}.json").read_text()) for ranks in worlds}
 
 
 @pytest.mark.parametrize(("ranks", "place"), CASES, ids=lambda value: str(value))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,21 +14,26 @@ from transformers import AutoModelForCausalLM
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
+from tests.megatron.conftest import RunScript
 from tests.megatron.publish import MODELS, VLLM
 
 if not VLLM.exists():
     pytest.skip("vLLM is in .venv-vllm (scripts/vllm-env), which is not there", allow_module_level=True)
 
 
+QUICK = "qwen3_moe"
+
+
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    script, directory = Path(__file__).with_name("publish.py"), tmp_path_factory.mktemp("publish")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    subprocess.run([sys.executable, str(script), str(directory)], env=environment, check=True)
+def directory(run_script: RunScript, nightly: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("publish")
+    assert run_script("publish", str(directory), list(MODELS) if nightly else [QUICK]) == 0
     return directory
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == QUICK else pytest.mark.nightly) for name in MODELS]
+)
 def test_logprobs_are_those_of_what_was_published(directory: Path, name: str) -> None:
     found = torch.load(directory / f"{name}.pt", weights_only=False)
     assert found["weights"].keys() == found["exported"].keys()

@@ -31,7 +31,10 @@ from tests.megatron.layouts import SHAPE, batch
 EXPERTS, TOP_K = 8, 2
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["normalised", "as they are"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="normalised", marks=pytest.mark.nightly), pytest.param(False, id="as they are")],
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose routers are near ties."""
     torch.manual_seed(0)
