@@ -36,6 +36,8 @@ def main(timeout_s: float, breaks: bool) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs that ignore it
     os.environ["CONTROLLER"] = str(os.getpid())
     cluster = LocalCluster(timeout_s)
+    for number, limit_s in ((signal.SIGUSR1, 1.0), (signal.SIGUSR2, timeout_s)):
+        signal.signal(number, lambda *_, limit_s=limit_s: setattr(cluster, "_timeout_s", limit_s))
     group = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "script", Script)
     print("processes", *group.process().get(), flush=True)
     if breaks:

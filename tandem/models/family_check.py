@@ -38,6 +38,8 @@ _KEPT = (4, 1)
 _MAX_PARAMETERS = 2**26
 _SIDE = 2
 """Rows of tokens that the picture takes in the first row of a model that sees pictures, and its columns."""
+_AGREED = set[tuple[type, str]]()
+"""Configurations, as JSON, that this process has checked: the roles of a run mostly load the same one."""
 
 
 class Agreement(NamedTuple):
@@ -53,7 +55,9 @@ def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_re
     """UserError, with the name of the family, where its log-probs would be wrong."""
     if reason := refusal(config.to_dict(), value_head):
         raise UserError(reason)
-    family = f"model type {config.model_type}"
+    family, asked = f"model type {config.model_type}", (type(config), config.to_json_string())
+    if asked in _AGREED:
+        return
     try:
         found = compare(config, trust_remote_code)
     except Exception as error:  # a family that nobody has tried raises what it likes
@@ -65,6 +69,8 @@ def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_re
             f"attention, by up to {found.packed:.1g} on packed rows and {found.cached:.1g} with a key-value cache; "
             "docs/models.md lists the families that run"
         )
+    if not trust_remote_code:  # code may have changed
+        _AGREED.add(asked)
 
 
 @torch.no_grad()

@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from tandem.cli import main
@@ -34,6 +36,19 @@ from tandem.workers.training import TrainSpec, TrainWorker
 TEMPERATURE = "generation.temperature=0.7"
 FEW = ("algorithm.group_size=2", "generation.max_response_tokens=4")
 """Answers, and their tokens: enough for every verdict."""
+
+
+@pytest.fixture
+def grpo_config(grpo_config: Path, tmp_path: Path) -> Path:
+    """With the first rows of each file alone: all of them are read, and turned into tokens."""
+    tree = yaml.safe_load(grpo_config.read_text())
+    for key in ("train_files", "val_files"):
+        (file,) = map(Path, tree["data"][key])
+        with file.open() as rows:
+            (tmp_path / file.name).write_text("".join(islice(rows, 100)))
+        tree["data"][key] = [str(tmp_path / file.name)]
+    grpo_config.write_text(yaml.safe_dump(tree))
+    return grpo_config
 
 
 class OwnModel(RolloutWorker):

@@ -38,6 +38,11 @@ def cluster() -> Iterator[LocalCluster]:
     made.close()
 
 
+def limit(cluster: LocalCluster, seconds: float) -> None:
+    """Of its calls from now on: those before, which start processes, may take their time."""
+    cluster._timeout_s = seconds
+
+
 def spawn(cluster: LocalCluster, name: str = "main", size: int = 2) -> WorkerGroup:
     return WorkerGroup(cluster.spawn(ResourcePool(name, (size,))), "probe", Probe)
 
@@ -50,7 +55,7 @@ def alive(pid: int) -> bool:
 
 def gone(pids: list[int]) -> bool:
     """Soon: what is killed takes a moment to die."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(alive, pids))
@@ -114,10 +119,11 @@ def test_a_death_is_told_and_ends_everything(cluster: LocalCluster, status: int,
 
 
 def test_a_call_that_hangs_ends_with_all_stacks() -> None:
-    cluster = LocalCluster(timeout_s=2)
+    cluster = LocalCluster(timeout_s=60)
     others, group = spawn(cluster, "others"), spawn(cluster)
     pids = others.process().get() + group.process().get()
     assert group.numbers(3).get()[0].tolist() == [0, 1, 2]
+    limit(cluster, 2)
     with pytest.raises(WorkerLost) as error:
         group.hang().get()
     message = str(error.value)
@@ -131,16 +137,18 @@ def test_a_call_that_hangs_ends_with_all_stacks() -> None:
 
 def test_the_time_out_is_that_of_each_optimizer_step() -> None:
     """Six take 3 s together, which no single call may."""
-    cluster = LocalCluster(timeout_s=2)
-    placed = Placed(ragged_batch([1, 1]))
-    learned = spawn(cluster, size=2).learn(placed.steps([placed.cut() for _ in range(6)]), 2.5).get()
+    cluster = LocalCluster(timeout_s=60)
+    placed, group = Placed(ragged_batch([1, 1])), spawn(cluster)
+    limit(cluster, 2)
+    learned = group.learn(placed.steps([placed.cut() for _ in range(6)]), 2.5).get()
     assert [metrics for metrics, _ in learned] == [{"rows": 2}] * 6
     cluster.close()
 
 
 def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything() -> None:
-    cluster = LocalCluster(timeout_s=2)
+    cluster = LocalCluster(timeout_s=60)
     others, group = spawn(cluster, "others", 1), spawn(cluster)
+    limit(cluster, 2)
     group.hang()
     with pytest.raises(WorkerLost, match=r"longer than cluster\.timeout_s: 2"):
         while True:
@@ -249,12 +257,15 @@ def read_until(terminal: int, pattern: str) -> str:
 
 def test_breakpoint_attaches_the_terminal_to_one_rank_after_the_other() -> None:
     ours, theirs = pty.openpty()
-    with start("12", "breaks", terminal=theirs) as script:
+    with start("60", "breaks", terminal=theirs) as script:
         os.close(theirs)
         ranks = []
         for _ in range(2):
             rank = read_until(ours, r"\(main rank (.)\) $")
-            time.sleep(0 if ranks else 13.5)  # longer than the time-out of the call
+            if not ranks:
+                script.send_signal(signal.SIGUSR1)  # a second is the limit of the call
+                time.sleep(3)
+                script.send_signal(signal.SIGUSR2)  # until the next rank is at its prompt, it is a minute again
             os.write(ours, b"p 100 + mine\n")
             assert read_until(ours, r"\n(\d+)\r\n\(main rank .\) $") == f"11{rank}"
             os.write(ours, b"n\n")

@@ -14,8 +14,13 @@ from tandem.controller import engines, rollouts
 from tests import schedules
 
 
-def test_nothing_is_stale_lost_doubled_or_stuck() -> None:
-    for seed in range(250):
+def some_and_many(some: int, many: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("count", [some, pytest.param(many, marks=pytest.mark.nightly)])
+
+
+@some_and_many(100, 250)
+def test_nothing_is_stale_lost_doubled_or_stuck(count: int) -> None:
+    for seed in range(count):
         schedules.run(seed)
 
 
@@ -31,17 +36,18 @@ def test_without_partial_rollouts_nothing_depends_on_time() -> None:
     assert compared > 40
 
 
-def test_without_partial_rollouts_a_killed_run_is_the_undisturbed_one() -> None:
+@some_and_many(150, 500)
+def test_without_partial_rollouts_a_killed_run_is_the_undisturbed_one(count: int) -> None:
     """The same groups by the same versions on the same engines, also where dropped groups were replaced ahead."""
     compared = 0
-    for seed in range(2000, 2500):
+    for seed in range(2000, 2000 + count):
         world = schedules.draw_world(seed)
         rescored = world.failing and world.max_replaced  # and kept then, where the undisturbed run drops it
         if world.kills and not world.partial and not rescored:
             killed, undisturbed = schedules.run(seed)[1], schedules.run(seed, killed=False)[1]
             assert _compared(world, killed) == _compared(world, undisturbed), seed
             compared += 1
-    assert compared > 60
+    assert compared > 60 * count // 500
 
 
 def _compared(world: schedules.World, taken: list[schedules.Taken]) -> list[tuple[int, ...]]:
@@ -49,7 +55,8 @@ def _compared(world: schedules.World, taken: list[schedules.Taken]) -> list[tupl
     return [one[:3] if world.balanced else one for one in taken]
 
 
-def test_decisions_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+@some_and_many(50, 150)
+def test_decisions_outlive_a_kill(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group is dropped because its rewards fail, another draw is admitted for it, and after a kill they no longer
     fail: were it kept then, the other draw would be trained a step later than its version allows."""
     draw = schedules.draw_world
@@ -62,7 +69,7 @@ def test_decisions_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
         return world
 
     monkeypatch.setattr(schedules, "draw_world", with_failing_rewards)
-    for seed in range(150):
+    for seed in range(count):
         schedules.run(seed)
     undecided = "finished = {number: Finished(one.group, one.greedy) for number, one in finished.items()}\n        "
     anew = mutated(rollouts, (line := "self._restored = dict(finished)"), undecided + line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ trainer = GRPOTrainer(model="Qwen/Qwen3-0.6B", reward_funcs=reward_len, args=tra
 trainer.train()
 """
 IN_MAIN = "def main():" + AT_TOP.replace("\n", "\n    ")
+
+
+@pytest.fixture(scope="module")
+def rows(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """By command, files of a few rows: a dry run reads, and turns into tokens, whatever it is given."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name in ("sft", "train"):
+        with (sort4 / f"{name}.jsonl").open() as file:
+            (folder / f"{name}.jsonl").write_text("".join(islice(file, 64)))
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
+    of = {"train": [f"{folder}/train.jsonl"], "sft": [f"{folder}/sft.jsonl"]}
+    return {command: of.get(command, [str(pairs)]) for command in KINDS}
 
 
 def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
@@ -183,19 +197,17 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_passes_a_dry_run_once_it_has_files(name: str, sort4: Path, grpo_config: Path, tmp_path: Path) -> None:
+def test_it_passes_a_dry_run_once_it_has_files(
+    name: str, rows: dict[str, list[str]], grpo_config: Path, tmp_path: Path
+) -> None:
     """On one process, with engines that are there and the letters of a tiny tokenizer."""
     source = Source(**PUBLISHED[name])
     command, tree = COMMANDS[source.method], convert(source).tree
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
     ours = yaml12.read(grpo_config.read_text())
-    rows = {"train": ours["data"]["train_files"], "sft": [f"{sort4}/sft.jsonl"]}.get(
-        command, [f"{tmp_path}/pairs.jsonl"]
-    )
     tree["model"] = {"path": ours["model"]["path"]}
     for key in ("train_files", "val_files"):
         if key in tree["data"]:
-            tree["data"][key] = rows
+            tree["data"][key] = rows[command]
     for section in ("cluster", "tracking"):
         tree.pop(section, None)
     tree["trainer"] = {**tree["trainer"], "run_dir": str(tmp_path / "run")}
@@ -253,25 +265,23 @@ def test_what_cannot_be_taken_over_is_told() -> None:
     ("given", "every"), [({"eval_strategy": "steps", "eval_steps": 6}, 6), ({"eval_strategy": "epoch"}, None)]
 )
 def test_what_trl_evaluates_is_written_and_passes_a_dry_run(
-    method: str, given: dict[str, Any], every: int | None, sort4: Path, grpo_config: Path, tmp_path: Path
+    method: str, given: dict[str, Any], every: int | None, rows: dict[str, list[str]], grpo_config: Path, tmp_path: Path
 ) -> None:
     values = {"dataset_name": "trl-lib/tldr", "dataset_config": "c", "report_to": "none", "reward_funcs": "a.b"}
-    made = convert(Source(method, values | given))
+    made, command = convert(Source(method, values | given)), COMMANDS[method]
     tree, ours = made.tree, yaml12.read(grpo_config.read_text())
     assert tree["data"]["val_files"] == ["hub:trl-lib/tldr/c[test]"] and tree["trainer"].get("eval_every") == every
     assert any(note.startswith("eval_strategy=epoch: give trainer.eval_every") for note in made.notes) == (not every)
     assert f"eval_strategy={given['eval_strategy']}: trainer.eval_every and data.val_files" in made.mapped
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1=", "chosen": "1", "rejected": "2"}\n' * 3)
-    rows = {"grpo": ours["data"]["train_files"], "sft": [f"{sort4}/sft.jsonl"]}.get(method, [f"{tmp_path}/pairs.jsonl"])
     tree["model"] = {"path": ours["model"]["path"]}
-    tree["data"] |= {"train_files": rows, "val_files": rows}
+    tree["data"] |= {"train_files": rows[command], "val_files": rows[command]}
     tree["trainer"]["run_dir"] = str(tmp_path / "run")
     if method == "grpo":
         assert tree["generation"]["eval"] == {"samples": 8, "temperature": 1.0}
         tree["reward"], tree["data"]["max_prompt_tokens"] = ours["reward"], 32
         tree["generation"]["max_response_tokens"] = 16
     (tmp_path / "imported.yaml").write_text(yaml12.write(tree))
-    assert main([COMMANDS[method], str(tmp_path / "imported.yaml"), "--dry-run"]) == 0
+    assert main([command, str(tmp_path / "imported.yaml"), "--dry-run"]) == 0
 
 
 def test_trl_evaluates_only_where_it_is_told_to() -> None:

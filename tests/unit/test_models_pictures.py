@@ -100,7 +100,9 @@ def test_packed_rows_have_the_log_probs_of_a_forward_pass_each(case: Case, token
 FROZEN, CHECKPOINTED = {"vision_tower": "frozen"}, {"activation_checkpointing": True}
 
 
-@pytest.mark.parametrize("options", [{}, FROZEN, CHECKPOINTED, FROZEN | CHECKPOINTED], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, FROZEN, CHECKPOINTED, pytest.param(FROZEN | CHECKPOINTED, marks=pytest.mark.nightly)], ids=str
+)
 def test_gradients_are_those_of_a_forward_pass_each(case: Case, options: dict[str, Any]) -> None:
     """Of the tower, too, where it learns."""
     batch = case.batch

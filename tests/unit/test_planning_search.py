@@ -180,9 +180,10 @@ def _random_costs(dice: random.Random) -> tuple[ClusterCosts, list[str], int]:
     return costs, roles, machines.gpus
 
 
-def test_a_thousand_random_configurations_have_a_ranking_or_are_refused() -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_random_configurations_have_a_ranking_or_are_refused(count: int) -> None:
     fitting = 0
-    for seed in range(1000):
+    for seed in range(count):
         dice = random.Random(seed)
         costs, roles, gpus = _random_costs(dice)
         roles = roles if seed % 20 == 0 else roles[:3]  # five roles take a second
@@ -194,7 +195,7 @@ def test_a_thousand_random_configurations_have_a_ranking_or_are_refused() -> Non
         fitting += 1
         assert all(0 < mapping.step_s < float("inf") for mapping in ranking.mappings)
         assert all(way.used_bytes <= costs.memory_bytes for mapping in ranking.mappings for way in mapping.sets)
-    assert 200 < fitting < 1000
+    assert count / 5 < fitting < count
 
 
 THEIRS_BEHIND = {

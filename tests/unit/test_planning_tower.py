@@ -171,7 +171,7 @@ def test_attention_of_towers_is_a_flash_kernel(traced: dict[str, Any]) -> None:
     assert not [name for name in operations if "_safe_softmax" in name]
 
 
-@pytest.mark.parametrize("training", [{}, CHECKPOINTED], ids=str)
+@pytest.mark.parametrize("training", [{}, pytest.param(CHECKPOINTED, marks=pytest.mark.nightly)], ids=str)
 def test_the_fake_step_is_what_the_allocator_says(training: dict[str, Any], tmp_path: Path) -> None:
     """On a CPU, with a picture, in both passes; where its patches stand is not counted, which is little but here."""
     whole = make_config("qwen2_5_vl", make_tokenizer()).to_dict()

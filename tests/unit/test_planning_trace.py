@@ -73,24 +73,32 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "mixture, no checkpointing": (MIXTURE, 2, {"ranks": 64, "training": {"reduce_once": False}}),
     "mixture, frozen": (MIXTURE, 2, {"learns": False}),
 }
+COMBINED = {
+    "reduce_once, cpu_offload", "short rows", "one rank", "muon, one rank", "8 bits, one rank",
+    "mixture, no checkpointing",
+}  # fmt: skip
+"""Cases of what others have each by itself."""
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The fake step of a case, on CUDA tensors; all of them are run at the first call."""
+    """The fake step of a case, on CUDA tensors; all of its kind, combined or not, are run at the first call."""
     if compiler() is None:
         pytest.skip("fake CUDA tensors need a C++ compiler where torch is built for CPUs")
 
     @cache
-    def all_of_them() -> dict[str, dict[str, Any]]:
+    def all_of_them(combined: bool) -> dict[str, dict[str, Any]]:
         directory = tmp_path_factory.mktemp("models")
-        runs = [the_run(directory, config, layers, **fields) for config, layers, fields in CASES.values()]
+        cases = [case for case in CASES if (case in COMBINED) == combined]
+        runs = [
+            the_run(directory, config, layers, **fields) for config, layers, fields in (CASES[case] for case in cases)
+        ]
         command = [sys.executable, "-m", "tandem.planning.trace.step"]
         asked = json.dumps([asdict(run) for run in runs])
         printed = subprocess.run(command, input=asked, text=True, stdout=subprocess.PIPE, check=True).stdout
-        return dict(zip(CASES, map(json.loads, printed.splitlines()), strict=True))
+        return dict(zip(cases, map(json.loads, printed.splitlines()), strict=True))
 
-    return lambda case: all_of_them()[case]
+    return lambda case: all_of_them(case in COMBINED)[case]
 
 
 def engine_of(case: str) -> Engine:
@@ -117,7 +125,9 @@ def engine_of(case: str) -> Engine:
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.nightly] if case in COMBINED else []) for case in CASES]
+)
 def test_formulas_are_within_five_percent_of_the_fake_step(case: str, traced: Callable[[str], Any]) -> None:
     expected = phases(engine_of(case))
     off = {

@@ -27,7 +27,7 @@ def run(program: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["best_of_n.py", pytest.param("ray_ppo_trainer.py", marks=pytest.mark.nightly)])
 def test_an_example_without_arguments_says_how_it_is_called(example: str) -> None:
     status, told = run(ROOT / "examples" / example)
     assert (status, told) == (

@@ -276,8 +276,8 @@ def test_a_call_that_takes_too_long_is_told_and_a_thread_that_hangs_is_left_behi
 
 def test_a_call_that_waits_for_its_turn_is_not_slow(tools: Path) -> None:
     names = [{"function": "slow", "calls_at_once": 2}]
-    _, (reply,), _, _ = step(tools, names, tuple(call("slow", seconds=0.1) for _ in range(12)), timeout_s=0.5)
-    assert said(reply) == ["waited"] * 12
+    _, (reply,), _, _ = step(tools, names, tuple(call("slow", seconds=0.3) for _ in range(14)), timeout_s=2.0)
+    assert said(reply) == ["waited"] * 14
     assert load_named(f"{tools}:most", "test") == 2
 
 

@@ -104,7 +104,9 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=lambda by: by.name)
+@pytest.mark.parametrize(
+    "by", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)], ids=lambda by: by.name
+)
 def test_a_signal_ends_the_server_with_0_and_without_a_traceback(
     sort4: Path, tmp_path: Path, by: signal.Signals
 ) -> None:
