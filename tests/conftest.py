@@ -70,9 +70,13 @@ def ray_nodes() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def sort4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with `model/` (untrained), `sft.jsonl`, `train.jsonl` and `val.jsonl`."""
+    """A directory with `model/` (untrained), `sft.jsonl`, `train.jsonl` and `val.jsonl`: the first rows of the task's,
+    for every run reads all that there are."""
     directory = tmp_path_factory.mktemp("sort4")
     load_file(ROOT / "examples/sort4/task.py").make(directory, seed=0)
+    for name, rows in (("sft", 2048), ("train", 1024)):
+        path = directory / f"{name}.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:rows]))
     return directory
 
 

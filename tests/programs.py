@@ -6,6 +6,7 @@ interpreter starts: options of the interpreter itself are refused. One server se
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -98,4 +99,5 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+    atexit.register(ours.close)
     return ours, server

@@ -42,7 +42,7 @@ def test_each_set_is_answered_as_it_says(several: Path, tmp_path: Path, capsys: 
     assert main(["train", str(several), "data.on_bad_row=skip"]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if " skipped" in line]
     assert said == [
-        "train.jsonl: 4,784 `prompt` + `data_source` rows; 0 skipped",
+        "train.jsonl: 1,024 `prompt` + `data_source` rows; 0 skipped",
         "val.jsonl: 2 `prompt` + `data_source` rows; 0 skipped",
         "many: many.jsonl: 1 `prompt` + `data_source` rows; 0 skipped",
         "short: short.jsonl: 2 `prompt` + `data_source` rows; 1 skipped, the first: row 3: column `prompt` is empty",

@@ -41,7 +41,7 @@ def test_mistakes_in_files_and_model_are_listed_at_once(capsys: pytest.CaptureFi
     message = refused(capsys, "train", str(grpo_config), *overrides)
     for words in (
         "3 errors",
-        "data.train_files: 4,784 of 4,784 rows",
+        "data.train_files: 1,024 of 1,024 rows",
         "data.val_files: 256 of 256 rows",
         "no such subclass",
     ):
@@ -145,7 +145,7 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_confi
     assert main(["train", str(grpo_config), "--dry-run"]) == 0
     printed, told = capsys.readouterr()
     assert told.startswith(f"{grpo_config}: no mistakes so far; loading torch"), "before seconds pass in imports"
-    assert "4,784" in printed and printed.endswith("dry run: nothing is wrong with this, and nothing was started\n")
+    assert "1,024" in printed and printed.endswith("dry run: nothing is wrong with this, and nothing was started\n")
     assert not (tmp_path / "run").exists()
 
 
