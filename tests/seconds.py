@@ -1,17 +1,26 @@
 """How long each file of tests takes: a table at the end of a run, and the order in which files are handed out.
 
 `tests/seconds.txt` has what the slower files took when somebody last ran pytest with `--keep-seconds`; workers get the
-slowest ones first, so that none is left alone with a long one.
+slowest ones first, so that none is left alone with a long one. Files that start the same expensive thing go to one
+worker.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 _KEPT = Path(__file__).with_name("seconds.txt")
+_TOGETHER = {
+    "tests/contract/test_cluster.py": "nodes of Ray",
+    "tests/unit/test_cluster_ray.py": "nodes of Ray",
+    "tests/learning/test_quickstart.py": "the quickstart",
+    "tests/learning/test_staleness.py": "the quickstart",
+}
+"""Files that share a fixture of the session, by what it starts."""
 _SHOWN_S = 2.0
 """Files that take less are summed up in one line."""
 
@@ -48,3 +57,15 @@ def slowest_first(items: list[pytest.Item]) -> None:
         seconds, file = line.split()
         known[file] = float(seconds)
     items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def scheduler_by_file(config: pytest.Config, log: Any) -> Any:
+    """What `--dist loadfile` does, with files of `_TOGETHER` as one."""
+    from xdist.scheduler import LoadFileScheduling  # which environments with one suite do not have
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _TOGETHER.get(file, file)
+
+    return ByFile(config, log)

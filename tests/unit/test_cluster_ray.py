@@ -109,6 +109,7 @@ def test_a_call_that_hangs_ends_with_the_stacks_of_all_ranks(ray_nodes: Cluster)
     cluster.close()
 
 
+@pytest.mark.nightly
 def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything(ray_nodes: Cluster) -> None:
     cluster = RayCluster()
     probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)
@@ -122,6 +123,7 @@ def test_a_call_that_hangs_and_that_nobody_waits_for_ends_everything(ray_nodes: 
     cluster.close()
 
 
+@pytest.mark.nightly
 def test_the_pool_of_a_dead_node_starts_again_when_another_node_comes(ray_nodes: Cluster) -> None:
     cluster = RayCluster(timeout_s=300.0)
     probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)

@@ -71,7 +71,13 @@ class Case:
         return torch.cat(found)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+USUAL = ("qwen2_5_vl", "qwen3_vl", "llava")
+"""The three layouts of positions and towers; other families are variants of them."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(one, marks=() if one in USUAL else pytest.mark.nightly) for one in FAMILIES]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family = request.param
     directory = tmp_path_factory.mktemp(family)

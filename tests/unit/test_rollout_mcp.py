@@ -204,6 +204,7 @@ def test_a_server_that_stays_away_fails_every_waiting_trajectory_in_time(monkeyp
         run(scene())
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_altogether_is_started_anew() -> None:
     async def scene() -> None:
         async with opened(stdio()) as tools:
