@@ -24,6 +24,8 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _MESSAGE_BYTES, _FILES = 2**20, 16
 _BEYOND = 200
 """Descriptors from here on are in nobody's way."""
@@ -101,6 +103,7 @@ def become(program: dict[str, Any]) -> None:
     sys.stdout = sys.__stdout__ = open(1, "w", buffering, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, closefd=False)  # noqa: SIM115
     random.seed()
+    np.random.seed()
     util.spawnv_passfds = _Spawner()  # type: ignore[attr-defined]
 
 
@@ -133,6 +136,7 @@ class _Spawner:
 
 def _wait_and_serve(requests: socket.socket) -> None:
     """Become multiprocessing's fork server, or end with the program."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as that does
     message, files, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, _FILES)
     if not message:
         os._exit(0)

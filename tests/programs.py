@@ -1,7 +1,8 @@
 """Python programs of tests, started as forks of one process that has imported everything (`program_server.py`).
 
 For programs that import torch or the package's jobs, where what is tested is not that they are imported, nor how an
-interpreter starts: options of the interpreter itself are refused. One server serves all tests of a process.
+interpreter starts: options of the interpreter itself are refused, and what it reads from the environment when it starts
+(the seed of hashes, threads, offline flags of libraries) is the server's. One server serves all tests of a process.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Program(subprocess.Popen[Any]):
     def _execute_child(self, args: Sequence[Any], *others: Any) -> None:
         directory, environment, new_session = others[4], others[5], others[20]
         pipes = others[9:15]  # of standard input the child's end and ours; of output and of error ours and the child's
+        assert others[1] is None and not others[3], "a program has no preexec_fn and no pass_fds"
         program, *words = map(os.fspath, args)
         assert program in (PYTHON, TANDEM) and (program == TANDEM or words[0] in "-c -m" or words[0][0] != "-"), args
         message = {
@@ -90,7 +92,7 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Where it is asked, and itself, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.set_inheritable(False)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with theirs:
         server = subprocess.Popen(
             [PYTHON, "-m", "tests.program_server", str(theirs.fileno())],

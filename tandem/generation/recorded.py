@@ -1,7 +1,8 @@
 """Decoding steps recorded once as CUDA graphs and replayed: a GPU runs a step's kernels faster than they are launched.
 
 A graph fixes shapes and addresses. So rows and attended lengths are rounded up, what fills the batch up writes to slots
-that hold no row, a graph keeps what it reads, and graphs are forgotten when weights or cache move.
+that hold no row, a graph keeps what it reads, and graphs are forgotten when the cache has grown, or weights have moved
+before a batch begins or with a publish. Nobody may move them while rows are under way.
 """
 
 from collections.abc import Callable
@@ -92,8 +93,10 @@ class RecordedSteps:
         with torch.cuda.graph(graph, pool=self._pool):
             logits.copy_(compute(recorded))
 
+        read = recorded.read  # of the plan no more: what else it holds lies in the memory that graphs share
+
         def replay() -> Tensor:
-            assert recorded is not None  # a plan keeps what the graph reads for as long as it may be replayed
+            assert all(tensor.numel() for tensor in read), "what a graph reads lives as long as the graph"
             graph.replay()
             return logits
 

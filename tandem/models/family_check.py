@@ -55,10 +55,12 @@ def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_re
     """UserError, with the name of the family, where its log-probs would be wrong."""
     if reason := refusal(config.to_dict(), value_head):
         raise UserError(reason)
-    family, asked = f"model type {config.model_type}", (type(config), config.to_json_string())
-    if asked in _AGREED:
-        return
+    family, asked = f"model type {config.model_type}", None
     try:
+        if not trust_remote_code:  # whose code may have changed
+            asked = type(config), config.to_json_string()
+        if asked in _AGREED:
+            return
         found = compare(config, trust_remote_code)
     except Exception as error:  # a family that nobody has tried raises what it likes
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -69,7 +71,7 @@ def check_family(config: PreTrainedConfig, *, value_head: bool = False, trust_re
             f"attention, by up to {found.packed:.1g} on packed rows and {found.cached:.1g} with a key-value cache; "
             "docs/models.md lists the families that run"
         )
-    if not trust_remote_code:  # code may have changed
+    if asked is not None:
         _AGREED.add(asked)
 
 

@@ -214,7 +214,7 @@ class Decode:
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
-        self._read: list[Tensor] = []
+        self.read: list[Tensor] = []
         """What masks are cut from: a recording of this plan reads it at each replay, and the cache may forget it."""
 
     def share(self, slot_N: Tensor, like_B: Tensor) -> None:
@@ -271,7 +271,7 @@ class Decode:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
         seen, left = self._cache.mask(self._end, window, dtype, self.position_N.device), start + self._end - 1
-        self._read.append(seen)
+        self.read.append(seen)
         if self._shortest == self._longest:
             return start, seen.narrow(0, left - (self._longest - 1), self._end - start)[None, None]
         from_position = (left - self.position_N).repeat_interleave(kv_heads)

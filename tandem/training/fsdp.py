@@ -133,14 +133,13 @@ class FsdpEngine:
         return Shard(name.replace(".base_layer.", "."), tuple(parameter.shape), short, region, read)
 
     def offload(self) -> None:
-        host = torch.device("cpu")
-        nn.Module.to(self.model, host, non_blocking=True)  # into pinned memory, which torch keeps for the next time
+        self._layout.offload()
         if self._tower is not None:
             self._tower.offload()
         if self._optimizer is not None:
-            self._optimizer.move(host)
+            self._optimizer.move(torch.device("cpu"))
         if self._layout.device.type == "cuda":
-            torch.cuda.synchronize()  # until the copies are there
+            torch.cuda.synchronize(self._layout.device)  # until the copies are there
 
     def onload(self) -> None:
         self._layout.onload()

@@ -75,6 +75,10 @@ class Whole:
         """That of `full`."""
         return parameter.dtype
 
+    def offload(self) -> None:
+        """Move the model to host memory, pinned, where it is once the device has been waited for."""
+        nn.Module.to(self.model, "cpu", non_blocking=True)
+
     def onload(self) -> None:
         """Bring the model back to where it is when it is not offloaded."""
         nn.Module.to(self.model, self.home, non_blocking=True)
@@ -149,6 +153,9 @@ class Sharded(Whole):
         for parameter in self.model.parameters():
             if not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(self.device)
+
+    def offload(self) -> None:
+        nn.Module.to(self.model, "cpu")  # FSDP2 copies a shard that is smaller than others at once: it has to be there
 
     def onload(self) -> None:
         super().onload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -54,3 +55,21 @@ def test_files_of_tests_have_different_names() -> None:
     """pytest takes two of one name for the same module, and collects neither."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_a_lane_that_is_killed_is_a_failure(tmp_path: Path) -> None:
+    """All parts of .ci/run, replaced by programs that succeed, but that one kills the shell that runs its lane."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "scripts").mkdir()
+    text = (ROOT / ".ci/run").read_text()
+    (tmp_path / ".ci/run").write_text(text)
+    parts = set(re.findall(r"scripts/[a-z-]+", text.partition("in_turn scripts/sandbox")[2]))
+    assert len(parts) >= 9
+    for killed in (False, True):
+        for part in {"scripts/sandbox", *parts}:
+            body = "kill -9 $PPID" if killed and part == "scripts/wheel" else "echo fine"
+            (tmp_path / part).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / part).chmod(0o755)
+        ended = subprocess.run(["sh", str(tmp_path / ".ci/run")], capture_output=True, text=True, check=False)
+        assert (ended.returncode != 0) == killed, ended.stdout + ended.stderr
+        assert ("scripts/site" in ended.stdout.rpartition("=== summary")[2]) != killed

@@ -33,7 +33,8 @@ scored = 0
 def digits(completion):
     global scored
     scored += 1
-    while scored > {answers} and Path(__file__).with_name("hold").exists():
+    end = time.monotonic() + 300
+    while scored > {answers} and Path(__file__).with_name("hold").exists() and time.monotonic() < end:
         time.sleep(0.01)
     return sum(map(str.isdigit, completion)) / 8
 """
