@@ -13,6 +13,7 @@ import tandem.checkpoint.draft
 from tandem.checkpoint.draft import seals_of_rank, write_seals
 from tandem.checkpoint.store import CheckpointStore, damage
 from tandem.errors import TandemError, UserError, WorkerError
+from tandem.files import sync_tree
 
 
 def fill(directory: Path, content: str) -> None:
@@ -315,3 +316,12 @@ def test_a_kill_at_any_file_operation_leaves_a_loadable_latest(tmp_path):
     for operations, *outcomes in lines:
         assert int(operations) > 30
         assert outcomes == ["step_000001:old", "step_000002:new"]
+
+
+def test_every_file_and_directory_of_a_tree_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_text("1")
+    flushed: list[Path] = []
+    monkeypatch.setattr("tandem.files.sync", flushed.append)
+    sync_tree(tmp_path)
+    assert {*flushed} == {tmp_path, tmp_path / "model", tmp_path / "model/weights"} and flushed[-1] == tmp_path

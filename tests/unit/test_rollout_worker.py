@@ -21,7 +21,7 @@ from tandem.generation.fake import FakeEngine
 from tandem.types import Prompt, Status, Trajectory
 from tandem.workers import rollout
 from tandem.workers.host import WorkerContext
-from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
+from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker, seeded_requests
 
 STOP = 1
 """The end of sequence of sort4's tokenizer."""
@@ -218,3 +218,12 @@ def test_weights_that_came_in_part_answer_nothing(worker: ChainRollout) -> None:
     worker._weights = whole
     worker.publish(2)
     assert [len(done) for _, done, _ in worker.advance({0: ask(39)}, 5.0).done] == [2]
+
+
+def test_every_sample_of_every_place_and_step_has_a_seed_of_its_own() -> None:
+    def seeds(step: int) -> list[int]:
+        asked = seeded_requests([None, None, None], 2, 7, 0, step)  # type: ignore[list-item]
+        return [seed for request in asked for seed in request.seeds]
+
+    assert len({*seeds(1), *seeds(2)}) == 12
+    assert seeds(1) == seeds(1)
