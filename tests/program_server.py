@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import process, util
@@ -33,6 +34,7 @@ _BEYOND = 200
 
 def import_everything() -> None:
     """What `tandem train` has imported when its first step begins."""
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
     import tandem.cli
     import tandem.cluster.local
@@ -151,12 +153,14 @@ def _wait_and_serve(requests: socket.socket) -> None:
     for file, number in zip(beyond, told["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    status = 1
     try:
         exec(told["code"], {"__name__": "__main__"})
-    except SystemExit:
-        os._exit(0)
-    finally:
-        os._exit(1)
+    except SystemExit:  # as it ends when no program is left
+        status = 0
+    except BaseException:  # noqa: BLE001  whatever it is, a fork must not return
+        traceback.print_exc()
+    os._exit(status)
 
 
 def run(words: Sequence[str]) -> None:
