@@ -315,13 +315,16 @@ def _merging(engine: Engine) -> int:
 
 
 def _logits(engine: Engine) -> int:
-    """What the head holds at most: two float32 tiles, and gradients of hidden states."""
+    """What the head holds at most: a tile, or two float32 ones of whole rows, and gradients of hidden states."""
     if engine.value_head:
         return 8 * engine.own_scored
-    tiled = engine.shape.vocabulary > _TILE
-    words = _TILE if tiled else engine.shape.vocabulary
-    tokens = min(engine.own_scored, _TILE if tiled else _TILE * _TILE // words)
-    tiles = 8 * tokens * words + 4 * tokens * engine.shape.hidden
+    hidden, words = engine.shape.hidden, engine.shape.vocabulary
+    if words > _TILE:
+        tokens = min(engine.own_scored, _TILE)
+        tiles = engine.item_bytes * tokens * _TILE + 4 * (tokens + _TILE) * hidden
+    else:
+        tokens = min(engine.own_scored, _TILE * _TILE // words)
+        tiles = 8 * tokens * words + 4 * tokens * hidden
     return tiles + _scored_hidden(engine)
 
 

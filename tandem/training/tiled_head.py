@@ -7,7 +7,8 @@ t = sum (z - m) exp(z - m), sum exp(2 (z - m)), and the logit of the token that 
 
 A second sweep makes each tile's logits again, and its gradient by the closed form of `head.py`. So there is one
 product of tokens x vocabulary x hidden more than where whole rows are kept, and no memory that grows with tokens
-times vocabulary, nor any float32 copy of the layer's weight but its gradient.
+times vocabulary, nor any float32 copy of the layer's weight but its gradient. What is done to a tile is an operator of
+`tandem.kernels`.
 
 Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary, `_K`
 some tokens of it.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from tandem.kernels import vocabulary
 from tandem.models.logits import NO_BEND, Bend
 from tandem.training.base import LossResult, TopTokens
 from tandem.training.head import Columns, asked_tokens, differentiate, empty_outputs, float32_gradient, set_top
@@ -26,15 +28,15 @@ from tandem.types import Outputs, TokenLoss
 
 @dataclass(frozen=True, slots=True)
 class TiledVocabularyHead:
-    """Answers what `VocabularyHead` does. Beside the gradients a sweep holds two or three float32 tiles, a tile in the
-    weights' dtype, and float32 `[tile_tokens, hidden]` and `[tile_vocabulary, hidden]`."""
+    """Answers what `VocabularyHead` does. Beside the gradients a sweep holds a tile in the weights' dtype, and float32
+    `[tile_tokens, hidden]` and `[tile_vocabulary, hidden]`; three float32 tiles more where there is no kernel."""
 
     linear: nn.Linear
     temperature: float = 1.0
     bend: Bend = NO_BEND
     tile_tokens: int = 8192
     tile_vocabulary: int = 8192
-    """Both large enough that a GPU's products run at full speed: a float32 tile has 256 MiB."""
+    """Both large enough that a GPU's products run at full speed: a tile in bfloat16 has 128 MiB."""
     top: TopTokens | None = None
     """What `forward` tells of the most probable tokens."""
 
@@ -75,13 +77,14 @@ class TiledVocabularyHead:
             outputs.top_logprobs_S = torch.empty_like(asked_SK, dtype=torch.float32)
         top_CK: list[tuple[Tensor, Tensor]] = []
         for cut in self._tokens(hidden_S):
-            sums = _Sums(targets_S[cut], None if asked_SK is None else asked_SK[cut], top)
+            sums = _Sums(self.bend, self.temperature, targets_S[cut], None if asked_SK is None else asked_SK[cut], top)
             for part in self._vocabulary():
-                sums.add(self._logits(hidden_S[cut], part)[0], part)
-            log_total_S[cut] = sums.maximum_C + sums.total_C.log()
-            outputs.logprobs_S[cut] = sums.chosen_C - log_total_S[cut]
-            outputs.entropy_S[cut] = sums.total_C.log() - sums.weighted_C / sums.total_C
-            outputs.squared_probs_S[cut] = sums.squares_C / sums.total_C.square()
+                sums.add(self._numbers(hidden_S[cut], part), part)
+            maximum_C, total_C, weighted_C, squares_C, chosen_C = sums.sums_5C
+            log_total_S[cut] = maximum_C + total_C.log()
+            outputs.logprobs_S[cut] = chosen_C - log_total_S[cut]
+            outputs.entropy_S[cut] = total_C.log() - weighted_C / total_C
+            outputs.squared_probs_S[cut] = squares_C / total_C.square()
             if outputs.top_logprobs_S is not None and sums.asked_logits_CK is not None:
                 outputs.top_logprobs_S[cut] = sums.asked_logits_CK - log_total_S[cut, None]
             if sums.best_CK is not None:
@@ -95,47 +98,39 @@ class TiledVocabularyHead:
         grad_hidden_C = torch.zeros_like(at.hidden_C, dtype=torch.float32)
         weight, bias = self.linear.weight, self.linear.bias
         for part in self._vocabulary():
-            grad_CW = self._grad_logits(at, part)
-            rounded_CW = grad_CW.to(weight.dtype)
+            grad_CW = self._grad_numbers(at, part)
             if bias is not None and bias.requires_grad:
-                float32_gradient(bias)[part].add_(grad_CW.sum(0))
-            del grad_CW  # before the products are made
-            grad_hidden_C.add_(float32_product(rounded_CW, weight[part]))
+                float32_gradient(bias)[part].add_(grad_CW.sum(0, dtype=torch.float32))
+            grad_hidden_C.add_(float32_product(grad_CW, weight[part]))
             if weight.requires_grad:
-                float32_gradient(weight)[part].add_(float32_product(rounded_CW.t(), at.hidden_C))
-            del rounded_CW  # before the next tile is made
+                float32_gradient(weight)[part].add_(float32_product(grad_CW.t(), at.hidden_C))
+            del grad_CW  # before the next tile is made
         return grad_hidden_C.to(at.hidden_C.dtype)
 
-    def _grad_logits(self, at: "_Tokens", part: slice) -> Tensor:
-        """The gradient of the layer's numbers, float32 `[C, W]`."""
-        logits_CW, slope_CW = self._logits(at.hidden_C, part)
-        log_softmax_CW = logits_CW.sub_(at.log_total_C[:, None])
-        grad_CW = log_softmax_CW.exp()
-        assert at.gradients_C.logprobs_S is not None and at.outputs_C.entropy_S is not None
-        factor = self.bend.factor / self.temperature
-        by_chosen_C = by_logprob_C = at.gradients_C.logprobs_S * factor
-        by_asked_CK = None if at.gradients_C.top_logprobs_S is None else at.gradients_C.top_logprobs_S * factor
-        if by_asked_CK is not None:
-            by_logprob_C = by_chosen_C + by_asked_CK.sum(-1)
-        if at.gradients_C.entropy_S is None:
-            grad_CW.mul_(-by_logprob_C[:, None])
-        else:
-            by_entropy_C = at.gradients_C.entropy_S * factor
-            log_softmax_CW.add_(at.outputs_C.entropy_S[:, None]).mul_(-by_entropy_C[:, None])
-            grad_CW.mul_(log_softmax_CW.sub_(by_logprob_C[:, None]))
-        place_C, elsewhere_C = _places(at.targets_C, part, grad_CW)
-        grad_CW.scatter_add_(1, place_C[:, None], by_chosen_C.masked_fill(elsewhere_C, 0)[:, None])
+    def _grad_numbers(self, at: "_Tokens", part: slice) -> Tensor:
+        """The gradient of the layer's numbers, `[C, W]` in their dtype."""
+        numbers_CW, gradients_C = self._numbers(at.hidden_C, part), at.gradients_C
+        assert gradients_C.logprobs_S is not None and at.outputs_C.entropy_S is not None
+        by_logprob_C, by_asked_CK, slope_CK = gradients_C.logprobs_S, gradients_C.top_logprobs_S, None
         if by_asked_CK is not None and at.asked_CK is not None:
-            place_CK, elsewhere_CK = _places(at.asked_CK, part, grad_CW)
-            grad_CW.scatter_add_(1, place_CK, by_asked_CK.masked_fill(elsewhere_CK, 0))
-        return grad_CW if slope_CW is None else grad_CW.mul_(slope_CW)
+            by_logprob_C = by_logprob_C + by_asked_CK.sum(-1)
+            place_CK, elsewhere_CK = vocabulary.inside(at.asked_CK - part.start, numbers_CW)
+            _, slope_CK = self.bend.logits_(numbers_CW.gather(1, place_CK).float(), self.temperature)
+            by_asked_CK = by_asked_CK.masked_fill(elsewhere_CK, 0) * (self.bend.factor / self.temperature)
+            by_asked_CK = by_asked_CK if slope_CK is None else by_asked_CK * slope_CK
+        vocabulary.gradient_(
+            numbers_CW, at.targets_C - part.start, at.log_total_C, at.outputs_C.entropy_S,
+            gradients_C.logprobs_S, by_logprob_C, gradients_C.entropy_S,
+            self.temperature, self.bend.factor, self.bend.cap,
+        )  # fmt: skip
+        if by_asked_CK is not None and at.asked_CK is not None:
+            numbers_CW.scatter_add_(1, place_CK, by_asked_CK.to(numbers_CW.dtype))
+        return numbers_CW
 
-    def _logits(self, hidden_C: Tensor, part: slice) -> tuple[Tensor, Tensor | None]:
-        """Logits / temperature of a part of the vocabulary, and the bend's slope: float32 `[C, W]`."""
+    def _numbers(self, hidden_C: Tensor, part: slice) -> Tensor:
+        """The layer's, for a part of the vocabulary: `[C, W]`."""
         bias = None if self.linear.bias is None else self.linear.bias[part]
-        return self.bend.logits_(
-            nn.functional.linear(hidden_C, self.linear.weight[part], bias).float(), self.temperature
-        )
+        return nn.functional.linear(hidden_C, self.linear.weight[part], bias)
 
     def _tokens(self, hidden_S: Tensor) -> list[slice]:
         return [slice(start, start + self.tile_tokens) for start in range(0, len(hidden_S), self.tile_tokens)]
@@ -160,67 +155,47 @@ class _Tokens:
 
 @dataclass(slots=True)
 class _Sums:
-    """What is known of each token's logits z after some tiles; m is the largest of them. Milakov and Gimelshein 2018,
-    arXiv:1805.02867."""
+    """What is known of each token's logits z after some tiles."""
 
+    bend: Bend
+    temperature: float
     targets_C: Tensor
-    asked_CK: Tensor | None = None
-    top: TopTokens | None = None
+    asked_CK: Tensor | None
+    top: TopTokens | None
     asked_logits_CK: Tensor | None = field(init=False, default=None)
     best_CK: tuple[Tensor, Tensor] | None = field(init=False, default=None)
     """The largest logits so far, and whose they are; at most `top.count`."""
-    maximum_C: Tensor = field(init=False)
-    total_C: Tensor = field(init=False)
-    """sum exp(z - m)"""
-    weighted_C: Tensor = field(init=False)
-    """sum (z - m) exp(z - m)"""
-    squares_C: Tensor = field(init=False)
-    """sum exp(2 (z - m))"""
-    chosen_C: Tensor = field(init=False)
-    """The target's logit."""
+    sums_5C: Tensor = field(init=False)
+    """`tandem.kernels.vocabulary.add_tile`'s."""
 
     def __post_init__(self) -> None:
-        nothing_C = torch.zeros_like(self.targets_C, dtype=torch.float32)
-        self.maximum_C = torch.full_like(nothing_C, torch.finfo(torch.float32).min)
-        self.total_C = self.weighted_C = self.squares_C = self.chosen_C = nothing_C
+        self.sums_5C = torch.zeros(5, len(self.targets_C), device=self.targets_C.device)
+        self.sums_5C[0] = torch.finfo(torch.float32).min
         if self.asked_CK is not None:
             self.asked_logits_CK = torch.zeros_like(self.asked_CK, dtype=torch.float32)
 
-    def add(self, logits_CW: Tensor, part: slice) -> None:
-        """Another tile, whose memory is used up."""
-        place_C, elsewhere_C = _places(self.targets_C, part, logits_CW)
-        chosen_C = logits_CW.gather(1, place_C[:, None])[:, 0]
-        self.chosen_C = torch.where(elsewhere_C, self.chosen_C, chosen_C)
+    def add(self, numbers_CW: Tensor, part: slice) -> None:
+        """Another tile of the output layer's numbers."""
+        bend = self.temperature, self.bend.factor, self.bend.cap
+        vocabulary.add_tile(self.sums_5C, numbers_CW, self.targets_C - part.start, *bend)
         if self.asked_CK is not None and self.asked_logits_CK is not None:
-            place_CK, elsewhere_CK = _places(self.asked_CK, part, logits_CW)
-            self.asked_logits_CK = torch.where(elsewhere_CK, self.asked_logits_CK, logits_CW.gather(1, place_CK))
+            place_CK, elsewhere_CK = vocabulary.inside(self.asked_CK - part.start, numbers_CW)
+            asked_CK = self._logits(numbers_CW.gather(1, place_CK))
+            self.asked_logits_CK = torch.where(elsewhere_CK, self.asked_logits_CK, asked_CK)
         if self.top is not None and part.start < self.top.vocabulary:
-            self._add_best(self.top, logits_CW[:, : self.top.vocabulary - part.start], part)
-        maximum_C = torch.maximum(self.maximum_C, logits_CW.amax(-1))
-        moved_C = self.maximum_C - maximum_C
-        scale_C = moved_C.exp()
-        shifted_CW = logits_CW.sub_(maximum_C[:, None])
-        exp_CW = shifted_CW.exp()
-        weighted_C = scale_C * (self.weighted_C + moved_C * self.total_C)
-        self.squares_C = scale_C.square() * self.squares_C + torch.linalg.vector_norm(exp_CW, dim=-1).square()
-        self.total_C = scale_C * self.total_C + exp_CW.sum(-1)
-        self.weighted_C = weighted_C + exp_CW.mul_(shifted_CW).sum(-1)
-        self.maximum_C = maximum_C
+            self._add_best(self.top, numbers_CW[:, : self.top.vocabulary - part.start], part)
 
-    def _add_best(self, top: TopTokens, logits_CW: Tensor, part: slice) -> None:
-        values_CK, places_CK = logits_CW.topk(min(top.count, logits_CW.shape[1]))
-        ids_CK = places_CK + part.start
+    def _logits(self, numbers: Tensor) -> Tensor:
+        """Logits / temperature, float32."""
+        return self.bend.logits_(numbers.float(), self.temperature)[0]
+
+    def _add_best(self, top: TopTokens, numbers_CW: Tensor, part: slice) -> None:
+        numbers_CK, places_CK = numbers_CW.topk(min(top.count, numbers_CW.shape[1]))
+        values_CK, ids_CK = self._logits(numbers_CK), places_CK + part.start
         if self.best_CK is not None:
             values_CK, ids_CK = torch.cat((self.best_CK[0], values_CK), 1), torch.cat((self.best_CK[1], ids_CK), 1)
         values_CK, order_CK = values_CK.topk(min(top.count, values_CK.shape[1]))
         self.best_CK = values_CK, ids_CK.gather(1, order_CK)
-
-
-def _places(targets_C: Tensor, part: slice, tile_CW: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the targets stand in the tile, 0 for those that do not, and which these are."""
-    place_C = targets_C - part.start
-    elsewhere_C = (place_C < 0) | (place_C >= tile_CW.shape[1])
-    return place_C.masked_fill(elsewhere_C, 0), elsewhere_C
 
 
 def float32_product(left: Tensor, right: Tensor) -> Tensor:
