@@ -10,6 +10,7 @@ interpreter does. The process from which a local cluster forks its ranks imports
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import random
@@ -179,6 +180,7 @@ def run(words: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     import_everything()
+    gc.freeze()  # programs need not look through it
     program = serve(socket.socket(fileno=int(sys.argv[1])))
     if program is not None:
         become(program)

@@ -262,8 +262,9 @@ def _known_to_stay() -> Iterator[None]:
     """What is there now, a million objects of libraries most of them, is nothing that Python's search for cycles need
     look through again: that takes as long as five short steps, and comes in the middle of one."""
     gc.collect()  # a model of an earlier run is a cycle
-    own = gc.get_freeze_count() == 0
-    gc.freeze()
+    own = gc.get_freeze_count() == 0  # else who called has said what stays
+    if own:
+        gc.freeze()
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def settings(config: Path, *overrides: str) -> tandem.TrainConfig:
     return tandem.load_config(tandem.TrainConfig, config, overrides)
 
 
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
 def test_callbacks_are_told_of_everything_and_the_result_is_what_the_run_wrote(grpo_config: Path) -> None:
     callback = Noting()
     config = settings(grpo_config, "trainer.eval_every=2", "trainer.save_every=2", "trainer.best_metric=reward/mean")
@@ -80,6 +90,7 @@ class Looking(tandem.Callback):
         self.alive = [model() is not None for model in self.models]
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_a_run_does_not_keep_the_model_of_the_one_before(
     grpo_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,9 @@ def prepare(sort4: Path, folder: Path) -> None:
     pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "9"} for row in answers]
     for name, rows in (("sft", answers), ("pairs", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "few.jsonl").write_text("".join((sort4 / "train.jsonl").read_text().splitlines(keepends=True)[:8]))
+    lines = (sort4 / "train.jsonl").read_text().splitlines(keepends=True)
+    for name, rows in (("few", 8), ("train", 64)):
+        (folder / f"{name}.jsonl").write_text("".join(lines[:rows]))
     (folder / "rewards.py").write_text(
         "def odd_alone(completion, ground_truth):\n    return 1 / (len(completion) % 2)\n\n"
         "def length(completion, ground_truth):\n    return len(completion)\n"
@@ -105,7 +107,7 @@ def prepare(sort4: Path, folder: Path) -> None:
     model = f"model: {{path: {sort4}/model}}\n"
     (folder / "train.yaml").write_text(
         f"{model}data:\n"
-        f"  {{train_files: [{sort4}/train.jsonl], val_files: [{sort4}/val.jsonl], prompts_per_step: 4, "
+        f"  {{train_files: [train.jsonl], val_files: [{sort4}/val.jsonl], prompts_per_step: 4, "
         "max_prompt_tokens: 16}\n"
         "generation: {max_response_tokens: 8, eval: {samples: 2, temperature: 1}}\n"
         f"reward: {{functions: ['{ROOT}/examples/sort4/reward.py:compute_score']}}\n"
