@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from datetime import date
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,9 @@ def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
     assert not [*(tmp_path / "cache").glob("*.json")]
 
 
-def test_a_run_that_waits_for_another_ones_rows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_waits_for_another_ones_rows_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Queue[str]()
+    monkeypatch.setattr("tandem.data.cache.print", lambda line, **_: told.put(line), raising=False)
     path, cache = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}]), tmp_path / "cache"
     load(RLHFDataset, path, cache)
     for described in cache.glob("*.json"):
@@ -228,10 +231,8 @@ def test_a_run_that_waits_for_another_ones_rows_says_so(tmp_path: Path, capsys: 
         with lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             waiting = threads.submit(load, RLHFDataset, path, cache)
-            told = ""
-            while not told:
-                told = capsys.readouterr().out
-            assert told == "rows.jsonl: another run is tokenising its rows; waiting for them\n" and not waiting.done()
+            assert told.get() == "rows.jsonl: another run is tokenising its rows; waiting for them"
+            assert not waiting.done()
         assert len(waiting.result()) == 2
 
 
