@@ -8,7 +8,7 @@ t = sum (z - m) exp(z - m), sum exp(2 (z - m)), and the logit of the token that 
 A second sweep makes each tile's logits again, and its gradient by the closed form of `head.py`. So there is one
 product of tokens x vocabulary x hidden more than where whole rows are kept, and no memory that grows with tokens
 times vocabulary, nor any float32 copy of the layer's weight but its gradient. What is done to a tile is an operator of
-`tandem.kernels`.
+`tandem.models.kernels`.
 
 Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary, `_K`
 some tokens of it.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tandem.kernels import vocabulary
+from tandem.models.kernels import vocabulary
 from tandem.models.logits import NO_BEND, Bend
 from tandem.training.base import LossResult, TopTokens
 from tandem.training.head import Columns, asked_tokens, differentiate, empty_outputs, float32_gradient, set_top
@@ -166,7 +166,7 @@ class _Sums:
     best_CK: tuple[Tensor, Tensor] | None = field(init=False, default=None)
     """The largest logits so far, and whose they are; at most `top.count`."""
     sums_5C: Tensor = field(init=False)
-    """`tandem.kernels.vocabulary.add_tile`'s."""
+    """`tandem.models.kernels.vocabulary.add_tile`'s."""
 
     def __post_init__(self) -> None:
         self.sums_5C = torch.zeros(5, len(self.targets_C), device=self.targets_C.device)

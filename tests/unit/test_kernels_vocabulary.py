@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels import vocabulary
+from tandem.models.kernels import vocabulary
 from tandem.models.logits import NO_BEND, Bend
 
 TOKENS, WORDS, TILE = 6, 300, 128
@@ -76,6 +76,6 @@ def test_the_kernels_answer_the_same_under_the_interpreter() -> None:
 
 
 def _kernels() -> object:
-    from tandem.kernels import vocabulary_triton
+    from tandem.models.kernels import vocabulary_triton
 
     return vocabulary_triton

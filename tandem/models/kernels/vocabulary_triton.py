@@ -1,4 +1,6 @@
-"""The kernels of `tandem.kernels.vocabulary`: a program for each token, or for a token and 8,192 columns."""
+"""The kernels of `tandem.models.kernels.vocabulary`: a program for each token, or for a token and 8,192 columns."""
+
+# pyright: reportCallIssue=false
 
 import triton
 import triton.language as tl

@@ -7,7 +7,7 @@ Suffixes: `_C` tokens of the tile, `_W` its part of the vocabulary.
 import torch
 from torch import Tensor
 
-from tandem.kernels import with_triton
+from tandem.models.kernels import with_triton
 from tandem.models.logits import Bend
 
 
@@ -23,9 +23,10 @@ def add_tile(
     `cap`: the `Bend` that makes logits of the numbers.
     """
     if with_triton(numbers_CW):
-        from tandem.kernels import vocabulary_triton
+        from tandem.models.kernels import vocabulary_triton
 
-        return vocabulary_triton.add_tile(sums_5C, numbers_CW, place_C, temperature, factor, cap)
+        vocabulary_triton.add_tile(sums_5C, numbers_CW, place_C, temperature, factor, cap)
+        return
     logits_CW, _ = Bend(factor, cap).logits_(numbers_CW.to(torch.float32, copy=True), temperature)
     largest_C, total_C, weighted_C, squares_C, chosen_C = sums_5C.unbind()
     here_C, elsewhere_C = inside(place_C, logits_CW)
@@ -63,12 +64,13 @@ def gradient_(
     of all others that the loss reads, `by_entropy_C`, by the entropy: float32.
     """
     if with_triton(numbers_CW):
-        from tandem.kernels import vocabulary_triton
+        from tandem.models.kernels import vocabulary_triton
 
-        return vocabulary_triton.gradient_(
+        vocabulary_triton.gradient_(
             numbers_CW, place_C, log_total_C, entropy_C, by_chosen_C, by_logprob_C, by_entropy_C,
             temperature, factor, cap,
         )  # fmt: skip
+        return
     logits_CW, slope_CW = Bend(factor, cap).logits_(numbers_CW.to(torch.float32, copy=True), temperature)
     log_softmax_CW = logits_CW.sub_(log_total_C[:, None])
     grad_CW = log_softmax_CW.exp()
