@@ -35,22 +35,26 @@ from tandem.generation.sampling import Array, Chooser, most_probable
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
-from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
+from tandem.models.attention.interface import AttentionPlan
+from tandem.models.kv_cache import Decode, KVCache, Prefix
+from tandem.models.lean import lay_out
 from tandem.models.loading import named_part
+from tandem.models.pages import PagedCache
 from tandem.models.tower import PictureTower
 from tandem.pictures.marks import PictureNumbers
 from tandem.pictures.positions import joined
 from tandem.types import Completion, Delta, IntArray, Request, Status
 
-_PREFILL_TOKENS = 2048
+_PREFILL_TOKENS, _PREFILL_TOKENS_ON_GPU = 2048, 8192
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
 _PREFIX_SHARE = 8
 """This many tokens of a prefix, which are copied and attended to, count for one that is computed."""
 _LEAST_PREFIX = 4
 """A prefix below 1 / this of the prompt is computed again: attention after a prefix costs more than that of a whole
 prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
-_KEPT_ASLEEP = 64 * 2**20
-"""On a CPU a cache of at most as many bytes is kept through a sleep: its pages are a fortieth of a short step."""
+_KEPT_ASLEEP, _SHARE_KEPT_ASLEEP = 64 * 2**20, 1 / 16
+"""A cache of at most so many bytes on a CPU, and of at most such a share of a GPU's memory, is kept through a sleep: to
+make it anew is a fortieth of a short step there, and here all steps would be recorded anew."""
 _ADMIT_SHARE = 8
 """New rows wait until 1 / this of the slots is free: one prefill of many prompts costs less than many of one."""
 _PICTURES = 2**16
@@ -89,11 +93,15 @@ class NativeEngine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         record: bool | None = None,
         prefix_cache_tokens: int | None = None,
+        pages: int | None = None,
         tower: PictureTower | None = None,
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone.
 
         `record`: decoding steps are recorded and replayed; None: where the model is on a GPU.
+
+        `pages`: the most pages of keys and values, of `tandem.models.pages.PAGE` tokens each; None: what there is room
+        for. Without a GPU there are pages only where `record` is asked for.
 
         `prefix_cache_tokens`: the most tokens whose keys and values are kept for requests that go on from them
         (`Request.keep`); None: as many as `max_running` rows have, each as long as the longest.
@@ -126,7 +134,12 @@ class NativeEngine:
         self._prefix_cache_tokens = prefix_cache_tokens
         self.prefilled_tokens = 0
         """Prompt tokens that were computed since the engine was made, those of siblings once."""
-        self._record = self._weight.device.type == "cuda" if record is None else record
+        on_gpu = self._weight.device.type == "cuda"
+        self._record = on_gpu if record is None else record
+        self._paged, self._pages = on_gpu or self._record, pages
+        if on_gpu:
+            lay_out(model)
+        self._prefill_tokens = _PREFILL_TOKENS_ON_GPU if on_gpu else _PREFILL_TOKENS
         self._renew_cache()
         self._version: int | None = None
         self._asleep = False
@@ -152,6 +165,8 @@ class NativeEngine:
         if self._asleep or self._version is None:
             raise EngineError("the generation engine is not ready: call load_weights, and wake after sleep")
         self._limits.check(request)
+        prompt = len(request.token_ids)
+        self._cache.samples_that_fit(prompt, prompt + request.sampling.max_tokens, 1, 0)  # else it is told at once
         if request.pictures:
             if self._pictures.known >= _PICTURES:
                 self._prefixes.clear()  # theirs stand in it
@@ -190,7 +205,10 @@ class NativeEngine:
     def sleep(self) -> None:
         if self._waiting or self._rows:
             raise EngineError("the generation engine cannot sleep while requests run: await or abort them first")
-        if self._weight.is_cuda or self._cache.nbytes > _KEPT_ASLEEP:
+        kept = _KEPT_ASLEEP
+        if self._weight.is_cuda:
+            kept = torch.cuda.get_device_properties(self._weight.device).total_memory * _SHARE_KEPT_ASLEEP
+        if self._cache.nbytes > kept:
             self._renew_cache()
         self._cache.forget_rows()
         self._prefixes = PrefixCache()
@@ -212,11 +230,16 @@ class NativeEngine:
     def close(self) -> None:
         self.abort()
         self.sleep()
+        self._renew_cache()
 
     def _renew_cache(self) -> None:
-        self._cache = KVCache()
+        self._recorded: RecordedSteps | None = None  # before its pages
+        self._cache: KVCache | PagedCache = KVCache()
         self._prefixes = PrefixCache()
-        self._recorded = RecordedSteps(self._forward, self._model, self._cache) if self._record else None
+        if self._paged:
+            self._cache = PagedCache(self._weight.device, self._pages)
+            if self._record:
+                self._recorded = RecordedSteps(self._forward, self._model, self._cache)
 
     async def _step_until_idle(self) -> None:
         if self._recorded is not None:
@@ -239,17 +262,23 @@ class NativeEngine:
 
     def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
-        free, tokens = self._rows.slots - len(self._rows), 0
+        free, tokens, pages = self._rows.slots - len(self._rows), 0, 0
         starts: list[_Start] = []
         if free < min(sum(map(len, self._waiting)), -(-self._rows.slots // _ADMIT_SHARE)):
             return starts
-        while self._waiting and tokens < _PREFILL_TOKENS and (len(self._waiting[0]) <= free or (free and not starts)):
-            group = self._waiting.popleft()
-            if len(group) > free:
-                self._waiting.appendleft(group[free:])
-            start = _Start(group[:free], self._prefix_of(group[0].request))
+        while self._waiting and tokens < self._prefill_tokens and free:
+            group, request = self._waiting[0], self._waiting[0][0].request
+            lengths = len(request.token_ids), len(request.token_ids) + request.sampling.max_tokens
+            count = self._cache.samples_that_fit(*lengths, min(free, len(group)), pages)
+            if not count or (starts and count < len(group)):
+                break
+            self._waiting.popleft()
+            if count < len(group):
+                self._waiting.appendleft(group[count:])
+            start = _Start(group[:count], self._prefix_of(request))
             starts.append(start)
-            free -= len(start.samples)
+            pages += self._cache.pages_of(*lengths, count)
+            free -= count
             tokens += len(start.prompt) - start.known + start.known // _PREFIX_SHARE
         return starts
 
@@ -265,7 +294,11 @@ class NativeEngine:
         self._rows.start([start.samples for start in starts])
         requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting)]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
-        self._cache.reserve(min(self._rows.slots, len(self._rows) + sum(map(len, self._waiting))), longest)
+        slots = len(self._rows) + sum(map(len, self._waiting))
+        self._cache.reserve(self._rows.slots if self._paged else min(self._rows.slots, slots), longest)
+        lengths = [len(start.prompt) for start in starts]
+        most = [len(start.prompt) + start.samples[0].request.sampling.max_tokens for start in starts]
+        self._cache.start(first, lengths, most, prompt_B)
         logits = self._prompt_logits(starts, first, prompt_B)
         for start in starts:
             if (request := start.samples[0].request).prompt_logprobs:
@@ -284,9 +317,9 @@ class NativeEngine:
         self.prefilled_tokens += int(offsets[-1])
         prefixes, device = [start.prefix for start in starts], self._weight.device
         if any(prefixes):
-            plan = Extend(self._cache, prefixes, lengths, first, prompt_B, device)
+            plan = self._cache.extend(prefixes, lengths, first, prompt_B, device)
         else:
-            plan = Prefill(self._cache, offsets, first, prompt_B, device)
+            plan = self._cache.prefill(offsets, first, prompt_B, device)
         token_N, wanted = (
             np.concatenate([start.prompt[start.known :] for start in starts]),
             self._tensor(offsets[1:] - 1),
@@ -304,9 +337,14 @@ class NativeEngine:
 
     def _decode(self) -> torch.Tensor:
         state = self._rows.state[: len(self._rows)]
-        if self._recorded is not None:
-            return self._recorded(state["last"], state["position"], state["lag"])
-        position_B, alike = state["position"], self._rows.alike()
+        position_B = state["position"]
+        if isinstance(self._cache, PagedCache):
+            self._cache.grow(position_B)
+            if self._recorded is not None:
+                return self._recorded(state["last"], position_B, state["lag"])
+            plan = self._cache.decode(self._tensor(position_B))
+            return self._forward(self._tensor(state["last"])[None], plan, self._tensor(position_B + state["lag"]))
+        alike = self._rows.alike()
         plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
         if alike is None:
             rows, like_B = state, None
@@ -318,11 +356,7 @@ class NativeEngine:
         return logits if like_B is None else logits.index_select(0, like_B)
 
     def _forward(
-        self,
-        token_1N: torch.Tensor,
-        plan: Prefill | Extend | Decode,
-        stands_N: torch.Tensor,
-        wanted: int | torch.Tensor = 0,
+        self, token_1N: torch.Tensor, plan: AttentionPlan, stands_N: torch.Tensor, wanted: int | torch.Tensor = 0
     ) -> torch.Tensor:
         """Logits `[wanted, V]`, of every token where `wanted` is 0. `stands_N`: the positions that are encoded."""
         return self._model(
@@ -372,8 +406,7 @@ class NativeEngine:
     def _release(self, slots: list[int]) -> None:
         """Drop rows."""
         movers, holes = self._rows.remove(slots)
-        if holes:
-            self._cache.move(movers, holes, int(self._rows.state["position"][movers].max()))
+        self._cache.release(slots, movers, holes, int(self._rows.state["position"][movers].max(initial=0)))
 
     @torch.inference_mode()
     def _withdraw(self, results: Results) -> None:
@@ -391,4 +424,5 @@ class NativeEngine:
         entries = [entry for group in (self._rows.samples, *self._waiting) for entry in group]
         self._rows.clear()
         self._waiting.clear()
+        self._cache.forget_rows()
         return entries

@@ -25,11 +25,15 @@ _POSITIONS = 512
 """Angles are computed for a multiple of this many positions."""
 
 
-def lay_side_by_side(layers: Sequence[nn.Linear]) -> None:
-    """Move their weights, and their biases, into one piece of memory each: before anyone holds what they are now."""
+def lay_side_by_side(layers: Sequence[nn.Module]) -> None:
+    """Move their weights, and their biases, into one piece of memory each, where they are plain layers and lie apart:
+    nobody may hold the memory that they have now."""
+    if not all(type(layer) is nn.Linear for layer in layers):
+        return
     for name in ("weight", "bias"):
-        parameters = [getattr(layer, name) for layer in layers if getattr(layer, name) is not None]
-        if len(parameters) == len(layers):
+        parameters = [parameter for layer in layers if (parameter := getattr(layer, name)) is not None]
+        plain = all(type(parameter) is nn.Parameter for parameter in parameters)
+        if plain and len(parameters) == len(layers) and _as_one(parameters) is None:
             together = torch.cat([parameter.detach() for parameter in parameters])
             for parameter, place in zip(parameters, together.split([len(p) for p in parameters]), strict=True):
                 parameter.data = place
@@ -47,7 +51,7 @@ class Product:
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> Self | None:
-        """None where they are something else than plain layers on a CPU, side by side."""
+        """None where they are something else than plain layers, side by side."""
         if not all(type(layer) is nn.Linear for layer in layers):
             return None
         weights = [layer.weight for layer in layers]
@@ -70,8 +74,8 @@ class Product:
 
 
 def _as_one(parameters: Sequence[Tensor]) -> Tensor | None:
-    """One tensor over parameters that lie side by side on a CPU; None where they do not."""
-    if not all(type(p) is nn.Parameter and p.device.type == "cpu" and p.is_contiguous() for p in parameters):
+    """One tensor over parameters that lie side by side; None where they do not."""
+    if not all(type(p) is nn.Parameter and p.device.type != "meta" and p.is_contiguous() for p in parameters):
         return None
     first = parameters[0].detach()
     memory = first.untyped_storage().data_ptr()

@@ -100,12 +100,36 @@ class KVCache:
             self._masks[window, dtype] = known
         return known
 
-    def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
+    def samples_that_fit(self, prompt: int, longest: int, wanted: int, others: int) -> int:
+        """All of them: nobody has asked how much memory a host has."""
+        return wanted
+
+    def pages_of(self, prompt: int, longest: int, samples: int) -> int:
+        """None: rows have no pages."""
+        return 0
+
+    def start(self, first: int, prompts: Sequence[int], longest: Sequence[int], prompt_B: IntArray) -> None:
+        """Rows have room already: `reserve` gives it to all slots."""
+
+    def release(self, slots: Sequence[int], source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the slots `source` to the slots `target`."""
         for caches in self._layers.values():
             for cache in caches:
                 for old, new in zip(source, target, strict=True):  # on a CPU faster than by index
                     cache[new, ..., :length] = cache[old, ..., :length]
+
+    def prefill(self, offsets: IntArray, first: int, prompt_B: IntArray, device: torch.device) -> "Prefill":
+        return Prefill(self, offsets, first, prompt_B, device)
+
+    def extend(
+        self,
+        prefixes: "Sequence[Prefix | None]",
+        lengths: IntArray,
+        first: int,
+        prompt_B: IntArray,
+        device: torch.device,
+    ) -> "Extend":
+        return Extend(self, prefixes, lengths, first, prompt_B, device)
 
     def read(self, slot: int, start: int, stop: int) -> KeysValues:
         """A copy of what tokens `start … stop` of a slot have left here."""
@@ -214,8 +238,6 @@ class Decode:
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
-        self.read: list[Tensor] = []
-        """What masks are cut from: a recording of this plan reads it at each replay, and the cache may forget it."""
 
     def share(self, slot_N: Tensor, like_B: Tensor) -> None:
         """Slot b has the same tokens as slot `slot_N[like_B[b]]`, whose one row in the pass stands for all of them."""
@@ -271,7 +293,6 @@ class Decode:
         """The first position that any row sees, and what to add from it on to `[B * kv_heads, queries, positions]`."""
         start = max(0, self._shortest - window) // _LENGTHS * _LENGTHS if window else 0
         seen, left = self._cache.mask(self._end, window, dtype, self.position_N.device), start + self._end - 1
-        self.read.append(seen)
         if self._shortest == self._longest:
             return start, seen.narrow(0, left - (self._longest - 1), self._end - start)[None, None]
         from_position = (left - self.position_N).repeat_interleave(kv_heads)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from tandem.models.attention import Scoring, interface, refuse_arguments
 from tandem.models.attention.interface import AttentionPlan
 from tandem.models.fused import Fused, Norm, has_hooks, lay_side_by_side, rotate
+from tandem.models.fused_gpu import FusedOnGpu
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 """transformers' bodies whose layers are what `_layer` computes."""
@@ -46,7 +47,7 @@ class Logits(NamedTuple):
 def make_lean(model: PreTrainedModel) -> None:
     """Replace the forward passes of the body, its layers and a language model, where the body is one of FAMILIES.
 
-    On a CPU the weights that `fused` takes as one move side by side, so nobody may hold their memory yet.
+    The weights that a fused pass takes as one move side by side, so nobody may hold their memory yet.
     """
     body: Any = model.base_model
     if type(body).__name__ in FAMILIES and type(body).__module__.startswith("transformers."):
@@ -54,12 +55,21 @@ def make_lean(model: PreTrainedModel) -> None:
         body.fused = _UNKNOWN
         for layer in body.layers:
             layer.forward = MethodType(_layer, layer)
-            attention, mlp = layer.self_attn, layer.mlp
-            if model.device.type == "cpu":
-                lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-                lay_side_by_side([mlp.gate_proj, mlp.up_proj])
+        lay_out(model)
         if type(model).__name__ == f"{type(body).__name__.removesuffix('Model')}ForCausalLM":
             model.forward = MethodType(_language_model, model)
+
+
+def lay_out(model: Any) -> None:
+    """Move side by side what is one product in generation. Again after the model's memory has moved; while nobody holds
+    the memory of its weights."""
+    body = model.base_model
+    if hasattr(body, "fused") and model.device.type != "meta":
+        body.fused = _UNKNOWN
+        for layer in body.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+            lay_side_by_side([mlp.gate_proj, mlp.up_proj])
 
 
 def _language_model(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **others: Any) -> Logits:
@@ -85,17 +95,18 @@ def _body(self: Any, input_ids: Tensor, position_ids: Tensor, attention_plan: At
 
 
 def _hidden(
-    fused: Fused, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any
+    fused: Fused | FusedOnGpu, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan, **others: Any
 ) -> Tensor:
     refuse_arguments(others)
     return fused(input_ids[0], position_ids[0], attention_plan)[None]
 
 
-def _fused(body: Any) -> Fused | None:
+def _fused(body: Any) -> Fused | FusedOnGpu | None:
     """The body's pass without modules, where it can do without them now."""
     if body.fused is _UNKNOWN:
         fixed = body.rotary_emb.rope_type not in _CHANGING_ANGLES
-        body.fused = Fused.of(body, type(body).__name__) if fixed else None
+        kind = FusedOnGpu if body.embed_tokens.weight.is_cuda else Fused
+        body.fused = kind.of(body, type(body).__name__) if fixed else None
     return body.fused if body.fused is not None and body.fused.holds() and not has_hooks(body) else None
 
 

@@ -1,0 +1,183 @@
+"""Pages of keys and values, and the fused pass over them: what a GPU does, on a CPU, against the engine of CPUs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from tandem.errors import EngineError
+from tandem.generation.native import NativeEngine
+from tandem.models import lean
+from tandem.models.attention import ATTENTION
+from tandem.models.fused_gpu import FusedOnGpu
+from tandem.models.pages import PAGE, PagedCache
+from tandem.types import Completion, Request, SamplingParams
+
+VOCABULARY, SLOTS = 31, 12
+FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+def model_of(family: str, layers: int = 2) -> PreTrainedModel:
+    torch.manual_seed(0)
+    more = {"head_dim": 8} if family != "qwen2" else {}
+    config = FAMILIES[family](
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=600, initializer_range=0.3, **more,
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    lean.make_lean(model)
+    return model.eval()
+
+
+def engine_of(model: PreTrainedModel, **options: Any) -> NativeEngine:
+    engine = NativeEngine(model, max_running=SLOTS, **options)
+    engine.load_weights(0, None)
+    return engine
+
+
+def some_requests(random: np.random.Generator, count: int) -> list[Request]:
+    """Prompts of 1 to 90 tokens with up to five samples; some begin with an earlier one and keep what they make."""
+    requests: list[Request] = []
+    for number in range(count):
+        row = random.integers(1, VOCABULARY, random.integers(1, 90)).astype(np.int32)
+        if requests and random.random() < 0.3:
+            row = np.concatenate((requests[-1].token_ids[:60], row[:20]))
+        sampling = SamplingParams(max_tokens=int(random.integers(1, 50)), stop_token_ids=(0,))
+        seeds = tuple(range(10 * number, 10 * number + int(random.integers(1, 6))))
+        requests.append(Request(row, sampling, seeds, keep=bool(random.random() < 0.5)))
+    return requests
+
+
+def answers(engine: NativeEngine, requests: list[Request], check: Any = lambda: None) -> list[Completion]:
+    async def one(request: Request) -> list[Completion]:
+        found = []
+        async for completion in engine.generate(request):
+            check()
+            found.append(completion)
+        return sorted(found, key=lambda completion: completion.sample)
+
+    async def all_of_them() -> list[list[Completion]]:
+        return await asyncio.gather(*map(one, requests))
+
+    return [completion for own in asyncio.run(all_of_them()) for completion in own]
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """CPU models run the pass of a GPU; counts the passes."""
+    passes = Counter[str]()
+
+    class Counted(FusedOnGpu):
+        def __call__(self, *arguments: Any) -> torch.Tensor:
+            passes[type(arguments[-1]).__name__] += 1
+            return super().__call__(*arguments)
+
+    monkeypatch.setattr(lean, "Fused", Counted)
+    return passes
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(4, 60))])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_schedules_are_answered_as_on_a_cpu(family: str, seed: int, fused: Counter[str]) -> None:
+    """Few pages, so that rows wait for others to end; the draws and the log-probs are the same."""
+    random = np.random.default_rng(seed)
+    model, other = model_of(family), model_of(family)
+    limit = int(random.integers(14, 60))
+    paged = engine_of(model, record=True, pages=limit)
+    cache: Any = paged._cache
+    plain = engine_of(other, record=False)
+    for turn in range(3):
+        requests = some_requests(random, 12)
+
+        def within_limits() -> None:
+            assert cache.used <= cache.spoken_for < limit and cache.pages <= limit
+
+        found, wanted = answers(paged, requests, within_limits), answers(plain, requests)
+        assert cache.used == cache.spoken_for == 0, "nobody has pages any more"
+        for one, another in zip(found, wanted, strict=True):
+            assert one.token_ids.tolist() == another.token_ids.tolist() and one.status == another.status
+            np.testing.assert_allclose(one.logprobs, another.logprobs, atol=2e-5)
+        if turn == 1:
+            for engine in (paged, plain):
+                engine.sleep()
+                engine.wake()
+    assert fused["PagedPrefill"] and fused["PagedDecode"]
+    if family == "qwen3" and seed == 1:
+        assert fused["PagedExtend"]
+
+
+def test_a_row_that_no_pages_could_hold_is_refused_at_once_and_others_go_on() -> None:
+    engine = engine_of(model_of("qwen3"), record=True, pages=11)
+    row = np.arange(1, 30, dtype=np.int32)
+    short = Request(row, SamplingParams(max_tokens=40), (1, 2, 3, 4))
+    with pytest.raises(EngineError, match=r"a row of 229 tokens takes 15 pages of 16 tokens .* room for 10: lower"):
+        answers(engine, [Request(row, SamplingParams(max_tokens=200), (5,))])
+    assert [len(completion.token_ids) for completion in answers(engine, [short])] == [40] * 4
+
+
+def test_what_pages_take_follows_the_tokens_and_siblings_share_their_prompt() -> None:
+    """256 rows of 2,560 tokens, prompts of 512 in groups of 8: while answers have 100 tokens, and at the end."""
+    cache = PagedCache(torch.device("cpu"))
+    groups, samples, prompt, longest = 32, 8, 512, 2560
+    cache.reserve(groups * samples, longest)
+    cache.start(0, [prompt] * groups, [longest] * groups, np.repeat(np.arange(groups), samples))
+    assert cache.used == groups * prompt // PAGE
+    for position in (prompt, prompt + 99, longest - 1):
+        for place in range(prompt, position + 1, PAGE):
+            cache.grow(np.full(groups * samples, place))
+        answered = -(-(position + 1 - prompt) // PAGE)
+        assert cache.used == groups * (prompt // PAGE + samples * answered)
+    dense = groups * samples * longest
+    assert cache.used * PAGE < 0.85 * dense, "at most: 256 x 2,048 answered tokens and 32 prompts"
+    assert cache.spoken_for == cache.used
+    tables = cache._rows[: groups * samples, : longest // PAGE]
+    owners = Counter(tables.flatten().tolist())
+    assert owners[0] == 0 and sorted(set(owners.values())) == [1, samples]
+    cache.release(list(range(groups * samples)), [], [], 0)
+    assert cache.used == 0 and len(set(cache._free)) == len(cache._free) == cache.pages - 1
+
+
+VIEWS = {
+    "view", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "permute", "expand", "slice", "select", "t", "split",
+    "split_with_sizes", "unbind", "detach", "alias", "narrow", "empty", "new_empty", "empty_like", "as_strided",
+    "tensor_split", "unflatten", "flatten", "lift_fresh", "_reshape_alias",
+}  # fmt: skip
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operators that start a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name not in VIEWS:
+            self.count[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_decoded_token_of_28_layers_takes_at_most_300_kernels() -> None:
+    """As many layers as Qwen3-0.6B; attention counts twice, as it does with few rows."""
+    model: Any = model_of("qwen3", layers=28)
+    fused = FusedOnGpu.of(model.model, "Qwen3Model")
+    assert fused is not None
+    cache = PagedCache(torch.device("cpu"))
+    cache.reserve(4, 64)
+    cache.start(0, [20], [60], np.zeros(4, dtype=np.int64))
+    cache.grow(np.full(4, 20))
+    tokens, position = torch.ones(4, dtype=torch.int64), torch.full((4,), 20)
+    with torch.inference_mode():
+        fused(tokens, position, cache.decode(position))  # makes the pages
+        with Kernels() as kernels:
+            model.lm_head(fused(tokens, position, cache.decode(position)))
+    assert kernels.count["attend_pages"] == 28
+    assert kernels.count.total() + kernels.count["attend_pages"] <= 300, kernels.count
