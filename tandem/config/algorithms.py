@@ -37,7 +37,7 @@ class OptimizerConfig(Section):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """From `lr` after the warm-up to `lr * min_lr_ratio` at the last step."""
+    """From `lr` after the warm-up to `lr * min_lr_ratio`, which the step after the last would have."""
     min_lr_ratio: Share = 0.0
     warmup_steps: NonNegativeInt = 0
 

@@ -23,15 +23,16 @@ _NUMBERS_AT_ONCE = 2**26
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """The rate of optimizer step `step` (0 is the first) of `total_steps`.
 
-    Warm-up over W steps: lr * (step + 1) / W, so that step W - 1 is the first at full rate. From there to the last
-    step, the share p of the way: linear 1 - p, cosine (1 + cos(pi p)) / 2, both scaled to end at min_lr_ratio.
+    Warm-up over W steps: lr * (step + 1) / W, so that step W - 1 is the first at full rate. From there the share p of
+    the way to the step after the last one: linear 1 - p, cosine (1 + cos(pi p)) / 2, both scaled to end at
+    min_lr_ratio. So the last step still learns, as with the schedules of transformers.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
     peak = max(config.warmup_steps - 1, 0)
-    share = min(1.0, (step - peak) / max(1, total_steps - 1 - peak))
+    share = min(1.0, (step - peak) / max(1, total_steps - peak))
     height = 1 - share if config.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import get_scheduler
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError
@@ -21,16 +22,28 @@ from tests.storages import Storages
     [
         ("constant", 0, [8, 8, 8, 8, 8]),
         ("constant", 2, [4, 8, 8, 8, 8]),
-        ("linear", 0, [8, 6.5, 5, 3.5, 2]),
-        ("linear", 3, [8 / 3, 16 / 3, 8, 5, 2]),
-        ("cosine", 0, [8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2]),
-        ("cosine", 3, [8 / 3, 16 / 3, 8, 5, 2]),
+        ("linear", 0, [8, 6.8, 5.6, 4.4, 3.2]),
+        ("linear", 3, [8 / 3, 16 / 3, 8, 6, 4]),
+        ("cosine", 2, [4, 8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5]),
+        ("cosine", 3, [8 / 3, 16 / 3, 8, 6.5, 3.5]),
         ("linear", 9, [8 / 9, 16 / 9, 24 / 9, 32 / 9, 40 / 9]),
     ],
 )
 def test_learning_rate(schedule: str, warmup_steps: int, wanted: list[float]) -> None:
     config = OptimizerConfig(lr=8, schedule=schedule, warmup_steps=warmup_steps, min_lr_ratio=0.25)
     assert [learning_rate(config, step, 5) for step in range(5)] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_without_warm_up_rates_are_those_of_transformers_and_the_last_update_learns(schedule: str) -> None:
+    config = OptimizerConfig(lr=8, schedule=schedule, warmup_steps=0)
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=8)
+    scheduler = get_scheduler(schedule, theirs, num_warmup_steps=0, num_training_steps=7)
+    for step in range(7):
+        rate = learning_rate(config, step, 7)
+        assert rate > 0 and rate == pytest.approx(theirs.param_groups[0]["lr"])
+        theirs.step()
+        scheduler.step()
 
 
 def test_learning_rate_of_a_run_of_one_step_and_past_the_end() -> None:
