@@ -70,7 +70,8 @@ def update(
     """Every optimizer step of one training step: one call of the actor's ranks, and one of the critic's, for all.
 
     Returns the mean of each metric over them. Where the trainer has computed no log-probs before, `old_logprobs` become
-    those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it.
+    those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it, and
+    on all where there is none.
     Asserts that where a token is of older weights the losses are given old log-probs: without, they take r to be 1.
     """
     batch, version = placed.batch, placed.step - 1
@@ -95,6 +96,8 @@ def update(
     if wants_logprobs:
         assert trained[0].rows is not None
         batch.tokens.old_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
+    elif config.takes_engine_logprobs:  # while the critic warms up nobody computes the trainer's
+        batch.tokens.old_logprobs = _in_the_batch(batch, np.zeros(0, np.int64), np.zeros(0, np.float32))
     share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
     trained_share = {"actor/trained_share": share}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version)

@@ -21,7 +21,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
-from tandem.controller.learning import placed_step, update
+from tandem.controller.learning import _compare_with_engine, placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
 from tandem.training.fsdp import make_engine
@@ -220,6 +220,18 @@ def test_the_policy_rests_while_the_critic_warms_up(models: dict[str, Path], min
     assert largest_difference(policy, start) == 0 and largest_difference(critic, both[1]) == 0
     assert largest_difference(both[0], start) > 0
     assert batch.tokens.old_logprobs is not None and np.isfinite(batch.tokens.old_logprobs).all()
+
+
+def test_log_probs_that_nobody_has_computed_are_compared_with_nothing(models: dict[str, Path]) -> None:
+    """While the critic warms up and the engine's log-probs stand in for the old policy's."""
+    algorithm = {
+        "type": "ppo", "group_size": 4, "critic_warmup_steps": 1, "rollout_correction": {"skip_old_logprobs": True},
+    }  # fmt: skip
+    config = configuration(models, algorithm, steps=2)
+    batch = to_batch(trajectories())
+    framework_step(config, models, batch)
+    assert batch.tokens.old_logprobs is not None and np.isnan(batch.tokens.old_logprobs[batch.loss_mask]).all()
+    assert [_compare_with_engine(batch, staleness, version=0) for staleness in (0, 2)] == [{}, {}]
 
 
 def largest_difference(ours: Any, theirs: Any) -> float:
