@@ -18,6 +18,8 @@ from tandem.errors import UserError
 from tandem.files import temporary_name, write_text
 
 _CONFIG, _LOCK = "config.yaml", ".lock"
+_AS_STARTED = ".started.yaml"
+"""The same as `_CONFIG`, which people edit: what the run really had at its last start."""
 _PICTURES = "pictures"
 """Of rows, which are read before the run claims the directory."""
 _BEFORE = (_PICTURES, OBJECTS)
@@ -41,7 +43,8 @@ def open_run_dir(config: TrainConfig | SftConfig) -> Iterator[list[Change]]:
         raise UserError(f"trainer.run_dir: {error}; give another one") from None
     with locked(path):
         changed = check_run_dir(config)
-        write_text(path / _CONFIG, dump_config(config))
+        for name in (_CONFIG, _AS_STARTED):
+            write_text(path / name, dump_config(config))
         yield changed
 
 
@@ -81,7 +84,8 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
         raise UserError(f"{where} is a file; give another trainer.run_dir")
     if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{where} may not be written by this user; give another trainer.run_dir")
-    ours = (temporary_name(stored).name, _LOCK, *_BEFORE)
+    started = path / _AS_STARTED
+    ours = (temporary_name(stored).name, temporary_name(started).name, _AS_STARTED, _LOCK, *_BEFORE)
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in ours) if path.exists() else []
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no {_CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
@@ -91,7 +95,8 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     if not config.trainer.resume:
         raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")
     kind: Any = type(config)
-    changed = [change for change in changes(load_config(kind, stored), config) if change.key != _COMMAND]
+    had = load_config(kind, started if started.exists() else stored)
+    changed = [change for change in changes(had, config) if change.key != _COMMAND]
     if fixed := [change for change in changed if not change.allowed]:
         listed = "".join(f"\n  - {change}" for change in fixed)
         mend = "give another trainer.run_dir, for it has no checkpoint yet to start a new run from"
@@ -99,9 +104,13 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
             mend = (
                 f"start a new run from its last checkpoint with trainer.branch_from={path} and another trainer.run_dir"
             )
+        edited = {change.key for change in changes(had, load_config(kind, stored))}
+        back = f"put the old values back into {stored}, which has been edited"
+        if edited.isdisjoint(change.key for change in fixed):
+            back = "give the old values, as --resume does without a configuration"
         raise UserError(
-            f"{path}: cannot be resumed with other values of these keys, which decide what a run learns; give the old "
-            f"values, as --resume does without a configuration, or {mend}{listed}"
+            f"{path}: cannot be resumed with other values of these keys, which decide what a run learns; {back}, or "
+            f"{mend}{listed}"
         )
     return changed
 

@@ -53,7 +53,7 @@ def test_a_new_run_writes_its_configuration(tmp_path):
     run = tmp_path / "deep" / "run"
     assert claim(config(run)) == []
     assert TrainConfig.model_validate(yaml.safe_load((run / "config.yaml").read_text())) == config(run)
-    assert sorted(path.name for path in run.iterdir()) == [".lock", "config.yaml"]
+    assert sorted(path.name for path in run.iterdir()) == [".lock", ".started.yaml", "config.yaml"]
 
 
 def test_another_run_is_refused_unless_resumed(tmp_path):
@@ -161,10 +161,28 @@ def test_what_decides_what_is_learned_is_refused_all_at_once(tmp_path):
     assert (tmp_path / "config.yaml").read_text() == before
 
 
+def test_what_was_edited_in_the_runs_own_configuration_is_a_change_as_any_other(tmp_path):
+    """--resume reads config.yaml of the run: it is compared with what the run had, not with itself."""
+    stored = started(tmp_path) / "config.yaml"
+    described = stored.read_text()
+    stored.write_text(described.replace("steps: 10", "steps: 20"))
+    tree = yaml.safe_load(stored.read_text())
+    tree["trainer"]["resume"] = True
+    assert claim(TrainConfig.model_validate(tree)) == ["trainer.steps: 10 -> 20"]
+    tree["training"]["optimizer"]["lr"] = 0.3
+    stored.write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError) as raised:
+        claim(TrainConfig.model_validate(tree))
+    assert f"put the old values back into {stored}, which has been edited" in str(raised.value)
+    assert str(raised.value).endswith("\n  - training.optimizer.lr: 1e-06 -> 0.3")
+    (tmp_path / ".started.yaml").unlink()  # of a version that wrote none
+    assert claim(TrainConfig.model_validate(tree)) == []
+
+
 def test_the_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".config.yaml.tmp").write_text("model:")
     claim(config(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".started.yaml", "config.yaml"]
 
 
 def test_a_run_is_not_fetched_over_another_one(tmp_path):
