@@ -7,7 +7,7 @@
 There is no rename there, so the manifest comes last and goes first: what has none is no checkpoint.
 """
 
-import json
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,11 +19,12 @@ from fsspec.core import url_to_fs
 
 from tandem.checkpoint.draft import for_each
 from tandem.checkpoint.run_dir import locked
-from tandem.checkpoint.store import check_sound, kept_names
+from tandem.checkpoint.store import check_sound, files_of, kept_names
 from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name, write_text
 
 _MANIFEST, _CONFIG = "manifest.json", "config.yaml"
+_NAME = re.compile(r"step_\d{6,}")
 _RUN_ID = "run_id"
 """A random number that a run gets when it is first copied: two runs may have the same settings, and the same steps."""
 
@@ -118,6 +119,9 @@ class RemoteCheckpoints:
         Raises UserError where there is no checkpoint at the URL, or a damaged one, or `run_dir` holds another run.
         """
         name = self._read("checkpoints", "latest").strip()
+        if not _NAME.fullmatch(name):
+            said = f"{self.url}: checkpoints/latest says {name[:80]!r}"
+            raise UserError(f"{said}; it is to name a checkpoint: step_000010")
         checkpoints = run_dir / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         with locked(run_dir):
@@ -144,7 +148,12 @@ class RemoteCheckpoints:
             if there.exists():
                 shutil.rmtree(there)
         described = self._read("checkpoints", name, _MANIFEST)
-        files: list[str] = [*json.loads(described)["files"]]
+        try:
+            files = [*files_of(described)]
+        except ValueError as error:
+            raise UserError(
+                f"{self.url}: {name}: {error}; name an earlier one in {self.url}/checkpoints/latest"
+            ) from None
 
         def get(file: str) -> None:
             local = temporary / file

@@ -265,8 +265,24 @@ def check_sound(checkpoint: Path, mend: str) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What differs between the files of a checkpoint and its manifest, content included; None: sound."""
     try:
-        files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        files = files_of((checkpoint / "manifest.json").read_text(encoding="utf-8"))
         changed = [name for name, expected in files.items() if describe(checkpoint / name) != expected]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         return str(error)
     return f"not what was written: {', '.join(changed)}" if changed else None
+
+
+def files_of(manifest: str) -> Mapping[str, object]:
+    """What a manifest says of each file, by its path below the checkpoint. ValueError where it is none, or names what
+    is not below it: it may have come from elsewhere."""
+    try:
+        files = json.loads(manifest)["files"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"manifest.json is no manifest: {type(error).__name__}: {error}") from None
+    if not isinstance(files, dict) or not files:
+        raise ValueError("manifest.json is no manifest: it names no files")
+    for name in files:
+        parts = name.split("/")
+        if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise ValueError(f"manifest.json names {name!r}, which is no path below the checkpoint")
+    return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,40 @@ def test_damage_there_is_found_when_it_is_fetched(tmp_path: Path, url: str) -> N
     with pytest.raises(UserError, match="step_000003 lacks a file of its manifest"):
         RemoteCheckpoints(url).fetch(tmp_path / "other")
     assert here(tmp_path / "other") == []
+
+
+@pytest.mark.parametrize("path", ["../../../outside", "/tmp/outside", "state/../../outside", "./x", "a//b", "a\\b", ""])
+def test_a_manifest_from_elsewhere_writes_nothing_but_below_the_run(tmp_path: Path, url: str, path: str) -> None:
+    save(store_of(tmp_path / "run", url), 1)
+    files, root = fsspec.core.url_to_fs(url)
+    files.pipe_file(f"{root}/checkpoints/step_000001/manifest.json", json.dumps({"files": {path: {}}}).encode())
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"which is no path below the checkpoint; name an earlier one in"):
+        RemoteCheckpoints(url).fetch(tmp_path / "other")
+    after = [there for there in sorted(tmp_path.rglob("*")) if tmp_path / "other" not in (there, *there.parents)]
+    assert after == before and not (tmp_path / "other/checkpoints/latest").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "null", "not json", '{"files": 3}', '{"files": {}}', '{"files": ["a"]}']
+)
+def test_what_is_no_manifest_is_told(tmp_path: Path, url: str, text: str) -> None:
+    save(store_of(tmp_path / "run", url), 1)
+    files, root = fsspec.core.url_to_fs(url)
+    files.pipe_file(f"{root}/checkpoints/step_000001/manifest.json", text.encode())
+    with pytest.raises(UserError, match=r"manifest.json is no manifest: .*; name an earlier one"):
+        RemoteCheckpoints(url).fetch(tmp_path / "other")
+    (tmp_path / "run/checkpoints/step_000001/manifest.json").write_text(text)
+    assert "is no manifest" in (damage(tmp_path / "run/checkpoints/step_000001") or "")
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "step_1", "step_000001/..", ""])
+def test_a_pointer_from_elsewhere_names_a_checkpoint_or_is_told(tmp_path: Path, url: str, name: str) -> None:
+    save(store_of(tmp_path / "run", url), 1)
+    files, root = fsspec.core.url_to_fs(url)
+    files.pipe_file(f"{root}/checkpoints/latest", name.encode())
+    with pytest.raises(UserError, match=r"it is to name a checkpoint: step_000010"):
+        RemoteCheckpoints(url).fetch(tmp_path / "other")
 
 
 def test_where_no_run_is(tmp_path: Path, url: str) -> None:
