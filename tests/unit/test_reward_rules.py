@@ -5,6 +5,7 @@ import json
 import re
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,34 @@ def test_every_squad_answer_is_right_and_another_questions_is_not() -> None:
     for truths in answers:
         assert all(exact_match(f"<answer>{truth}</answer>", truths)["score"] == 1.0 for truth in truths)
         assert f1("qzx", truths)["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "Paris", ["Lyon", "Paris"], {"target": ["Paris"]}, {"target": "Paris"},
+        {"text": ["Paris"], "answer_start": [3]}, {"value": "Paris, France", "aliases": ["Paris"], "type": "city"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_answers_of_a_question_are_found_where_data_sets_have_them(truth: Any) -> None:
+    assert exact_match("<answer>paris</answer>", truth)["score"] == 1
+    assert exact_match("<answer>London</answer>", truth)["score"] == 0
+    assert f1("<answer>paris</answer>", truth)["score"] == 1
+
+
+@pytest.mark.parametrize(
+    "truth", [None, [], {}, {"target": []}, {"answer_start": [3]}, [["Paris"]], {"text": [None]}], ids=str
+)
+def test_a_truth_without_an_answer_is_a_mistake_of_the_data(truth: Any) -> None:
+    with pytest.raises(ValueError, match=r"holds no answer: it is to be a text, a list of texts"):
+        exact_match("Paris", truth)
+
+
+def test_a_letter_with_a_mark_is_one_letter_however_it_is_written() -> None:
+    composed, apart = "Pok\u00e9mon", "Poke\u0301mon"
+    assert exact_match(composed, apart)["score"] == exact_match(apart, composed)["score"] == 1
+    assert exact_match("Pokemon", composed)["score"] == 0
 
 
 def test_form() -> None:

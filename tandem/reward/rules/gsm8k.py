@@ -12,6 +12,7 @@ _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+
 NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
 MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
 """Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
+_GOES_ON = re.compile(r"[ \t]*(?:[/+*×÷=^]|[:x][ \t]*[0-9]|[-−][ \t]*[.($0-9])")
 
 
 def strict(
@@ -37,9 +38,13 @@ def canonical(digits: str, negative: bool = False) -> str:
 
 
 def last(number: re.Pattern[str], text: str) -> str | None:
-    """The last of the numbers in the text, in canonical form."""
-    found = number.findall(text)
-    return canonical(found[-1][1], negative=found[-1][0].strip("$") != "") if found else None
+    """The last of the numbers in the text, in canonical form. What is marked and goes on as a calculation, a fraction
+    or a time is none: `#### 42/7` says neither 42 nor 7."""
+    found = [*number.finditer(text)]
+    if not found or (number is MARKED and _GOES_ON.match(text, found[-1].end())):
+        return None
+    sign, digits = found[-1].groups()
+    return canonical(digits, negative=(sign or "").strip("$") != "")
 
 
 def _verdict(number: re.Pattern[str], text: str, ground_truth: Any) -> dict[str, Any]:

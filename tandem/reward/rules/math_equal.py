@@ -29,6 +29,8 @@ _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|textit|mathbf) ?\{([^{}
 _MIXED_NUMBER = re.compile(r"(?<![\d/.])(\d+) (\d+) ?/ ?(\d+)(?![\d/])")
 _PREFIX = re.compile(r"^(?:\\approx(?![a-zA-Z])|≈|[£€¥₹]|Rs\.|USD|[a-zA-Z] ?\\in(?![a-zA-Z])) ?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![ ]?\d)")
+_APART = re.compile(r"\d \d")
 _WITH_BASE = re.compile(r"\w+_\d+")
 _EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
 _NAME = re.compile(
@@ -68,13 +70,19 @@ def equal(truth: str, answer: str) -> bool:
     """The same mathematical object.
 
     Order counts in tuples, closedness in intervals, the number of times in lists, the base in numbers with one. A unit
-    may be left out, but not replaced by another.
+    may be left out, but not replaced by another. Letters alone are a word or a name, not a product, and digits apart
+    from one another are not one number, unless in groups of thousands.
     """
     (ours, our_units), (theirs, their_units) = cleaned(truth), cleaned(answer)
     if differ(our_units, their_units):
         return False
-    if plain(ours) == plain(theirs):
+    spelled = plain(ours), plain(theirs)
+    if spelled[0] == spelled[1]:
         return True
+    if all(map(str.isalpha, spelled)) and not any(map(collection, (ours, theirs))):
+        return False
+    if any(map(_APART.search, spelled)) and "\\" not in "".join(spelled):
+        return False
     if not plain(theirs) or any(_WITH_BASE.fullmatch(plain(text)) for text in (ours, theirs)):
         return False
     intervals = as_interval(ours), as_interval(theirs)
@@ -108,7 +116,8 @@ def cleaned(text: str) -> tuple[str, set[str]]:
 def plain(text: str) -> str:
     """A cleaned answer in one spelling, without what it calls its value."""
     is_list = ", " in text
-    text = re.sub(r"_\{(\w+)\}", r"_\1", "=".join(_sides(text)).replace(" ", ""))
+    text = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), "=".join(_sides(text)))
+    text = re.sub(r"_\{(\w+)\}", r"_\1", re.sub(r"(?<!\d) | (?!\d)", "", text))
     text = text.replace(",", "") if _THOUSANDS.fullmatch(text) and not is_list else text
     text = re.sub(r"^\(([a-zA-Z]+)\)$", r"\1", text)
     return text.lower() if text.isalpha() and len(text) > 1 else text

@@ -3,7 +3,9 @@
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+from unicodedata import normalize
 
 from tandem.reward.rules.own_words import Turns
 
@@ -38,14 +40,26 @@ def _answer(completion: str, turns: Turns) -> str:
 
 
 def _truths(ground_truth: Any) -> list[str]:
-    if ground_truth is None or ground_truth == []:
-        raise ValueError(f"the ground truth {ground_truth!r} holds no answer")
-    return list(map(str, ground_truth)) if isinstance(ground_truth, (list, tuple)) else [str(ground_truth)]
+    """The texts of a text, of several, or of the mapping in which a data set has them: Search-R1's `target`, SQuAD's
+    `text`, TriviaQA's `value` and `aliases`. ValueError for anything else."""
+    found = ground_truth
+    if isinstance(found, Mapping):
+        texts = [found[key] for key in ("target", "text", "value", "aliases") if key in found]
+        found = [text for own in texts for text in (own if isinstance(own, (list, tuple)) else [own])]
+    elif not isinstance(found, (list, tuple)):
+        found = [found]
+    if not found or not all(isinstance(text, (str, int, float)) for text in found):
+        raise ValueError(
+            f"the ground truth {ground_truth!r} holds no answer: it is to be a text, a list of texts, or a mapping "
+            "with one of both under target, text, value or aliases"
+        )
+    return [str(text) for text in found]
 
 
 def _words(text: str) -> list[str]:
-    """As the published evaluation script splits a text."""
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    """As the published evaluation script splits a text, but that a letter with a mark is one letter, however it is
+    written in Unicode."""
+    return _ARTICLES.sub(" ", normalize("NFC", text).lower().translate(_PUNCTUATION)).split()
 
 
 def _overlap(answer: list[str], truth: list[str]) -> float:
