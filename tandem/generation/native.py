@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.errors import EngineError
+from tandem.errors import EngineError, UserError
 from tandem.generation.base import EngineLimits
 from tandem.generation.native_rows import Batch, Rows
 from tandem.generation.native_sample import NativeSample
@@ -37,9 +37,9 @@ from tandem.models.attention import ATTENTION
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.interface import AttentionPlan
 from tandem.models.kv_cache import Decode, KVCache, Prefix
-from tandem.models.lean import lay_out
+from tandem.models.lean import lay_out, let_go
 from tandem.models.loading import named_part
-from tandem.models.pages import PagedCache
+from tandem.models.pages import PAGE, PagedCache
 from tandem.models.tower import PictureTower
 from tandem.pictures.marks import PictureNumbers
 from tandem.pictures.positions import joined
@@ -52,7 +52,7 @@ _PREFIX_SHARE = 8
 _LEAST_PREFIX = 4
 """A prefix below 1 / this of the prompt is computed again: attention after a prefix costs more than that of a whole
 prompt, which tokens up to there do not save (1M parameters and 1,000 tokens; less with larger models)."""
-_KEPT_ASLEEP, _SHARE_KEPT_ASLEEP = 64 * 2**20, 1 / 16
+_KEPT_ASLEEP, _SHARE_KEPT_ASLEEP = 64 * 2**20, 1 / 64
 """A cache of at most so many bytes on a CPU, and of at most such a share of a GPU's memory, is kept through a sleep: to
 make it anew is a fortieth of a short step there, and here all steps would be recorded anew."""
 _ADMIT_SHARE = 8
@@ -137,8 +137,6 @@ class NativeEngine:
         on_gpu = self._weight.device.type == "cuda"
         self._record = on_gpu if record is None else record
         self._paged, self._pages = on_gpu or self._record, pages
-        if on_gpu:
-            lay_out(model)
         self._prefill_tokens = _PREFILL_TOKENS_ON_GPU if on_gpu else _PREFILL_TOKENS
         self._renew_cache()
         self._version: int | None = None
@@ -181,6 +179,8 @@ class NativeEngine:
         try:
             while pending:
                 result = await results.get()
+                if isinstance(result, UserError):
+                    raise result
                 if isinstance(result, Exception):
                     raise EngineError(f"generation failed: {result}") from result
                 pending -= result.status is not None
@@ -194,8 +194,7 @@ class NativeEngine:
             named_part(self._model, name).copy_(weight)
         self._version = version
         self._prefixes.clear()
-        if self._recorded is not None:
-            self._recorded.look_for_moves()
+        self._look_for_moves()
         if self._tower is not None:
             if self._tower.learns:
                 self._tower.forget()
@@ -212,6 +211,8 @@ class NativeEngine:
             self._renew_cache()
         self._cache.forget_rows()
         self._prefixes = PrefixCache()
+        if self._weight.is_cuda:
+            let_go(self._model)
         if self._tower is not None:
             self._tower.offload()
         if self._weight.is_cuda:
@@ -233,25 +234,36 @@ class NativeEngine:
         self._renew_cache()
 
     def _renew_cache(self) -> None:
-        self._recorded: RecordedSteps | None = None  # before its pages
+        """What stood here before goes first, or both would be there at once."""
+        admitted = getattr(self, "_cache", None)
+        admitted = admitted.admitted if isinstance(admitted, PagedCache) else 0
+        self._recorded: RecordedSteps | None = None
         self._cache: KVCache | PagedCache = KVCache()
         self._prefixes = PrefixCache()
         if self._paged:
-            self._cache = PagedCache(self._weight.device, self._pages)
+            self._cache = PagedCache(self._weight.device, self._pages, admitted)
             if self._record:
                 self._recorded = RecordedSteps(self._forward, self._model, self._cache)
 
     async def _step_until_idle(self) -> None:
-        if self._recorded is not None:
-            self._recorded.look_for_moves()
+        begins = True
         while self._waiting or self._rows:
             try:
+                if begins:
+                    self._look_for_moves()
+                begins = False
                 self._step()
             except Exception as error:  # noqa: BLE001 - every caller raises it
                 for results in {entry.results for entry in self._clear()}:
                     results.put_nowait(error)
                 self._renew_cache()  # the old one may hold what broke the step
             await asyncio.sleep(0)
+
+    def _look_for_moves(self) -> None:
+        if self._recorded is not None:
+            self._recorded.look_for_moves()
+        elif self._paged:
+            lay_out(self._model)
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -262,20 +274,30 @@ class NativeEngine:
 
     def _admit(self) -> list[_Start]:
         """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
-        free, tokens, pages = self._rows.slots - len(self._rows), 0, 0
+        free, tokens = self._rows.slots - len(self._rows), 0
+        pages = -(-self._prefixes.tokens // PAGE) if self._paged else 0
         starts: list[_Start] = []
         if free < min(sum(map(len, self._waiting)), -(-self._rows.slots // _ADMIT_SHARE)):
             return starts
         while self._waiting and tokens < self._prefill_tokens and free:
             group, request = self._waiting[0], self._waiting[0][0].request
             lengths = len(request.token_ids), len(request.token_ids) + request.sampling.max_tokens
-            count = self._cache.samples_that_fit(*lengths, min(free, len(group)), pages)
+            try:
+                count = self._cache.samples_that_fit(*lengths, min(free, len(group)), pages)
+            except UserError as error:  # no pages could hold it: the others go on
+                self._waiting.popleft()
+                group[0].results.put_nowait(error)
+                continue
+            if not count and not starts and not self._rows and self._prefixes.tokens:
+                self._prefixes.clear()
+                pages = 0
+                continue
             if not count or (starts and count < len(group)):
                 break
+            start = _Start(group[:count], self._prefix_of(request))
             self._waiting.popleft()
             if count < len(group):
                 self._waiting.appendleft(group[count:])
-            start = _Start(group[:count], self._prefix_of(request))
             starts.append(start)
             pages += self._cache.pages_of(*lengths, count)
             free -= count
@@ -399,6 +421,7 @@ class NativeEngine:
         room = self._prefix_cache_tokens
         if room is None:
             room = self._rows.slots * self._cache.length
+        room = min(room, self._prefixes.tokens + self._cache.tokens_left())
         for slot in slots.tolist():
             row = np.concatenate((self._rows.samples[slot].request.token_ids, self._rows.of(slot)["token"][:-1]))
             self._prefixes.keep(row, partial(self._cache.read, slot), room)

@@ -32,15 +32,17 @@ class RecordedSteps:
         self._model = model
         self._cache = cache
         self._addresses: list[int] = []
-        self.look_for_moves()
+        self._forget(())
 
     def look_for_moves(self) -> None:
-        """Forget what reads weights that have moved. To be called before the next step after anything that may have
-        moved them: looking at each of them takes as long as a step."""
-        if self._addresses != self._weights():
-            lay_out(self._model)
-            self._forget(())
-        self._addresses = self._weights()
+        """Forget what reads weights that have moved. To be called before the first step, and before the next one after
+        anything that may have moved them: looking at each of them takes as long as a step."""
+        if self._addresses == (addresses := self._weights()):
+            return
+        if lay_out(self._model):
+            addresses = self._weights()
+        self._forget(())
+        self._addresses = addresses
 
     def _weights(self) -> list[int]:
         return [weight.data_ptr() for weight in (*self._model.parameters(), *self._model.buffers())]

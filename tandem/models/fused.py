@@ -25,11 +25,12 @@ _POSITIONS = 512
 """Angles are computed for a multiple of this many positions."""
 
 
-def lay_side_by_side(layers: Sequence[nn.Module]) -> None:
+def lay_side_by_side(layers: Sequence[nn.Module]) -> bool:
     """Move their weights, and their biases, into one piece of memory each, where they are plain layers and lie apart:
-    nobody may hold the memory that they have now."""
+    nobody may hold the memory that they have now. Whether any moved."""
+    moved = False
     if not all(type(layer) is nn.Linear for layer in layers):
-        return
+        return moved
     for name in ("weight", "bias"):
         parameters = [parameter for layer in layers if (parameter := getattr(layer, name)) is not None]
         plain = all(type(parameter) is nn.Parameter for parameter in parameters)
@@ -37,6 +38,8 @@ def lay_side_by_side(layers: Sequence[nn.Module]) -> None:
             together = torch.cat([parameter.detach() for parameter in parameters])
             for parameter, place in zip(parameters, together.split([len(p) for p in parameters]), strict=True):
                 parameter.data = place
+            moved = True
+    return moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of the cache, live rows in the first ones.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,6 +108,10 @@ class KVCache:
     def pages_of(self, prompt: int, longest: int, samples: int) -> int:
         """None: rows have no pages."""
         return 0
+
+    def tokens_left(self) -> float:
+        """For which there is room: nobody has asked how much memory a host has."""
+        return math.inf
 
     def start(self, first: int, prompts: Sequence[int], longest: Sequence[int], prompt_B: IntArray) -> None:
         """Rows have room already: `reserve` gives it to all slots."""

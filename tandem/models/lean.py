@@ -60,16 +60,23 @@ def make_lean(model: PreTrainedModel) -> None:
             model.forward = MethodType(_language_model, model)
 
 
-def lay_out(model: Any) -> None:
-    """Move side by side what is one product in generation. Again after the model's memory has moved; while nobody holds
-    the memory of its weights."""
-    body = model.base_model
+def lay_out(model: Any) -> bool:
+    """Move side by side what is one product in generation; whether anything moved. Again after the model's memory has
+    moved; while nobody holds the memory of its weights."""
+    body, moved = model.base_model, False
     if hasattr(body, "fused") and model.device.type != "meta":
-        body.fused = _UNKNOWN
         for layer in body.layers:
             attention, mlp = layer.self_attn, layer.mlp
-            lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-            lay_side_by_side([mlp.gate_proj, mlp.up_proj])
+            moved |= lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+            moved |= lay_side_by_side([mlp.gate_proj, mlp.up_proj])
+        let_go(model)
+    return moved
+
+
+def let_go(model: Any) -> None:
+    """Hold no weights beside the model's own: they may leave. The next pass finds them again."""
+    if hasattr(model.base_model, "fused"):
+        model.base_model.fused = _UNKNOWN
 
 
 def _language_model(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **others: Any) -> Logits:

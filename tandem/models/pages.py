@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.errors import EngineError
+from tandem.errors import UserError
 from tandem.models.attention import PackedRows, Scoring
 from tandem.models.kernels import decoding
 from tandem.models.kv_cache import KeysValues, Prefix
@@ -31,8 +31,13 @@ _KEPT_FREE = 0.1
 class PagedCache:
     """The pages of all layers, each `[pages, PAGE, kv_heads, head_dim]`, and which of them rows have."""
 
-    def __init__(self, device: torch.device, limit: int | None = None) -> None:
-        """`limit`: the most pages that there may be; None: what the device's free memory has room for."""
+    def __init__(self, device: torch.device, limit: int | None = None, admitted: int = 0) -> None:
+        """`limit`: the most pages that there may be; None: what the device's free memory has room for. `admitted`: the
+        pages of the longest row that another cache of this engine has taken."""
+        self.admitted = admitted
+        """The most pages of a row that was let in. It may come back, to go on, when less memory is free."""
+        self.length = 0
+        """Tokens of the longest row since no row was stored."""
         self._device = device
         self._given, self._limit = limit, limit
         self._layers: dict[int, list[Tensor]] = {}
@@ -60,11 +65,6 @@ class PagedCache:
         return len(self._uses)
 
     @property
-    def length(self) -> int:
-        """Tokens of the longest row that the table has room for."""
-        return self._rows.shape[1] * PAGE
-
-    @property
     def place(self) -> tuple[int, ...]:
         """Changes when memory moves that a recorded step reads."""
         return self.pages, *self._rows.shape
@@ -86,6 +86,7 @@ class PagedCache:
     def reserve(self, slots: int, length: int) -> None:
         """There is room in the table for `slots` rows of `length` tokens, and for more, up to twice as many: a step is
         recorded anew when the table grows."""
+        self.length = max(length, self.length)
         most = -(-length // PAGE)
         most = 1 << (most - 1).bit_length() if most > self._rows.shape[1] else self._rows.shape[1]
         shape = max(slots, self.slots), most
@@ -100,22 +101,31 @@ class PagedCache:
 
     def samples_that_fit(self, prompt: int, longest: int, wanted: int, others: int) -> int:
         """How many rows of a prompt of `prompt` tokens, each of at most `longest` tokens, can start beside all others
-        and `others` pages more. EngineError where not even one could if it were alone."""
-        if not self._layers and self._limit is None and self._device.type == "cuda":
-            return 0 if self.used or others else 1  # how large pages are is known once a row has some
+        and `others` pages more. UserError where not even one could if it were alone."""
+        if self._unmeasured:
+            return 0 if self.used or others else 1
         shared, each = prompt // PAGE, -(-longest // PAGE)
-        room = self._most_pages() - 1
+        room = max(self._most_pages() - 1, self.admitted)
         if each > room:
-            raise EngineError(
+            raise UserError(
                 f"a row of {longest:,} tokens takes {each:,} pages of {PAGE} tokens of keys and values, and there is "
                 f"room for {room:,}: lower generation.max_response_tokens, or leave more of the GPU's memory free"
             )
         left = room - self.spoken_for - others - shared
         return max(0, min(wanted, left // max(1, each - shared)))
 
+    def tokens_left(self) -> int:
+        """For which there is room beside all that rows have or may come to have."""
+        return 0 if self._unmeasured else max(0, self._most_pages() - 1 - self.spoken_for) * PAGE
+
     def pages_of(self, prompt: int, longest: int, samples: int) -> int:
         """That rows of a prompt may come to have together."""
         return prompt // PAGE + samples * (-(-longest // PAGE) - prompt // PAGE)
+
+    @property
+    def _unmeasured(self) -> bool:
+        """How large pages are is not known: a row must have some first."""
+        return self._limit is None and not self._layers and self._device.type == "cuda"
 
     def _most_pages(self) -> int:
         if self._limit is None:
@@ -130,7 +140,11 @@ class PagedCache:
     def start(self, first: int, prompts: Sequence[int], longest: Sequence[int], prompt_B: IntArray) -> None:
         """Give pages to the rows from slot `first` on, whose prompts are `prompt_B` of those of `prompts` tokens; they
         come to `longest` tokens at most. Those of a prompt stand side by side."""
-        for prompt, (tokens, most) in enumerate(zip(prompts, longest, strict=True)):
+        counts = np.bincount(prompt_B, minlength=len(prompts)).tolist()
+        groups = list(zip(prompts, longest, counts, strict=True))
+        wanted = sum(tokens // PAGE + (tokens % PAGE > 0) * count for tokens, _, count in groups)
+        self._make_room(wanted, self.spoken_for + sum(self.pages_of(*group) for group in groups))
+        for prompt, (tokens, most, _) in enumerate(groups):
             slots = first + np.flatnonzero(prompt_B == prompt)
             shared, whole = tokens // PAGE, -(-tokens // PAGE)
             pages = self._take(shared)
@@ -139,6 +153,7 @@ class PagedCache:
             if whole > shared:
                 self._rows[slots, shared] = self._take(len(slots))
             self._count[slots], self._most[slots] = whole, -(-most // PAGE)
+        self.admitted = max(self.admitted, -(-max(longest) // PAGE))
         self._changed = True
 
     def grow(self, position_B: IntArray) -> None:
@@ -146,6 +161,7 @@ class PagedCache:
         needed = position_B // PAGE + 1
         slots = np.flatnonzero(self._count[: len(needed)] < needed)
         if len(slots):
+            self._make_room(len(slots), self.spoken_for)
             self._rows[slots, self._count[slots]] = self._take(len(slots))
             self._count[slots] += 1
             self._changed = True
@@ -154,16 +170,19 @@ class PagedCache:
             self._changed = False
 
     def _take(self, wanted: int) -> IntArray:
-        if wanted > len(self._free):
-            self._add_pages(wanted - len(self._free))
         taken = np.array([self._free.pop() for _ in range(wanted)], dtype=np.int64)
         self._uses[taken] = 1
         return taken
 
-    def _add_pages(self, missing: int) -> None:
-        """Twice as many, but no more than rows may come to have."""
+    def _make_room(self, wanted: int, spoken_for: int) -> None:
+        """So many pages are free. Where they must be made, there are twice as many then, but no more than `spoken_for`,
+        which rows have or may come to have, or a quarter more than there were."""
+        if wanted <= len(self._free):
+            return
         before = self.pages
-        after = max(before + missing, min(2 * before, 1 + self.spoken_for))
+        quarter = before + before // 4
+        likely = max(min(2 * before, 1 + spoken_for), quarter if self._limit is None else min(quarter, self._limit))
+        after = max(before + wanted - len(self._free), likely)
         self._uses = np.append(self._uses, np.zeros(after - before, np.int32))
         self._free += range(after - 1, before - 1, -1)
         for both in self._layers.values():
@@ -192,7 +211,7 @@ class PagedCache:
 
     def forget_rows(self) -> None:
         """No row is stored any more; memory stays. How many pages there may be is asked anew."""
-        self._limit = self._given
+        self._limit, self.length = self._given, 0
         self._free = list(range(self.pages - 1, 0, -1))
         self._uses[1:] = 0
         for array in (self._rows, self._count, self._most):

@@ -502,7 +502,8 @@ class Generation:
     own_weights: bool = True
     """False: it generates with the trainer's own parameters."""
     whole_rows: bool = True
-    """Room is taken for every row at its greatest length, as the native engine does; else as tokens come."""
+    """What the native engine needs where every row comes to its greatest length: it lets in no more rows than fit so.
+    Else as tokens come."""
 
 
 def generation(engine: Generation) -> Memory:

@@ -30,9 +30,9 @@ def write_environment(run_dir: Path, seed: int) -> None:
 
 def _name_and_version(found: Distribution) -> tuple[str, str]:
     """Without the long description, which takes most of the time to parse."""
-    head, _, _ = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")
-    fields = message_from_string(head)
-    return fields["Name"], fields["Version"]
+    described = next(filter(None, map(found.read_text, ("METADATA", "PKG-INFO", ""))), "")  # "": a file of old times
+    fields = message_from_string(described.partition("\n\n")[0])
+    return str(fields["Name"]), str(fields["Version"])
 
 
 def _output(*command: str) -> str | None:

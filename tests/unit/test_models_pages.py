@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandem.errors import EngineError
+from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
 from tandem.models import lean
 from tandem.models.attention import ATTENTION
@@ -115,11 +115,76 @@ def test_random_schedules_are_answered_as_on_a_cpu(family: str, seed: int, fused
 
 def test_a_row_that_no_pages_could_hold_is_refused_at_once_and_others_go_on() -> None:
     engine = engine_of(model_of("qwen3"), record=True, pages=11)
-    row = np.arange(1, 30, dtype=np.int32)
-    short = Request(row, SamplingParams(max_tokens=40), (1, 2, 3, 4))
-    with pytest.raises(EngineError, match=r"a row of 229 tokens takes 15 pages of 16 tokens .* room for 10: lower"):
-        answers(engine, [Request(row, SamplingParams(max_tokens=200), (5,))])
-    assert [len(completion.token_ids) for completion in answers(engine, [short])] == [40] * 4
+    with pytest.raises(UserError, match=r"a row of 229 tokens takes 15 pages of 16 tokens .* room for 10: lower"):
+        answers(engine, [asked(200)])
+    assert [len(completion.token_ids) for completion in answers(engine, [asked(40, samples=4)])] == [40] * 4
+
+
+def asked(tokens: int, samples: int = 1) -> Request:
+    """A prompt of 29 tokens."""
+    return Request(np.arange(1, 30, dtype=np.int32), SamplingParams(max_tokens=tokens), tuple(range(samples)))
+
+
+def test_before_pages_are_measured_too_long_a_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU their size is known once a row has some: until then nobody can be refused."""
+    monkeypatch.setattr(PagedCache, "_unmeasured", property(lambda cache: not cache._layers))
+    engine = engine_of(model_of("qwen3"), record=True, pages=11)
+
+    async def all_of_them() -> list[Any]:
+        async def one(request: Request) -> list[Completion]:
+            return [completion async for completion in engine.generate(request)]
+
+        requests = [asked(40), asked(40, samples=2), asked(200), asked(30)]
+        return await asyncio.wait_for(asyncio.gather(*map(one, requests), return_exceptions=True), 60)
+
+    first, second, refused, last = asyncio.run(all_of_them())
+    assert [len(found) for found in (first, second, last)] == [1, 2, 1]
+    assert isinstance(refused, UserError) and "takes 15 pages" in str(refused)
+
+
+def test_what_fails_before_the_first_step_is_told_to_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(model_of("qwen3"), record=True)
+
+    def no_memory(model: Any) -> bool:
+        raise torch.OutOfMemoryError("there is none")
+
+    monkeypatch.setattr("tandem.generation.recorded.lay_out", no_memory)
+    for parameter in engine._model.parameters():
+        parameter.data = parameter.detach().clone()
+    with pytest.raises(EngineError, match="there is none"):
+        answers(engine, [asked(4)])
+    monkeypatch.undo()
+    assert len(answers(engine, [asked(4)])) == 1
+
+
+def test_a_row_that_was_let_in_may_go_on_though_less_memory_is_free() -> None:
+    engine = engine_of(model_of("qwen3"), record=True, pages=20)
+    cache: Any = engine._cache
+    answers(engine, [asked(200)])
+    cache._given = cache._limit = 12
+    assert [len(completion.token_ids) for completion in answers(engine, [asked(200)])] == [200]
+    engine._renew_cache()
+    assert cache.admitted == engine._cache.admitted == 15  # type: ignore[union-attr]
+
+
+def test_kept_prefixes_take_what_rows_leave_and_go_where_a_row_needs_their_room() -> None:
+    engine = engine_of(model_of("qwen3"), record=True, pages=16)
+    random = np.random.default_rng(0)
+    for number in range(12):
+        row = random.integers(1, VOCABULARY, 60).astype(np.int32)
+        answers(engine, [Request(row, SamplingParams(max_tokens=30), (number,), keep=True)])
+        assert engine._prefixes.tokens <= 15 * PAGE
+    assert engine._prefixes.tokens > 0
+    assert len(answers(engine, [asked(200)])) == 1
+
+
+def test_prompts_that_start_one_after_another_move_what_is_there_seldom() -> None:
+    cache, grown = PagedCache(torch.device("cpu")), set[int]()
+    cache.reserve(64, 528)
+    for slot in range(64):
+        cache.start(slot, [512], [528], np.zeros(1, dtype=np.int64))
+        grown.add(cache.pages)
+    assert len(grown) < 20 and cache.used == 64 * 32
 
 
 def test_what_pages_take_follows_the_tokens_and_siblings_share_their_prompt() -> None:

@@ -6,6 +6,8 @@ import math
 import re
 import subprocess
 import sys
+from functools import partial
+from importlib.metadata import distributions
 
 import numpy as np
 import pytest
@@ -122,6 +124,20 @@ def test_tracking_and_checkpoints_import_no_torch():
         "assert not {'torch', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_packages_of_all_times_have_a_name_and_a_version(tmp_path, monkeypatch):
+    """Of a wheel, whose description is long, of a directory that setuptools wrote, and of a file that distutils did."""
+    described = "Metadata-Version: 2.1\nName: {}\nVersion: 1.2\n\nName: of the description\n"
+    for place in ("new-1.2.dist-info/METADATA", "older-1.2.egg-info/PKG-INFO", "oldest-1.2.egg-info"):
+        path = tmp_path / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(described.format(place.partition("-")[0]))
+    found = partial(distributions, path=[str(tmp_path)])
+    monkeypatch.setattr("tandem.tracking.environment.distributions", found)
+    write_environment(tmp_path, seed=0)
+    packages = json.loads((tmp_path / "environment.json").read_text())["packages"]
+    assert packages == {"new": "1.2", "older": "1.2", "oldest": "1.2"}
 
 
 def test_environment_names_versions_hardware_and_seed(tmp_path):

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 64
-"""Tokens that a program of attention reads at once."""
+_TILE, _TILE_BYTES = 64, 2**16
+"""Tokens that a program of attention reads at once, and the most bytes of their keys and values: both are in the shared
+memory of a multiprocessor, of which some GPUs have 100 KB."""
 _PROGRAMS = 512
 """Fewer rows times key heads are split: four programs for each of a large GPU's multiprocessors hide the memory."""
 _MOST_SPLITS = 32
@@ -72,6 +73,8 @@ def attend_pages(
     output_N = query_N.new_empty(rows, heads, values.shape[-1])
     splits = _splits(rows * kv_heads)
     whole = splits == 1
+    columns = [max(16, triton.next_power_of_2(x.shape[-1])) for x in (keys, values)]
+    tile = max(16, min(_TILE, _TILE_BYTES // (sum(columns) * keys.element_size())))
     part = output_N if whole else output_N.new_empty(rows, heads, splits, values.shape[-1], dtype=torch.float32)
     log_sum = output_N if whole else output_N.new_empty(rows, heads, splits, dtype=torch.float32)
     _attend_pages[(rows, kv_heads, splits)](
@@ -80,9 +83,8 @@ def attend_pages(
         query_N.stride(0), query_N.stride(1), table_N.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, KEY_DIM=query_N.shape[-1], VALUE_DIM=values.shape[-1], PAGE=page,
         GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
-        KEY_COLUMNS=max(16, triton.next_power_of_2(query_N.shape[-1])),
-        VALUE_COLUMNS=max(16, triton.next_power_of_2(values.shape[-1])),
-        TILE=_TILE, SPLITS=splits, WINDOWED=window is not None, CAPPED=cap is not None, SINKS=sinks is not None,
+        KEY_COLUMNS=columns[0], VALUE_COLUMNS=columns[1],
+        TILE=tile, SPLITS=splits, WINDOWED=window is not None, CAPPED=cap is not None, SINKS=sinks is not None,
         EXACT=query_N.dtype == torch.float32, num_warps=4, num_stages=2,
     )  # fmt: skip
     if not whole:
