@@ -3,7 +3,7 @@
 Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of the cache, live rows in the first ones.
 """
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,9 +109,9 @@ class KVCache:
         """None: rows have no pages."""
         return 0
 
-    def tokens_left(self) -> float:
+    def tokens_left(self) -> int:
         """For which there is room: nobody has asked how much memory a host has."""
-        return math.inf
+        return sys.maxsize
 
     def start(self, first: int, prompts: Sequence[int], longest: Sequence[int], prompt_B: IntArray) -> None:
         """Rows have room already: `reserve` gives it to all slots."""
