@@ -9,10 +9,10 @@ Suffix: `_N` tokens of the pass.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class Angles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
+class Parts:
     """What a layer computes with, so that no pass looks it up."""
 
     linears: Sequence[tuple[Any, str, nn.Module]]
@@ -175,13 +175,16 @@ class _Layer:
     gate_up: Product
     down: Product
     activation: Any
-    norms: tuple[_QuickNorm | Norm, _QuickNorm | Norm]
-    of_heads: tuple[_QuickNorm | Norm, _QuickNorm | Norm] | None
+    norms: tuple[Any, Any]
+    """Of the layer's input and of what is attended to, as `norm_of` makes them."""
+    of_heads: tuple[Any, Any] | None
     """Norms of queries and keys."""
     keys: int
     """Key heads."""
     head_dim: int
     scoring: Scoring
+
+    norm_of: ClassVar[Callable[[Any], "_QuickNorm | Norm"]] = _QuickNorm.of
 
     @classmethod
     def of(cls, module: Any, family: str) -> Self | None:
@@ -192,7 +195,7 @@ class _Layer:
         output = Product.of(attention.o_proj)
         if qkv is None or output is None or gate_up is None or down is None:
             return None
-        parents, norm = (attention, mlp), _QuickNorm.of
+        parents, norm = (attention, mlp), cls.norm_of
         return cls(
             linears=[(p._modules, *own) for p in parents for own in p._modules.items() if own[0].endswith("_proj")],
             index=attention.layer_idx,
@@ -213,6 +216,8 @@ class _Layer:
         there = all(modules[name] is linear for modules, name, linear in self.linears)
         return there and self.qkv.holds() and self.output.holds() and self.gate_up.holds() and self.down.holds()
 
+
+class _Layer(Parts):
     def __call__(self, hidden_N: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
         of_input, of_attended = self.norms
         hidden_N = self.output.added_to(hidden_N, self._attend(of_input(hidden_N), rotation, plan))
@@ -233,26 +238,37 @@ class _Layer:
         return plan.attend(self.index, query, key, value, self.scoring).flatten(2)[0]
 
 
-class Fused:
-    """The pass of a body that is in one piece."""
+class BodyPass:
+    """The pass of a body that is in one piece, without its modules."""
 
-    def __init__(self, body: Any, layers: Sequence[_Layer]) -> None:
+    layer_kind: ClassVar[type[Parts]]
+
+    def __init__(self, body: Any, layers: Sequence[Any]) -> None:
         self._layers = layers
         self._embeddings: Tensor = body.embed_tokens.weight
-        self._angles = Angles(body.rotary_emb, self._embeddings.dtype)
-        self._norm = _QuickNorm.of(body.norm)
 
     @classmethod
     def of(cls, body: Any, family: str) -> Self | None:
         """None where a part of it is not plain, or hooks want to be called."""
         if any(has_hooks(module) for module in body.modules()) or type(body.embed_tokens) is not nn.Embedding:
             return None
-        layers = [layer for layer in (_Layer.of(module, family) for module in body.layers) if layer is not None]
+        layers = [layer for layer in (cls.layer_kind.of(module, family) for module in body.layers) if layer is not None]
         return cls(body, layers) if len(layers) == len(body.layers) else None
 
     def holds(self) -> bool:
         """Every layer is what it was when this was made."""
         return all(layer.holds() for layer in self._layers)
+
+
+class Fused(BodyPass):
+    """On a CPU."""
+
+    layer_kind = _Layer
+
+    def __init__(self, body: Any, layers: Sequence[_Layer]) -> None:
+        super().__init__(body, layers)
+        self._angles = Angles(body.rotary_emb, self._embeddings.dtype)
+        self._norm = _QuickNorm.of(body.norm)
 
     def __call__(self, token_N: Tensor, position_N: Tensor, plan: AttentionPlan) -> Tensor:
         """`[N, hidden]`."""

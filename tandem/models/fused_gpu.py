@@ -8,15 +8,13 @@ Suffix: `_N` tokens of the pass.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tandem.models.attention import Scoring
 from tandem.models.attention.interface import AttentionPlan
-from tandem.models.fused import Norm, Product, has_hooks
+from tandem.models.fused import BodyPass, Norm, Parts
 from tandem.models.kernels import decoding
 from tandem.models.pages import PagedDecode
 
@@ -24,54 +22,8 @@ _Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles of each token, `[N, head_dim / 2]`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """What a layer computes with."""
-
-    linears: Sequence[tuple[Any, str, nn.Module]]
-    """Where each linear layer hangs, by what name, and which it is."""
-    index: int
-    qkv: Product
-    output: Product
-    gate_up: Product
-    down: Product
-    norms: tuple[Norm, Norm]
-    of_heads: tuple[Norm, Norm] | None
-    """Norms of queries and keys."""
-    keys: int
-    """Key heads."""
-    head_dim: int
-    scoring: Scoring
-
-    @classmethod
-    def of(cls, module: Any, family: str) -> Self | None:
-        """None where a part of it is not plain, or not side by side."""
-        attention, mlp = module.self_attn, module.mlp
-        qkv = Product.of(attention.q_proj, attention.k_proj, attention.v_proj)
-        gate_up, down = Product.of(mlp.gate_proj, mlp.up_proj), Product.of(mlp.down_proj)
-        output = Product.of(attention.o_proj)
-        if qkv is None or output is None or gate_up is None or down is None:
-            return None
-        if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
-            return None
-        return cls(
-            linears=[(p._modules, *own) for p in (attention, mlp) for own in p._modules.items() if "_proj" in own[0]],
-            index=attention.layer_idx,
-            qkv=qkv,
-            output=output,
-            gate_up=gate_up,
-            down=down,
-            norms=(Norm.of(module.input_layernorm), Norm.of(module.post_attention_layernorm)),
-            of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if family == "Qwen3Model" else None,
-            keys=attention.k_proj.out_features // attention.head_dim,
-            head_dim=attention.head_dim,
-            scoring=Scoring(attention.scaling, None if family == "LlamaModel" else attention.sliding_window),
-        )
-
-    def holds(self) -> bool:
-        """No other layer is in the place of one, and they have not moved."""
-        there = all(modules[name] is linear for modules, name, linear in self.linears)
-        return there and self.qkv.holds() and self.output.holds() and self.gate_up.holds() and self.down.holds()
+class _Layer(Parts):
+    norm_of = Norm.of
 
     def __call__(self, hidden_N: Tensor, added_N: Tensor | None, rotation: _Rotation, plan: AttentionPlan) -> Tensor:
         """Adds `added_N`, what the layer before returns, to `hidden_N`; returns what is to be added then."""
@@ -98,27 +50,22 @@ class _Layer:
         return plan.attend(self.index, query, key, value, self.scoring).flatten(2)[0]
 
 
-class FusedOnGpu:
-    """The pass of a body that is in one piece, its weights side by side."""
+class FusedOnGpu(BodyPass):
+    """On a GPU, of weights side by side."""
+
+    layer_kind = _Layer
 
     def __init__(self, body: Any, layers: Sequence[_Layer]) -> None:
-        self._layers = layers
-        self._embeddings: Tensor = body.embed_tokens.weight
+        super().__init__(body, layers)
         self._frequencies: Tensor = body.rotary_emb.inv_freq.float()
         self._scaling: float = body.rotary_emb.attention_scaling
         self._norm = Norm.of(body.norm)
 
     @classmethod
     def of(cls, body: Any, family: str) -> Self | None:
-        """None where a part of it is not plain, or hooks want to be called."""
-        if any(has_hooks(module) for module in body.modules()) or type(body.embed_tokens) is not nn.Embedding:
-            return None
-        layers = [layer for layer in (_Layer.of(module, family) for module in body.layers) if layer is not None]
-        return cls(body, layers) if len(layers) == len(body.layers) else None
-
-    def holds(self) -> bool:
-        """Every layer is what it was when this was made."""
-        return all(layer.holds() for layer in self._layers)
+        """None besides where the gate is another function than SiLU."""
+        gates = {type(layer.mlp.act_fn).__name__ for layer in body.layers}
+        return super().of(body, family) if gates <= {"SiLU", "SiLUActivation"} else None
 
     def __call__(self, token_N: Tensor, position_N: Tensor, plan: AttentionPlan) -> Tensor:
         """`[N, hidden]`."""
