@@ -29,6 +29,12 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+ray_by_night = pytest.mark.parametrize(
+    "kind", ["inline", "local", pytest.param("ray", marks=pytest.mark.nightly)], indirect=True, scope="module"
+)
+"""For what costs Ray new processes, each of which imports everything, and is Ray's own work."""
+
+
 @pytest.fixture(scope="module")
 def cluster(kind: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if kind == "ray":
@@ -220,6 +226,7 @@ def test_a_callback_that_adds_one_has_it_run_in_the_next_watch(cluster: Cluster,
     assert told == ["outer", "inner"]
 
 
+@ray_by_night
 def test_callbacks_run_while_the_controller_waits_for_another_pool(
     cluster: Cluster, tmp_path: Path, kind: str, probe: WorkerGroup
 ) -> None:
@@ -290,6 +297,7 @@ def test_sources_are_served_by_watch(cluster: Cluster) -> None:
             cluster.watch(0.01)
 
 
+@ray_by_night
 def test_sources_are_served_while_the_controller_waits(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     if kind == "inline":
         pytest.skip("the controller never waits for a call")
@@ -330,12 +338,6 @@ def test_a_callback_must_not_wait(cluster: Cluster, probe: WorkerGroup) -> None:
 def test_unregistered_methods_are_refused(probe: WorkerGroup) -> None:
     with pytest.raises(AttributeError, match=r"Probe\.close is not registered"):
         _ = probe.close
-
-
-ray_by_night = pytest.mark.parametrize(
-    "kind", ["inline", "local", pytest.param("ray", marks=pytest.mark.nightly)], indirect=True, scope="module"
-)
-"""For what costs Ray new processes, each of which imports everything, and is Ray's own work."""
 
 
 @ray_by_night

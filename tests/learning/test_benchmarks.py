@@ -217,25 +217,30 @@ for answer in answers:
 """
 
 
+def in_harness(directory: Path, *arguments: str) -> str:
+    """What it prints in the environment that has lm-evaluation-harness."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "NLTK_DATA": str(directory)}
+    ended = subprocess.run(
+        [str(HARNESS), *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 @pytest.mark.skipif(not HARNESS.exists(), reason="no lm-evaluation-harness; scripts/lm-eval-env installs it")
-def test_instructions_are_checked_by_their_authors_checks(model: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "NLTK_DATA": str(tmp_path)}
-
-    def run(*arguments: str) -> str:
-        ended = subprocess.run(
-            [str(HARNESS), *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
-
-    printed = run("-c", SCORES, made("ifeval")["reward_model"]["ground_truth"]).splitlines()
+def test_instructions_are_checked_by_their_authors_checks(tmp_path: Path) -> None:
+    printed = in_harness(tmp_path, "-c", SCORES, made("ifeval")["reward_model"]["ground_truth"]).splitlines()
     right, comma, loosely, empty, thought = (json.loads(line) for line in printed if line.startswith("{"))
     assert right == thought == {"score": 1, "acc": 1, "loose": 1, "instructions": 1, "instructions_loose": 1}
     assert (comma["acc"], comma["instructions"], comma["loose"]) == (0, 0.5, 0)
     assert (loosely["acc"], loosely["loose"]) == (0, 1), "without its first line it is right"
     assert (empty["acc"], empty["instructions"]) == (0, 0)
 
-    run("-m", "tandem", *evaluation("ifeval", model, tmp_path))
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not HARNESS.exists(), reason="no lm-evaluation-harness; scripts/lm-eval-env installs it")
+def test_instructions_are_checked_in_an_evaluation(model: Path, tmp_path: Path) -> None:
+    in_harness(tmp_path, "-m", "tandem", *evaluation("ifeval", model, tmp_path))
     found = json.loads((tmp_path / "found.json").read_text())["data"]["google/IFEval"]
     assert (found["answers"], found["unscored"]) == (2, 0)
 

@@ -153,6 +153,7 @@ def test_two_dataflows_do_not_write_one_run_directory(recipe: dict[str, Any], tm
         pass
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_the_articles(recipe: dict[str, Any], tmp_path: Path) -> None:
     example("ray_ppo_trainer.py", recipe, tmp_path, "cluster.ranks=2")
     assert [record["step"] for record in read_metrics(tmp_path / "run/metrics.jsonl")] == [1, 2, 3]

@@ -54,6 +54,7 @@ def test_dpo(runs: Path, policy: Path) -> None:
     assert after["val/accuracy"] > 0.55
 
 
+@pytest.mark.nightly
 def test_ppo_raises_the_score_of_a_reward_model(runs: Path, policy: Path) -> None:
     """The reward model is above chance on pairs held out; PPO raises its score of answers to prompts held out."""
     judge = hh.run(runs, "reward_model", policy, *FEW, "training.optimizer={lr: 3e-3, warmup_steps: 0}")

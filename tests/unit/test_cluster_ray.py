@@ -91,6 +91,7 @@ def test_a_pool_without_room_tells_what_there_is(ray_nodes: Cluster) -> None:
     cluster.close()
 
 
+@pytest.mark.nightly
 def test_a_call_that_hangs_ends_with_the_stacks_of_all_ranks(ray_nodes: Cluster) -> None:
     cluster = RayCluster()
     probes = WorkerGroup(cluster.spawn(OVER_BOTH), "probe", Probe)

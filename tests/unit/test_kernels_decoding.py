@@ -132,7 +132,10 @@ def test_float64_says_the_same_of_attention(
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: torch's builds for CUDA bring it")
 @pytest.mark.parametrize(
     "which",
-    ["float64 and float32 and (norms or rotations or two)", pytest.param("float64", marks=pytest.mark.nightly)],
+    [
+        "float64 and float32 and (norms or rotations or (two and 5-30.0-True-5))",
+        pytest.param("float64", marks=pytest.mark.nightly),
+    ],
     ids=["few", "all"],
 )
 def test_the_kernels_say_the_same_under_the_interpreter(which: str) -> None:

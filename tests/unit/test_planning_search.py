@@ -180,7 +180,7 @@ def _random_costs(dice: random.Random) -> tuple[ClusterCosts, list[str], int]:
     return costs, roles, machines.gpus
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_random_configurations_have_a_ranking_or_are_refused(count: int) -> None:
     fitting = 0
     for seed in range(count):

@@ -73,23 +73,23 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "mixture, no checkpointing": (MIXTURE, 2, {"ranks": 64, "training": {"reduce_once": False}}),
     "mixture, frozen": (MIXTURE, 2, {"learns": False}),
 }
-COMBINED = {
-    "reduce_once, cpu_offload", "short rows", "one rank", "muon, one rank", "8 bits, one rank",
-    "mixture, no checkpointing",
+BY_NIGHT = {
+    "eight layers", "reduce_once, cpu_offload", "short rows", "critic", "tied, short rows", "one rank", "muon",
+    "muon, one rank", "8 bits", "8 bits, one rank", "mixture, no checkpointing", "mixture, frozen",
 }  # fmt: skip
-"""Cases of what others have each by itself."""
+"""Cases of what others have each by itself, and those whose formulas are sums of few terms."""
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The fake step of a case, on CUDA tensors; all of its kind, combined or not, are run at the first call."""
+    """The fake step of a case, on CUDA tensors; all of its tier are run at the first call."""
     if compiler() is None:
         pytest.skip("fake CUDA tensors need a C++ compiler where torch is built for CPUs")
 
     @cache
-    def all_of_them(combined: bool) -> dict[str, dict[str, Any]]:
+    def all_of_them(by_night: bool) -> dict[str, dict[str, Any]]:
         directory = tmp_path_factory.mktemp("models")
-        cases = [case for case in CASES if (case in COMBINED) == combined]
+        cases = [case for case in CASES if (case in BY_NIGHT) == by_night]
         runs = [
             the_run(directory, config, layers, **fields) for config, layers, fields in (CASES[case] for case in cases)
         ]
@@ -98,7 +98,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
         printed = subprocess.run(command, input=asked, text=True, stdout=subprocess.PIPE, check=True).stdout
         return dict(zip(cases, map(json.loads, printed.splitlines()), strict=True))
 
-    return lambda case: all_of_them(case in COMBINED)[case]
+    return lambda case: all_of_them(case in BY_NIGHT)[case]
 
 
 def engine_of(case: str) -> Engine:
@@ -126,7 +126,7 @@ def engine_of(case: str) -> Engine:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.nightly] if case in COMBINED else []) for case in CASES]
+    "case", [pytest.param(case, marks=[pytest.mark.nightly] if case in BY_NIGHT else []) for case in CASES]
 )
 def test_formulas_are_within_five_percent_of_the_fake_step(case: str, traced: Callable[[str], Any]) -> None:
     expected = phases(engine_of(case))
@@ -139,6 +139,7 @@ def test_formulas_are_within_five_percent_of_the_fake_step(case: str, traced: Ca
     assert all(abs(error) < 0.05 for error in off.values()), off
 
 
+@pytest.mark.nightly
 def test_three_and_five_layers_tell_what_eight_take(traced: Callable[[str], Any]) -> None:
     three, five, eight = (traced(case)["peaks"] for case in ("checkpointing", "five layers", "eight layers"))
     for phase in ("forward", "backward", "step", "publish"):
@@ -185,7 +186,10 @@ def test_attention_is_a_flash_kernel_and_never_masked(case: str, traced: Callabl
     assert not [name for name in operations if "scaled_dot_product" in name or "_safe_softmax" in name]
 
 
-SWITCHES = [{}, {"activation_checkpointing": True}, {"activation_checkpointing": "selective"}]
+SWITCHES = [
+    *(pytest.param(switch, marks=pytest.mark.nightly) for switch in ({}, {"activation_checkpointing": True})),
+    {"activation_checkpointing": "selective"},
+]
 
 
 @pytest.mark.parametrize("training", SWITCHES, ids=str)
