@@ -39,7 +39,7 @@ ORDER = {
         "multinode.md",
         "simulate.md",
     ],
-    "Coming from": ["verl.md", "trl.md", "openrlhf.md"],
+    "Coming from": ["verl.md", "trl.md", "openrlhf.md", "scripts.md"],
     "When something is wrong": ["debugging.md", "benchmarks.md"],
 }
 """Pages by part; what is in none of them comes at the end of the part that its folder names, or in `More`."""

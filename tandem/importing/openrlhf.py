@@ -4,8 +4,7 @@ Facts about its arguments and their defaults are from its published command line
 """
 
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.importing.openrlhf_tables import COUNTERPARTS, HARMLESS, OLDER, WITHOUT_EFFECT
 from tandem.importing.outcome import Imported, Keys, Source, known, put, sort_the_rest, whole
-from tandem.importing.shell import commands, flags_of, read_text
+from tandem.importing.shell import flags_of, launched, read_text
 
 COMMANDS: Mapping[str, str] = {"ppo_ray": "train", "sft": "sft", "dpo": "dpo", "rm": "reward-model"}
 """OpenRLHF's trainer -> the command of ours that takes the configuration."""
@@ -30,22 +29,22 @@ _TRAINER = re.compile(r"openrlhf[./]cli[./]train_(\w+?)(?:\.py)?")
 _LONGEST = {"ppo_ray": 2048, "sft": 2048, "dpo": 512, "rm": 512}
 
 
-def read(path: Path) -> Source:
-    """Which trainer the script starts, with what. Raises UserError where it starts none."""
-    for words in commands(read_text(path)):
-        inner = next((word for word in words if _TRAINER.search(word) and " " in word), None)
-        words = shlex.split(inner) if inner else words  # a command in quotes, as of bash -c
-        place = next((place for place, word in enumerate(words) if _TRAINER.fullmatch(word)), None)
-        if place is None:
-            continue
-        found = _TRAINER.fullmatch(words[place])
-        method = found[1] if found else ""
-        if method not in COMMANDS:
-            raise UserError(f"{path}: train_{method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
-        given = flags_of(words[place + 1 :])
-        values = {_newer(name, method): value for name, value in given.items()}
-        return Source(method, {name: value for name, value in values.items() if value != "<EOF>"})
-    raise UserError(f"{path}: no openrlhf.cli.train_… is started in it; give a launch script of OpenRLHF")
+def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) -> Source:
+    """Which trainer the script starts, with what; of several the `command`th. Raises UserError where it starts none."""
+    launch = launched(path, read_text(path), lambda words: _trainer_of(words) is not None, arguments, command)
+    if launch is None:
+        raise UserError(f"{path}: no openrlhf.cli.train_… is started in it; give a launch script of OpenRLHF")
+    _place, method = _trainer_of(launch.words) or (0, "")
+    if method not in COMMANDS:
+        raise UserError(f"{path}: train_{method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
+    given = launch.values(lambda words: flags_of(words[(_trainer_of(words) or (0, ""))[0] + 1 :]))
+    return Source(method, {_newer(name, method): value for name, value in given.items()}, launch.notes)
+
+
+def _trainer_of(words: Sequence[str]) -> tuple[int, str] | None:
+    """Where among the words, and which."""
+    named = ((place, _TRAINER.fullmatch(word)) for place, word in enumerate(words))
+    return next(((place, found[1]) for place, found in named if found), None)
 
 
 def _newer(name: str, method: str) -> str:
@@ -59,7 +58,7 @@ def _newer(name: str, method: str) -> str:
 
 def convert(source: Source) -> Imported:
     """The configuration of ours, with what became of every argument."""
-    keys, made = Keys(source.values), Imported({})
+    keys, made = Keys(source.values), Imported({}, notes=list(source.notes))
     prefix = "actor." if source.method == "ppo_ray" else "model."
     tree = made.tree
     tree["model"] = _model(keys, prefix)

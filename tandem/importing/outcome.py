@@ -11,8 +11,8 @@ from typing import Any, cast
 from tandem.config import yaml12
 from tandem.errors import UserError
 
-_UNKNOWN = re.compile(r"<.*>", re.DOTALL)
-"""A variable that the script takes from elsewhere."""
+UNKNOWN = re.compile(r"⟨[^⟩]*⟩")
+"""What stands in a value that only a run of the source would tell (`unknown`)."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Keys:
 
 def written(made: Imported, framework: str, source: str) -> str:
     """The configuration as a file, with what it lacks on top."""
-    lacks = [f"#   {line}" for line in (*made.unsupported, *made.notes)]
+    lacks = ["#   " + line.replace("\n", "\n#   ") for line in (*made.unsupported, *made.notes)]
     head = [f"# Made by `tandem import {framework}` from {source}.", *(["# To be looked at:", *lacks] if lacks else [])]
     return "\n".join([*head, yaml12.write(made.tree)])
 
@@ -82,7 +82,7 @@ def sort_the_rest(
 ) -> None:
     """Every key is in one of the lists, with its value.
 
-    `mends` say what to do where the counterpart is no key of ours, also of a value that looks like `<x>`.
+    `mends` say what to do where the counterpart is no key of ours, also of a value that is not known.
     """
     for key, value in keys.values.items():
         shown = f"{key}={value}"
@@ -114,8 +114,13 @@ def known(names: Mapping[str, str], given: Any, key: str, made: Imported) -> str
     return fallback
 
 
+def unknown(what: str) -> str:
+    """A value, or a part of one, that only a run of the source would tell."""
+    return f"⟨{what}⟩"
+
+
 def _is_unknown(value: Any) -> bool:
-    return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
+    return isinstance(value, str) and UNKNOWN.search(value) is not None
 
 
 def put(section: dict[str, Any], key: str, value: Any, default: Any) -> None:

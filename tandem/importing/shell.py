@@ -1,46 +1,205 @@
-"""Flags of a launch script, without running it: assignments, `${NAME:-default}`, `$((1024 * 2))`, `key=value` words.
+"""What a launch script starts: a shell runs it in the sandbox, where the programs it starts write down their words.
 
-What only a run of the script would tell stays as it is written: the output of commands, arguments of the script, and
-variables that are set inside `if`, `case` and loops, of which nobody knows here which branch is taken.
+So the words are a shell's own: branches, loops, functions, arrays, defaults and arithmetic are what they are. What the
+script takes from elsewhere is unknown here: answers of programs, and variables and arguments that nobody gave. It runs
+three times, each time with others of these; what changes with them is marked, never guessed.
 """
 
-import ast
-import operator
+import json
 import re
-import shlex
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import environ
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import UserError
-from tandem.importing.outcome import parsed
+from tandem.errors import TandemError, UserError
+from tandem.importing.outcome import UNKNOWN, parsed, unknown
+from tandem.sandbox.base import Limits
+from tandem.sandbox.local import LocalSandbox
 
-_ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|declare\s+-\w+\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_FLAG = re.compile(r"\+{0,2}[A-Za-z_][\w-]*(?:\.[\w-]+)+=")
-_OPEN, _CLOSE = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
-_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+_SPACE = "\u00a0"
+"""Between the words of a mark, at which no shell splits it; it becomes a space again."""
+_SECONDS = 10.0
+"""For one run of a script, which in here has nothing to wait for."""
+_TOOLS = (
+    "awk", "base64", "basename", "bash", "bc", "cat", "comm", "cp", "cut", "date", "dirname", "env", "expr", "false",
+    "find", "fold", "grep", "egrep", "head", "jq", "join", "ln", "ls", "md5sum", "mkdir", "mktemp", "mv", "nohup", "od",
+    "paste", "printf", "pwd", "readlink", "realpath", "rev", "rm", "rmdir", "sed", "seq", "sha256sum", "shuf", "sort",
+    "split", "stat", "tac", "tail", "tee", "test", "timeout", "touch", "tr", "true", "uniq", "wc", "xargs", "yes",
+)  # fmt: skip
+"""Programs that run: they work on text, files and dates."""
+_STAND_INS = (
+    "accelerate", "conda", "deepspeed", "docker", "git", "hostname", "huggingface-cli", "hf", "id", "llamafactory-cli",
+    "mpirun", "nproc", "numactl", "nvidia-smi", "pip", "poetry", "pytest", "python", "python3", "python3.10",
+    "python3.11", "python3.12", "ray", "srun", "swift", "taskset", "torchrun", "trl", "uname", "uv", "wandb", "whoami",
+)  # fmt: skip
+"""Those that others start, too (`nohup python3 …`); of all others, a shell finds that they are not there."""
+_BESIDE = (".sh", ".bash", ".env", ".yaml", ".yml", ".json", ".jinja", ".txt", ".toml", ".cfg", ".conf", ".py")
+"""Endings of files that a script may read, source or start."""
+_LARGEST, _MOST = 256 << 10, 1000
+_NAME = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;(&|{])([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\bfor\s+([A-Za-z_]\w*)|\bread\b[^\n;|]*?\s([A-Za-z_]\w*)"
+)
+_WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_]\w*)(?:\[[^]]*\])?:?[-=?+]")
+_OF_A_SHELL = re.compile(
+    r"BASH\w*|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HOME|HOST\w+|IFS|LANG|LC_\w+|LD_\w+|LINENO|LINES|MACHTYPE|"
+    r"OLDPWD|OPTARG|OPTIND|OSTYPE|PATH|PIPESTATUS|PPID|PS\d|PWD|RANDOM|REPLY|SECONDS|SHELL|SHLVL|SRANDOM|TANDEM_\w+|UID|_"
+)
+_COMPLAINT = re.compile(
+    r"line \d+: .*(?:No such file|not found|syntax error|unexpected|unbound variable|bad substitution)"
+)
+_POSITION = re.compile(r"\$(?:\{?([1-9])|\{?[@*#])")
 
 
-_KEPT = 0xE000
-"""Private code points that stand for what the shell would read once more in a variable's value."""
+@dataclass(frozen=True)
+class Launch:
+    """A command of a script."""
 
-Variables = dict[str, str | list[str]]
+    words: list[str]
+    folder: Path
+    """Where it is started."""
+    others: list[list[str]]
+    """Its words where programs, variables and arguments say otherwise."""
+    notes: list[str]
+
+    def values(self, read: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:
+        """What `read` makes of the words, with what is not known here marked."""
+        found, others = read(self.words), [read(words) for words in self.others]
+        for key in {key for values in (found, *others) for key in values}:
+            texts = [values.get(key) for values in (found, *others)]
+            if any(text != texts[0] for text in texts):
+                told = next((text for text in texts if isinstance(text, str) and UNKNOWN.search(text)), None)
+                found[key] = told or unknown("other words elsewhere")
+        return found
 
 
-def read_flags(path: Path) -> dict[str, str]:
-    """`key.of.theirs` -> its text, of the last command that sets it. Raises UserError where there are none."""
-    flags: dict[str, str] = {}
-    for words in commands(read_text(path)):
-        for word in words:
-            if _FLAG.match(word):
-                key, _, value = word.partition("=")
-                flags[key.lstrip("+")] = value
-    if not flags:
-        raise UserError(f"{path}: no key=value of another framework is set in it; give its launch script or YAML file")
-    return flags
+def launched(
+    path: Path,
+    text: str,
+    is_trainer: Callable[[Sequence[str]], bool],
+    arguments: Sequence[str] = (),
+    command: int | None = None,
+) -> Launch | None:
+    """The one command of a script for which `is_trainer` holds; None where there is none.
+
+    Args:
+        text: The script, which is at `path`.
+        arguments: Those of the script, `$1` and so on.
+        command: Which one, from 1, where it starts several.
+
+    Raises:
+        UserError: there are several, the script does not come to an end, or this machine has no sandbox.
+    """
+    runs = _run(path, text, arguments)
+    of_each = [[start for start in run["starts"] if is_trainer(start[2:])] for run in runs]
+    first = next((place for place, starts in enumerate(of_each) if starts), None)
+    if first is None:
+        stopped = next((run for run in runs if run["status"] is None), None)
+        for line in (
+            line for run in runs for line in run["errors"].splitlines() if "syntax error" in line or "EOF" in line
+        ):
+            raise UserError(f"{path}: a shell refuses it: {line}")
+        if stopped is not None:
+            raise UserError(f"{path}: run without its programs, it does not come to an end within {_SECONDS:g} s")
+        return None
+    starts = of_each[first]
+    words = [start[2:] for start in starts]
+    if command is None and any(other != words[0] for other in words):
+        raise UserError(f"{path}: it starts {len(words)} trainings; give --command 1 to {len(words)}\n" + _apart(words))
+    if command is not None and not 1 <= command <= len(words):
+        raise UserError(f"{path}: --command {command}: it starts {len(words)}")
+    place = (command or 1) - 1
+    others = [found[place][2:] for found in of_each if len(found) == len(starts) and found is not starts]
+    notes = list(_notes(path, runs[first], is_trainer, [len(found) for found in of_each]))
+    return Launch(words[place], Path(starts[place][1]), others, notes)
+
+
+def _run(path: Path, text: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """Three runs: programs succeed and say nothing; they say who they are, as do variables and arguments that nobody
+    gave; they fail."""
+    if not shutil.which("bwrap"):
+        raise UserError(
+            f"{path}: a launch script runs in the sandbox, where its programs are not; bubblewrap (`bwrap`) is not "
+            "installed: run scripts/sandbox, or give the configuration itself as YAML"
+        )
+    script, folder = path.resolve(), Path.cwd()
+    known = {name: environ[name] for name in _names(text) if name in environ}
+    marked = {name: unknown(name) for name in _not_given(text) if name not in known}
+    positions = max((int(number or 1) for number in _POSITION.findall(text)), default=0)
+    dummies = list(arguments) or [unknown(f"argument{_SPACE}{number + 1}") for number in range(positions)]
+    given = {
+        "script": str(script), "folder": str(folder), "now": int(time.time()), "seconds": _SECONDS,
+        "files": _files_beside(script) | {str(script): text}, "stand_ins": _STAND_INS,
+        "runs": [
+            {"variables": known, "arguments": list(arguments), "says": "", "status": 0},
+            {"variables": known | marked, "arguments": dummies, "says": _SPACE, "status": 0},
+            {"variables": known, "arguments": list(arguments), "says": "", "status": 1},
+        ],
+    }  # fmt: skip
+    tools = {tool: Path(found) for tool in _TOOLS if (found := shutil.which(tool))}
+    limits = Limits(timeout_s=4 * _SECONDS, memory_mib=2048, processes=128)
+    program = Path(__file__).with_name("script_run.py").read_text(encoding="utf-8")
+    ran = LocalSandbox(limits, packages=tools).run(program, stdin=json.dumps(given))
+    if ran.exit_code:
+        raise TandemError(f"{path}: the sandbox did not run it: {ran.stopped or ran.stderr.strip()[-500:]}")
+    runs: list[dict[str, Any]] = json.loads(ran.stdout)
+    for run in runs:
+        run["starts"] = [[_outside(word) for word in start] for start in run["starts"]]
+        run["errors"] = _outside(run["errors"])
+    return runs
+
+
+def _outside(word: str) -> str:
+    """A word, where the script's files and home are in their places."""
+    return word.replace("/tmp/root/", "/").replace("/tmp/home", "~").replace(_SPACE, " ")
+
+
+def _names(text: str) -> set[str]:
+    """Variables that a script reads."""
+    return {name for name in _NAME.findall(text) if not _OF_A_SHELL.fullmatch(name)}
+
+
+def _not_given(text: str) -> set[str]:
+    """Those that it neither sets nor has a default for."""
+    assigned = {name for names in _ASSIGNED.findall(text) for name in names if name}
+    return _names(text) - assigned - set(_WITH_DEFAULT.findall(text))
+
+
+def _files_beside(script: Path) -> dict[str, str]:
+    """Small texts in the script's folder and in those above it up to its repository's, which it may read."""
+    found: dict[str, str] = {}
+    for folder in (script.parent, *script.parents[1:4]):
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            small = file.suffix in _BESIDE and file.is_file() and file.stat().st_size <= _LARGEST
+            if small and len(found) < _MOST:
+                found[str(file)] = file.read_text(encoding="utf-8", errors="replace")
+        if (folder / ".git").exists():
+            break
+    return found
+
+
+def _apart(commands: Sequence[Sequence[str]]) -> str:
+    """A line for each command, with the words that not all of them have."""
+    common = set(commands[0]).intersection(*commands[1:])
+    lines = (" ".join(word for word in words if word not in common) or "the same" for words in commands)
+    return "\n".join(f"  {number}: {line[:150]}" for number, line in enumerate(lines, 1))
+
+
+def _notes(
+    path: Path, run: Mapping[str, Any], is_trainer: Callable[[Sequence[str]], bool], counts: Sequence[int]
+) -> Iterator[str]:
+    others = (start for start in run["starts"] if start[0] and not is_trainer(start[2:]))
+    if asked := sorted({" ".join(start[2:])[:80] for start in others}):
+        yield f"{path.name} reads what other programs say, which did not run: {'; '.join(asked)}"
+    if len({count for count in counts if count}) > 1:
+        yield f"how many trainings {path.name} starts depends on what other programs, variables and arguments say"
+    for line in run["errors"].splitlines():
+        if _COMPLAINT.search(line):
+            yield f"its shell said: {line}"
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any]:
@@ -67,106 +226,15 @@ def _flag(name: str, values: Sequence[str]) -> tuple[str, Any]:
     return name, given[0] if len(given) == 1 else given
 
 
+def no_script(path: Path, arguments: Sequence[str], command: int | None) -> None:
+    """Raises UserError where something is said of a script that `path` is not."""
+    if arguments or command is not None:
+        raise UserError(f"{path}: it is no shell script, of which arguments and --command are")
+
+
 def read_text(path: Path) -> str:
     """The whole file. Raises UserError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: it cannot be read: {error}") from None
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a script, with what its variables stand for."""
-    variables: Variables = {"HOME": "~"}
-    depth = 0
-    for line in _lines(text):
-        first = line.split(maxsplit=1)[0] if line.split() else ""
-        depth += (first in _OPEN) - (first in _CLOSE)
-        assigned = _ASSIGNMENT.fullmatch(line)
-        if not assigned or _FLAG.match(line):
-            yield _words(_expanded(line, variables))
-        elif depth == 0:
-            variables[assigned[1]] = _value(assigned[2], variables)
-
-
-def _lines(text: str) -> list[str]:
-    """Commands, with continued lines and the lines of a bracket joined; comments are left out."""
-    found: list[str] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).strip()
-        open_bracket = found and found[-1].count("(") > found[-1].count(")") and "=(" in found[-1]
-        if open_bracket:
-            found[-1] += f" {line}"
-        else:
-            found += [part.strip() for part in re.split(r";\s*(?=then|do|fi|done|else)", line)]
-    return found
-
-
-def _words(line: str) -> list[str]:
-    try:
-        words = shlex.split(line)
-    except ValueError:  # a quote that is closed in a way that is not understood here
-        words = [word.strip("\"'") for word in line.split()]
-    return [re.sub(r"[\ue000-\ue07f]", lambda found: chr(ord(found[0]) - _KEPT), word) for word in words]
-
-
-def _value(written: str, variables: Variables) -> str | list[str]:
-    written = written.strip()
-    if written.startswith("("):
-        return _words(_expanded(written[1:].removesuffix(")"), variables))
-    words = _words(_expanded(written, variables))
-    return words[0] if words else ""
-
-
-def _expanded(text: str, variables: Variables) -> str:
-    text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _computed(found[1], variables), text)
-    while (start := text.rfind("${")) >= 0:  # the innermost first
-        end = text.find("}", start)
-        if end < 0:
-            break
-        inside, quote = text[start + 2 : end], '"' if text[:start].endswith('"') else ""
-        if inside.endswith(("[@]", "[*]")):  # an array: each of its words is one, also between quotes
-            value = quote + _spelled(variables.get(inside[:-3], [])) + quote
-        else:
-            value = _parameter(inside, variables)
-        text = text[:start] + value + text[end + 1 :]
-    text = re.sub(r"\$([A-Za-z_]\w*)", lambda found: _spelled(variables.get(found[1], f"<{found[1]}>")), text)
-    return re.sub(r"\$(?:[@*#?]|\d)", "", text)
-
-
-def _parameter(inside: str, variables: Variables) -> str:
-    name, _, default = inside.partition(":-")
-    if not default:
-        name, _, default = name.partition("-")
-    return _spelled(variables.get(name) or default.strip("\"'") or f"<{name}>")
-
-
-def _spelled(value: str | list[str]) -> str:
-    """As it stands in a line that is still to be split into words."""
-    if isinstance(value, list):
-        return shlex.join(value)
-    return re.sub(r"[\s'\"\\]", lambda found: chr(ord(found[0]) + _KEPT), value)
-
-
-def _computed(expression: str, variables: Variables) -> str:
-    def number(found: re.Match[str]) -> str:
-        value = variables.get(found[1], found[0])
-        return value if isinstance(value, str) else found[0]
-
-    names = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", number, expression)
-    try:
-        return str(_arithmetic(ast.parse(names.strip(), mode="eval").body))
-    except (ValueError, SyntaxError, ZeroDivisionError):
-        return f"<{expression.strip()}>"
-
-
-def _arithmetic(node: ast.expr) -> int:
-    match node:
-        case ast.Constant(value=int() as number):
-            return number
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            return _OPERATORS[type(sign)](_arithmetic(left), _arithmetic(right))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_arithmetic(operand)
-        case _:
-            raise ValueError(ast.dump(node))

@@ -96,7 +96,7 @@ def _files(keys: Keys, made: Imported) -> dict[str, Any]:
     if _evaluates(keys):
         rows = rows._replace(split=keys.take("dataset_test_split", "data.val_files", "test"))
         if other := keys.values.get("eval_dataset"):
-            rows = Rows(str(other).strip("<>"), rows.configuration, "", None)
+            rows = Rows(str(other).strip("⟨⟩"), rows.configuration, "", None)
         own = keys.take("eval_data_files", "data.val_files")
         files["val_files"] = own or _rows_of(rows, "data.val_files", "VAL.parquet", made)
     return files

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
-from tandem.importing.outcome import Source, listed, read_yaml
-from tandem.importing.shell import commands, flags_of, read_text
+from tandem.importing.outcome import Source, listed, read_yaml, unknown
+from tandem.importing.shell import flags_of, launched, no_script, read_text
 
 METHODS = {
     "online_dpo": "online_dpo", "sft": "sft", "dpo": "dpo", "grpo": "grpo", "gspo": "grpo", "rloo": "rloo",
@@ -19,20 +19,25 @@ METHODS = {
 """How the name of a script or class begins -> the trainer that it runs."""
 
 
-def read(path: Path, method: str | None = None) -> Source:
+def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), command: int | None = None) -> Source:
     """Of a `.py`, `.yaml` or any other file, which is taken for a shell script. Raises UserError.
 
-    `method` says which trainer reads a YAML file, which does not say it itself, or a script of another name.
+    Args:
+        method: Which trainer reads a YAML file, which does not say it itself, or a script of another name.
+        arguments: Those of a shell script.
+        command: Which of its trainings, from 1, where a shell script starts several.
     """
     if path.suffix in (".yaml", ".yml"):
+        no_script(path, arguments, command)
         return Source(method or _method_of_keys(read_yaml(path), path), read_yaml(path))
     text = read_text(path)
     if path.suffix == ".py":
+        no_script(path, arguments, None)
         module = _module(text, path)
         called = "\n".join(_strings(module))
-        found = _of_python(module, path, method) or _of_commands(called, path, method)
+        found = _of_python(module, path, method) or _of_commands(called, path, method, (), command)
     else:
-        found = _of_commands(text, path, method)
+        found = _of_commands(text, path, method, arguments, command)
     if found is None:
         raise UserError(
             f"{path}: no trainer of TRL is started in it; give a script with `trl grpo …` or `accelerate launch "
@@ -58,21 +63,34 @@ def _method_of_name(name: str) -> str | None:
     return next((method for start, method in METHODS.items() if name.lower().startswith(start)), None)
 
 
-def _of_commands(text: str, path: Path, method: str | None) -> Source | None:
-    """The first command that starts a trainer."""
-    for words in commands(text):
-        place, found = _started(words)
-        if found is None:
-            continue
-        chosen = method or _method_of_name(found)
-        if chosen is None:
-            raise UserError(
-                f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
-                f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
-            )
-        launcher = {f"launcher.{key}": value for key, value in flags_of(words[:place]).items() if key != "config_file"}
-        return Source(chosen, launcher | _with_its_file(flags_of(words[place + 1 :]), path))
-    return None
+def _of_commands(
+    text: str, path: Path, method: str | None, arguments: Sequence[str], command: int | None
+) -> Source | None:
+    """The command that starts a trainer."""
+
+    def is_trainer(words: Sequence[str]) -> bool:
+        name = _started(words)[1]
+        return name is not None and (method or _method_of_name(name)) is not None
+
+    launch = launched(path, text, is_trainer, arguments, command)
+    if launch is None:
+        launch = launched(path, text, lambda words: _started(words)[1] is not None, arguments, 1)
+    if launch is None:
+        return None
+    found = _started(launch.words)[1] or ""
+    chosen = method or _method_of_name(found)
+    if chosen is None:
+        raise UserError(
+            f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
+            f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
+        )
+    return Source(chosen, launch.values(lambda words: _flags(words, launch.folder, path)), launch.notes)
+
+
+def _flags(words: Sequence[str], folder: Path, path: Path) -> dict[str, Any]:
+    place, _ = _started(words)
+    launcher = {f"launcher.{key}": value for key, value in flags_of(words[:place]).items() if key != "config_file"}
+    return launcher | _with_its_file(flags_of(words[place + 1 :]), folder, path)
 
 
 def _started(words: Sequence[str]) -> tuple[int, str | None]:
@@ -90,13 +108,13 @@ def _started(words: Sequence[str]) -> tuple[int, str | None]:
     return 0, None
 
 
-def _with_its_file(flags: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`--config FILE` holds what the flags do not say."""
+def _with_its_file(flags: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
+    """`--config FILE` holds what the flags do not say; it is in the folder of the command, or beside the script."""
     file = flags.pop("config", None)
     if file is None:
         return flags
     beside = path.parent / str(file)
-    return read_yaml(beside if beside.exists() else Path(str(file))) | flags
+    return read_yaml(beside if beside.exists() else folder / str(file)) | flags
 
 
 def _module(text: str, path: Path) -> ast.Module:
@@ -179,7 +197,7 @@ def _of_trainer(arguments: Mapping[str | None, ast.expr], names: dict[str, ast.e
     if isinstance(model := _value(arguments.get("model", _NONE), names), str):
         found["model_name_or_path"] = model
     if (rewards := _value(arguments.get("reward_funcs", _NONE), names)) is not None:
-        found["reward_funcs"] = [str(reward).strip("<>") for reward in listed(rewards)]
+        found["reward_funcs"] = [str(reward).strip("⟨⟩") for reward in listed(rewards)]
     trained = _rows(arguments.get("train_dataset", _NONE), names)
     if trained:
         told = zip(_DATA, (trained.name, trained.configuration, trained.split, trained.files), strict=True)
@@ -191,7 +209,7 @@ def _of_trainer(arguments: Mapping[str | None, ast.expr], names: dict[str, ast.e
     elif of_split and own_files(of_split):
         found["eval_data_files"] = own_files(of_split)
     elif _value(held_out, names) is not None:
-        found["eval_dataset"] = f"<{ast.unparse(held_out)}>"
+        found["eval_dataset"] = unknown(ast.unparse(held_out))
     return found
 
 
@@ -213,7 +231,7 @@ def own_files(rows: Rows) -> list[str]:
     by_split: Any = rows.files if isinstance(rows.files, dict) else {"train": rows.files}
     split = rows.split or "train"
     files = listed(by_split.get(split)) if isinstance(split, str) else []
-    local = (isinstance(file, str) and re.fullmatch(r"[^<>*?:]+", file) is not None for file in files)
+    local = (isinstance(file, str) and re.fullmatch(r"[^⟨⟩*?:]+", file) is not None for file in files)
     readable = all(local) and all(file.lower().endswith(ROW_ENDINGS) for file in files)
     return files if rows.name in ("json", "parquet") and readable else []
 
@@ -251,7 +269,7 @@ def _rewards(named: list[str], functions: set[str], path: Path, module: ast.Modu
 
 
 def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:
-    """What is written there; `<its text>` where only a run would tell."""
+    """What is written there; `⟨its text⟩` where only a run would tell."""
     match node:
         case ast.Constant():
             return node.value
@@ -269,4 +287,4 @@ def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             return name
         case _:
-            return f"<{ast.unparse(node)}>"
+            return unknown(ast.unparse(node))

@@ -1,4 +1,4 @@
-"""A launch script or configuration of verl -> a configuration of ours, and what became of each of its keys.
+"""What a program of verl was told -> a configuration of ours, and what became of each of its keys.
 
 Only what verl was told is read, and those of its defaults that differ from ours; facts about them are from verl's
 published configuration files.
@@ -6,14 +6,18 @@ published configuration files.
 
 from collections.abc import Mapping
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from tandem.config.verl_keys import COUNTERPARTS
-from tandem.importing.outcome import Imported, Keys, known, listed, parsed, put, read_yaml, sort_the_rest, whole
-from tandem.importing.shell import read_flags
+from tandem.importing.outcome import Imported, Keys, Source, known, listed, parsed, put, sort_the_rest, whole
+from tandem.importing.verl_ahead import apart, prompts_of_a_fully_asynchronous_step, runs_ahead
+from tandem.importing.verl_distillation import distilled
+from tandem.importing.verl_sft import supervised
 from tandem.importing.verl_tables import HARMLESS, WITHOUT_EFFECT
+from tandem.importing.verl_trainer import list_of, tracked, trainer_of
 
+COMMANDS: Mapping[str, str] = {"ppo": "train", "one_step_off": "train", "fully_async": "train", "sft": "sft"}
+"""What a program of verl does -> the command of ours that takes the configuration."""
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _ESTIMATORS |= {"kl+": "k1+", "k1+": "k1+", "low_var_kl+": "k3+", "k3+": "k3+"}
@@ -48,32 +52,31 @@ _DEGREES = {
     "expert_model_parallel_size": "expert_parallel",
     "expert_tensor_parallel_size": "expert_tensor_parallel",
 }
+_CORRECTION = "algorithm.rollout_correction."
 _LEAST_TOKENS = 4096
 """Of a micro-batch, where verl counts rows."""
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The keys of a script (`.sh`, or anything else) or of a YAML file, flat. Raises UserError."""
-    if path.suffix not in (".yaml", ".yml"):
-        return {key: parsed(text) for key, text in read_flags(path).items()}
-    return read_yaml(path)
-
-
-def convert(values: Mapping[str, Any]) -> Imported:
+def convert(source: Source) -> Imported:
     """The configuration of ours, with what became of every key of verl's."""
-    keys = Keys(values)
-    made = Imported({})
+    keys, made = Keys(source.values), Imported({}, notes=list(source.notes))
+    if source.method == "sft":
+        return supervised(keys, made)
     tree = made.tree
     tree["model"] = _model(keys)
     tree["data"] = _data(keys)
+    if source.method == "fully_async":
+        tree["data"]["prompts_per_step"] = prompts_of_a_fully_asynchronous_step(keys)
     tree["algorithm"] = _algorithm(keys, tree["data"]["prompts_per_step"], made)
     tree["generation"] = _generation(keys)
     tree["training"] = _training(keys, tree, made)
     tree |= _conversation(keys, made)
     tree |= _reward(keys)
-    tree |= _processes(keys)
-    tree["trainer"] = _trainer(keys)
-    tree |= _tracking(keys)
+    tree |= _processes(keys) if source.method == "ppo" else apart(keys)
+    tree["trainer"] = trainer_of(keys, epochs=30)
+    if source.method != "ppo":
+        runs_ahead(source.method, keys, tree, made)
+    tree |= tracked(keys)
     sort_the_rest(keys, made, WITHOUT_EFFECT, HARMLESS, COUNTERPARTS)
     return made
 
@@ -94,11 +97,11 @@ def _model(keys: Keys) -> dict[str, Any]:
         model["vision_tower"] = "frozen"
     if critic := keys.take("critic.model.path", "model.critic_path"):
         model |= {} if critic == model["path"] else {"critic_path": critic}
-    if keys.values.get("reward_model.enable") and (
-        path := keys.take("reward_model.model.path", "model.reward_model_path")
-    ):
-        keys.take("reward_model.enable", "model.reward_model_path")
-        model["reward_model_path"] = path
+    for section, path_key in (("reward_model", "model.path"), ("reward.reward_model", "model_path")):
+        scores = keys.values.get(f"{section}.enable")
+        if scores and (path := keys.take(f"{section}.{path_key}", "model.reward_model_path")):
+            keys.take(f"{section}.enable", "model.reward_model_path")
+            model["reward_model_path"] = path
     return model
 
 
@@ -120,19 +123,15 @@ def _data(keys: Keys) -> dict[str, Any]:
 
 def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
     estimator = keys.take("algorithm.adv_estimator", "algorithm.type", "gae")
-    algorithm: dict[str, Any] = {"type": known(_ALGORITHMS, estimator, "algorithm.adv_estimator", made)}
+    taught = keys.values.get("distillation.enabled") is True
+    kind = "on_policy_distillation" if taught else known(_ALGORITHMS, estimator, "algorithm.adv_estimator", made)
+    algorithm: dict[str, Any] = {"type": kind}
     group = keys.take(f"{_ROLLOUT}n", "algorithm.group_size", 1)
     if group == 1 and algorithm["type"] in _COMPARES_SIBLINGS:
         group = 8
         made.notes.append(f"{estimator} compares siblings, and one sample a prompt has none; 8 stand there: choose")
     algorithm["group_size"] = group
-    minibatch = keys.take(f"{_ACTOR}ppo_mini_batch_size", "algorithm.minibatches", 256)
-    if isinstance(prompts, int) and isinstance(minibatch, int) and 0 < minibatch < prompts:
-        algorithm["minibatches"] = ceil(prompts / minibatch)
-        if prompts % minibatch:
-            made.notes.append(
-                f"{prompts} prompts in optimizer steps of {minibatch} become {algorithm['minibatches']} equal ones"
-            )
+    algorithm |= _minibatches(keys, prompts, made)
     put(algorithm, "epochs", keys.take(f"{_ACTOR}ppo_epochs", "algorithm.epochs", 1), default=1)
     put(
         algorithm,
@@ -145,21 +144,60 @@ def _algorithm(keys: Keys, prompts: Any, made: Imported) -> dict[str, Any]:
     if algorithm["type"] in ("ppo", "reinforce_plus_plus"):
         put(algorithm, "gamma", keys.take("algorithm.gamma", "algorithm.gamma", 1.0), default=1.0)
     if algorithm["type"] == "ppo":
-        put(algorithm, "gae_lambda", keys.take("algorithm.lam", "algorithm.gae_lambda", 1.0), default=1.0)
-        put(algorithm, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
-        critic = _optimizer(keys, "critic.optim.", "algorithm.critic_optimizer", lr=1e-5, made=made)
-        algorithm["critic_optimizer"] = critic
-        # verl's policy learns from the step of that number on, and its first step is 1
-        warmup = whole(keys.take("trainer.critic_warmup", "algorithm.critic_warmup_steps", 0))
-        put(algorithm, "critic_warmup_steps", max(warmup - 1, 0), default=0)
+        algorithm |= _of_ppo(keys, made)
     algorithm["loss"] = _loss(keys, made)
+    if level := keys.take(f"{_CORRECTION}rollout_is", "algorithm.rollout_correction.level"):
+        most = keys.take(f"{_CORRECTION}rollout_is_threshold", "algorithm.rollout_correction.upper", 2.0)
+        algorithm["rollout_correction"] = _correction(level, most)
     if kl := _kl(keys, made):
         algorithm["kl"] = kl
+    if taught:
+        algorithm |= distilled(keys, whole(group), _on_megatron(keys), made)
+    if kind == "gdpo":
+        algorithm["rewards"] = _rewards_of_gdpo(keys, made)
     if keys.take("algorithm.filter_groups.enable", "algorithm.resample_rounds"):
         most = keys.take("algorithm.filter_groups.max_num_gen_batches", "algorithm.resample_rounds", 10)
         algorithm["resample_rounds"] = most or 100
     _overlong(keys, algorithm, made)
     return algorithm
+
+
+def _minibatches(keys: Keys, prompts: Any, made: Imported) -> dict[str, int]:
+    minibatch = keys.take(f"{_ACTOR}ppo_mini_batch_size", "algorithm.minibatches", 256)
+    if not isinstance(prompts, int) or not isinstance(minibatch, int) or not 0 < minibatch < prompts:
+        return {}
+    count = ceil(prompts / minibatch)
+    if prompts % minibatch:
+        made.notes.append(f"{prompts} prompts in optimizer steps of {minibatch} become {count} equal ones")
+    return {"minibatches": count}
+
+
+def _of_ppo(keys: Keys, made: Imported) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    put(found, "gae_lambda", keys.take("algorithm.lam", "algorithm.gae_lambda", 1.0), default=1.0)
+    put(found, "value_clip", keys.take("critic.cliprange_value", "algorithm.value_clip", 0.5), default=0.2)
+    critic = _optimizer(keys, "critic.optim.", "algorithm.critic_optimizer", lr=1e-5, made=made)
+    found["critic_optimizer"] = critic
+    # verl's policy learns from the step of that number on, and its first step is 1
+    warmup = whole(keys.take("trainer.critic_warmup", "algorithm.critic_warmup_steps", 0))
+    put(found, "critic_warmup_steps", max(warmup - 1, 0), default=0)
+    return found
+
+
+def _correction(level: Any, bounds: Any) -> dict[str, Any]:
+    """Weights truncated at a number, or, between `lower_upper`, masked."""
+    lower, apart, upper = str(bounds).partition("_")
+    if apart:
+        return {"type": "mask", "level": level, "lower": parsed(lower), "upper": parsed(upper)}
+    return {"type": "truncate", "level": level, "upper": parsed(str(bounds))}
+
+
+def _rewards_of_gdpo(keys: Keys, made: Imported) -> dict[str, float]:
+    names = [str(name) for name in listed(list_of(keys.take("algorithm.gdpo_reward_keys", "algorithm.rewards", [])))]
+    if not names:
+        made.notes.append("algorithm.rewards: name the metrics of the reward function that are normalised apart")
+    weights = listed(list_of(keys.take("algorithm.gdpo_reward_weights", "algorithm.rewards", [])))
+    return dict(zip(names or ["reward"], [*weights, *[1.0] * max(len(names), 1)], strict=False))
 
 
 def _loss(keys: Keys, made: Imported) -> dict[str, Any]:
@@ -243,8 +281,9 @@ def _generation(keys: Keys) -> dict[str, Any]:
 
 
 def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, Any]:
-    strategy = keys.take(f"{_ACTOR}strategy", "training.type", None)
-    megatron = strategy == "megatron" or any(key.startswith(f"{_ACTOR}megatron.") for key in keys.values)
+    for key in (f"{_ACTOR}strategy", "model_engine"):
+        keys.take(key, "training.type")
+    megatron = _on_megatron(keys)
     training: dict[str, Any] = {"type": "megatron" if megatron else "fsdp"}
     checkpointing = keys.take(f"{_MODEL}enable_gradient_checkpointing", "training.activation_checkpointing", True)
     if checkpointing:
@@ -282,6 +321,11 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     return training
 
 
+def _on_megatron(keys: Keys) -> bool:
+    told = (keys.values.get(key) for key in (f"{_ACTOR}strategy", "model_engine"))
+    return "megatron" in told or any(key.startswith(f"{_ACTOR}megatron.") for key in keys.values)
+
+
 def _optimizer(keys: Keys, prefix: str, ours: str, lr: float, made: Imported) -> dict[str, Any]:
     optimizer: dict[str, Any] = {"lr": keys.take(f"{prefix}lr", f"{ours}.lr", lr)}
     optimizer["weight_decay"] = keys.take(f"{prefix}weight_decay", f"{ours}.weight_decay", 0.01)
@@ -300,7 +344,7 @@ def _optimizer(keys: Keys, prefix: str, ours: str, lr: float, made: Imported) ->
         optimizer["schedule"] = "cosine"
     put(optimizer, "min_lr_ratio", keys.take(f"{prefix}min_lr_ratio", f"{ours}.min_lr_ratio", None), default=None)
     if (betas := keys.take(f"{prefix}betas", f"{ours}.betas")) is not None:
-        optimizer["betas"] = betas
+        optimizer["betas"] = list_of(betas)
     if (clip := keys.take(f"{prefix}clip_grad", f"{ours}.max_grad_norm")) is not None:
         optimizer["max_grad_norm"] = clip
     return optimizer
@@ -324,14 +368,16 @@ def _conversation(keys: Keys, made: Imported) -> dict[str, Any]:
 
 
 def _reward(keys: Keys) -> dict[str, Any]:
-    path = keys.take("custom_reward_function.path", "reward.functions")
-    name = keys.take("custom_reward_function.name", "reward.functions", "compute_score")
+    newer = any(key.startswith("reward.custom_reward_function.") for key in keys.values)
+    section = "reward.custom_reward_function" if newer else "custom_reward_function"
+    path = keys.take(f"{section}.path", "reward.functions")
+    name = keys.take(f"{section}.name", "reward.functions", "compute_score")
     if not path:
         return {}
     arguments = {
         key.rpartition(".")[2]: keys.take(key, "reward.functions")
         for key in keys.values
-        if key.startswith("custom_reward_function.reward_kwargs.")
+        if key.startswith(f"{section}.reward_kwargs.")
     }
     function = f"{path}:{name}"
     return {"reward": {"functions": [{"function": function, "arguments": arguments} if arguments else function]}}
@@ -343,28 +389,3 @@ def _processes(keys: Keys) -> dict[str, Any]:
     if not isinstance(nodes, int) or not isinstance(each, int) or nodes == 1:
         return {"cluster": {"type": "local", "ranks": each if isinstance(each, int) else 8}}
     return {"cluster": {"type": "ray"}, "placement": {"pools": {"main": [each] * nodes}}}
-
-
-def _trainer(keys: Keys) -> dict[str, Any]:
-    name = keys.take("trainer.experiment_name", "trainer.run_dir", "imported")
-    directory = keys.take("trainer.default_local_dir", "trainer.run_dir", None)
-    trainer: dict[str, Any] = {"run_dir": directory or f"runs/{name}"}
-    steps = keys.take("trainer.total_training_steps", "trainer.steps")
-    epochs = keys.take("trainer.total_epochs", "trainer.epochs", 30)
-    trainer |= {"steps": steps} if steps else {"epochs": epochs}
-    for key, ours, default in (("save_freq", "save_every", -1), ("test_freq", "eval_every", -1)):
-        every = keys.take(f"trainer.{key}", f"trainer.{ours}", default)
-        put(trainer, ours, every if whole(every) > 0 else 0, default=0)
-    put(trainer, "keep_last", keys.take("trainer.max_actor_ckpt_to_keep", "trainer.keep_last"), default=None)
-    put(trainer, "seed", keys.take("data.seed", "trainer.seed"), default=None)
-    return trainer
-
-
-def _tracking(keys: Keys) -> dict[str, Any]:
-    from tandem.config.tracking import TrackingConfig
-
-    wanted = listed(keys.take("trainer.logger", "tracking", []))
-    known: dict[str, Any] = {name: True for name in wanted if name in TrackingConfig.model_fields}
-    if "wandb" in known and (project := keys.take("trainer.project_name", "tracking.wandb.project")):
-        known["wandb"] = {"project": project}
-    return {"tracking": known} if known else {}

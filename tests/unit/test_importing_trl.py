@@ -78,13 +78,13 @@ def rows(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
 
 def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    source = read(tmp_path / "run.sh")
+    source = read(tmp_path / "run.sh", command=1)
     assert source.method == "grpo" and source.values == {
         "launcher.num_processes": 4, "model_name_or_path": "Qwen/Qwen3-0.6B", "remove_unused_columns": False,
         "lora_target_modules": ["q_proj", "v_proj"], "use_peft": True, "learning_rate": 1e-5, "log_completions": True,
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 8, "max_steps": 90,
     }  # fmt: skip
-    assert read(tmp_path / "run.sh", "dpo").method == "dpo"
+    assert read(tmp_path / "run.sh", "dpo", command=1).method == "dpo"
     (tmp_path / "more.yaml").write_text("beta: 0.2\nlearning_rate: 3\n")
     (tmp_path / "second.sh").write_text("trl dpo --config more.yaml --learning_rate 2e-6\n")
     assert read(tmp_path / "second.sh").values == {"beta": 0.2, "learning_rate": 2e-6}
@@ -95,14 +95,14 @@ def test_a_python_script_is_read_without_running_it(tmp_path: Path) -> None:
     path.write_text(PYTHON)
     values = read(path).values
     assert values == {
-        "output_dir": "out", "max_steps": 12, "bf16": "<not args.quiet>", "epsilon": "<-1 + 1.3>",
+        "output_dir": "out", "max_steps": 12, "bf16": "⟨not args.quiet⟩", "epsilon": "⟨-1 + 1.3⟩",
         "disable_tqdm": False, "model_init_kwargs": {"dtype": "bfloat16"}, "model_name_or_path": "Qwen/Qwen3-4B",
         "dataset_name": "trl-lib/tldr", "dataset_train_split": "train", "use_peft": True, "lora_r": 8,
         "reward_funcs": [f"{path}:longer", "accuracy_reward"],
     }  # fmt: skip
     made = convert(read(path))
     assert made.tree["reward"]["functions"] == [f"{path}:longer", "trl.rewards:accuracy_reward"]
-    assert [line for line in made.unsupported if line.startswith("epsilon=<-1 + 1.3>: only a run")]
+    assert [line for line in made.unsupported if line.startswith("epsilon=⟨-1 + 1.3⟩: only a run")]
 
 
 def test_a_script_that_trains_when_it_is_imported_gives_no_reward_function(
@@ -222,7 +222,7 @@ def test_it_passes_a_dry_run_once_it_has_files(
 def test_values_are_what_they_were(tmp_path: Path) -> None:
     """GSPO's settings, as its script has them: 8 rows of 4 devices, twice, four optimizer steps a generation."""
     (tmp_path / "run.sh").write_text(SCRIPT)
-    values = read(tmp_path / "run.sh").values | {
+    values = read(tmp_path / "run.sh", command=1).values | {
         "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "loss_type": "grpo",
         "num_generations": 16, "use_vllm": True, "warmup_steps": 0.1, "scale_rewards": "none", "beta": 0.04,
         "vllm_importance_sampling_mode": "token_truncate", "seed": 3, "report_to": ["wandb", "none"], "project": "p",
@@ -296,9 +296,9 @@ def test_trl_evaluates_only_where_it_is_told_to() -> None:
     assert made.tree["data"]["val_files"] == ["VAL.parquet"] and "eval_every" not in made.tree["trainer"]
     assert "eval_steps=0.1: no number of steps; give trainer.eval_every" in made.notes
     assert any(note.startswith("data.val_files: put mine, split test in the place of VAL") for note in made.notes)
-    made = _of("grpo", eval_strategy="<args.eval>", eval_steps=5)
+    made = _of("grpo", eval_strategy="⟨args.eval⟩", eval_steps=5)
     assert made.unsupported == [
-        "eval_strategy=<args.eval>: only a run of the script would tell; write its value in yourself",
+        "eval_strategy=⟨args.eval⟩: only a run of the script would tell; write its value in yourself",
         "eval_steps=5: not taken over; write trainer.eval_every, with data.val_files",
     ]
 
@@ -430,7 +430,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "other.sh").write_text("python my_training.py --learning_rate 1\n")
     (tmp_path / "nothing.py").write_text("print(1)\n")
     (tmp_path / "broken.py").write_text("print(1\n")
-    assert main(["import", "trl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "ours.yaml")]) == 0
+    command = ["import", "trl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "ours.yaml")]
+    assert main(command) == 2 and "it starts 2 trainings; give --command 1 to 2" in capsys.readouterr().err
+    assert main([*command, "--command", "1"]) == 0
     told = capsys.readouterr().out
     assert "log_completions=True: trajectories are always written" in told and "try it: tandem train" in told
     out = ["--out", str(tmp_path / "second.yaml")]

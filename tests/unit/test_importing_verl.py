@@ -11,15 +11,23 @@ import pytest
 from tandem.cli import main
 from tandem.config import yaml12
 from tandem.config.load import read_config
-from tandem.config.tree import TrainConfig
-from tandem.importing.outcome import written
-from tandem.importing.shell import read_flags
-from tandem.importing.verl import convert, read
+from tandem.config.tree import SftConfig, TrainConfig
+from tandem.errors import UserError
+from tandem.importing.outcome import Imported, Source, written
+from tandem.importing.verl import convert
+from tandem.importing.verl_source import read
 from tests.conftest import ROOT
 from tests.imported import with_local_paths
+from tests.unit.test_sandbox import sandboxed
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/verl_flags.json").read_text())
 """What 25 of verl's example scripts set, by their names."""
+
+
+def of(values: dict[str, Any], method: str = "ppo") -> Imported:
+    return convert(Source(method, values))
+
+
 SCRIPT = r"""
 set -x
 prompts=512
@@ -41,26 +49,28 @@ ray job submit -- python3 -m verl.trainer.main_ppo "${DATA[@]}" \
 """
 
 
-def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
+@sandboxed
+def test_a_script_is_read_without_running_its_programs(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    assert read(tmp_path / "run.sh") == {
+    found = read(tmp_path / "run.sh")
+    assert found.method == "ppo" and found.values == {
         "data.train_files": ["~/a b.parquet", "c.parquet"],
         "data.max_prompt_length": 2049,
         "actor_rollout_ref.model.override_config.attention_dropout": 0.0,
         "actor_rollout_ref.model.path": "~/verl/models/Qwen2.5-32B",
         "data.train_batch_size": 512,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": "<TP>",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": "⟨TP⟩",
         "trainer.logger": ["console", "tensorboard"],
         "trainer.experiment_name": "an experiment",
     }
-    made = convert(read(tmp_path / "run.sh"))
-    assert any("tensor_model_parallel_size=<TP>" in line for line in made.unsupported)
+    made = convert(found)
+    assert any("tensor_model_parallel_size=⟨TP⟩" in line for line in made.unsupported)
     assert made.tree["tracking"] == {"tensorboard": True} and made.tree["trainer"]["run_dir"] == "runs/an experiment"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
-    made = convert(PUBLISHED[name])
+    made = of(PUBLISHED[name])
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(PUBLISHED[name])
     with_local_paths(made.tree)
@@ -71,7 +81,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "vl-7b" not in name and "multiturn" not in name])
 def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp_path: Path) -> None:
     """On one process, with engines that are there and the letters of a tiny tokenizer."""
-    tree, ours = convert(PUBLISHED[name]).tree, yaml12.read(grpo_config.read_text())
+    tree, ours = of(PUBLISHED[name]).tree, yaml12.read(grpo_config.read_text())
     tree["model"] = {"path": ours["model"]["path"]}
     tree["data"] |= {key: ours["data"][key] for key in ("train_files", "val_files")}
     tree["reward"], tree["cluster"] = ours["reward"], {"type": "local"}
@@ -89,7 +99,7 @@ def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp
 
 def test_values_are_what_they_were() -> None:
     """DAPO's settings, as its script has them."""
-    made = convert({
+    made = of({
         "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 16, "data.train_batch_size": 512,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 32, "actor_rollout_ref.actor.clip_ratio_low": 0.2,
         "actor_rollout_ref.actor.clip_ratio_high": 0.28, "actor_rollout_ref.actor.clip_ratio_c": 10.0,
@@ -116,25 +126,26 @@ def test_values_are_what_they_were() -> None:
 @pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (20, 19)])
 def test_the_critic_is_warmed_as_many_steps(theirs: int, ours: int) -> None:
     """There the policy learns from the step of that number on, the first of which is 1."""
-    made = convert({"algorithm.adv_estimator": "gae", "trainer.critic_warmup": theirs})
+    made = of({"algorithm.adv_estimator": "gae", "trainer.critic_warmup": theirs})
     assert made.tree["algorithm"].get("critic_warmup_steps", 0) == ours
     assert not [line for line in made.unsupported if "critic_warmup" in line]
-    alone = convert({"algorithm.adv_estimator": "grpo", "trainer.critic_warmup": 20})
+    alone = of({"algorithm.adv_estimator": "grpo", "trainer.critic_warmup": 20})
     assert "critic_warmup_steps" not in alone.tree["algorithm"]
 
 
 def test_values_that_change_something_are_told() -> None:
     given = {"actor_rollout_ref.rollout.ignore_eos": True, "actor_rollout_ref.actor.use_token_level_loss": False}
     rollout = "actor_rollout_ref.rollout."
-    made = convert({**given, f"{rollout}free_cache_engine": False, f"{rollout}val_kwargs.top_k": -1})
+    made = of({**given, f"{rollout}free_cache_engine": False, f"{rollout}val_kwargs.top_k": -1})
     assert sorted(line.partition("=")[0] for line in made.unsupported) == sorted(given)
     assert made.tree["generation"]["sleep"] == "never"
     assert made.without_effect == [f"{rollout}val_kwargs.top_k=-1: as here"]
 
 
+@sandboxed
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.sh").write_text(
-        SCRIPT + "    algorithm.use_pf_ppo=True actor_rollout_ref.actor.entropy_coeff=0.1\n"
+        SCRIPT.rstrip() + " \\\n    algorithm.use_pf_ppo=True actor_rollout_ref.actor.entropy_coeff=0.1\n"
     )
     (tmp_path / "verl.yaml").write_text("data: {train_batch_size: 8}\nalgorithm: {adv_estimator: rloo}\n")
     assert main(["import", "verl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "ours.yaml")]) == 0
@@ -147,7 +158,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for source, out, message in (
         ("run.sh", "ours.yaml", "ours.yaml: it is there already"),
         ("none.sh", "new.yaml", "none.sh: it cannot be read"),
-        ("ours.yaml.txt", "new.yaml", "no key=value of another framework"),
+        ("ours.yaml.txt", "new.yaml", "no program of verl is started in it"),
     ):
         (tmp_path / "ours.yaml.txt").write_text("echo nothing\n")
         capsys.readouterr()
@@ -155,6 +166,126 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in capsys.readouterr().err
 
 
-def test_flags_of_a_script_that_closes_its_quotes_in_its_own_way(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text('python3 -m verl.trainer.main_ppo data.seed=1 trainer.nnodes=2"\n')
-    assert read_flags(tmp_path / "run.sh") == {"data.seed": "1", "trainer.nnodes": "2"}
+SFT = """
+set -x
+if [ "$#" -lt 2 ]; then
+    echo "Usage: run.sh <nproc_per_node> <save_path> [other_configs...]"
+    exit 1
+fi
+nproc_per_node=$1
+save_path=$2
+shift 2
+torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node -m verl.trainer.fsdp_sft_trainer \\
+    data.train_files=$HOME/data/train.parquet data.prompt_key=extra_info data.prompt_dict_keys=['question'] \\
+    +data.response_dict_keys=['answer'] data.response_key=extra_info data.micro_batch_size_per_gpu=4 \\
+    model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct trainer.default_local_dir=$save_path trainer.logger=console \\
+    optim.lr=1e-4 trainer.total_epochs=1 ulysses_sequence_parallel_size=2 use_remove_padding=true $@
+"""
+
+
+@sandboxed
+def test_supervised_fine_tuning_is_tandem_sft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(SFT)
+    command = ["import", "verl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "ours.yaml"), "--"]
+    assert main([*command, "4", "there", "model.lora_rank=32"]) == 0
+    told = capsys.readouterr().out
+    assert "try it: tandem sft" in told and "not supported" not in told
+    assert "prompt is its extra_info.question, completion is its extra_info.answer" in told
+    tree = yaml12.read((tmp_path / "ours.yaml").read_text())
+    assert tree["cluster"] == {"type": "local", "ranks": 4} and tree["trainer"]["run_dir"] == "there"
+    assert tree["model"]["lora"] == {"rank": 32, "alpha": 16, "target_modules": "all-linear"}
+    assert tree["training"]["optimizer"]["lr"] == 1e-4 and tree["training"]["context_parallel"] == 2
+    assert read_config(SftConfig, tmp_path / "ours.yaml", ["model.path=.", "data.train_files=[]"]).problems == []
+    without = convert(read(tmp_path / "run.sh"))
+    assert [line.split(":")[0] for line in without.unsupported] == [
+        "torchrun.nproc_per_node=⟨argument 1⟩", "trainer.default_local_dir=⟨argument 2⟩",
+    ]  # fmt: skip
+
+
+def test_generation_that_runs_ahead_says_how_far() -> None:
+    made = of({
+        "data.train_batch_size": 0, "data.gen_batch_size": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+        "async_training.require_batches": 4, "async_training.trigger_parameter_sync_step": 2,
+        "async_training.staleness_threshold": 0.5, "async_training.partial_rollout": False,
+        "rollout.total_rollout_steps": 51200, "rollout.nnodes": 1, "rollout.n_gpus_per_node": 8,
+        "rollout.test_freq": 10,
+        "trainer.nnodes": 1, "trainer.n_gpus_per_node": 4, "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.rollout.n": 16,
+    }, "fully_async")  # fmt: skip
+    assert made.tree["data"]["prompts_per_step"] == 256 and made.tree["algorithm"]["minibatches"] == 8
+    assert made.tree["trainer"] == {
+        "run_dir": "runs/imported", "steps": 200, "max_staleness": 1, "eval_every": 10,
+    } and made.tree["generation"]["partial_rollouts"] is False  # fmt: skip
+    assert made.tree["placement"]["pools"] == {"training": [4], "generating": [8]} and made.unsupported == []
+    assert of({"data.train_batch_size": 64}, "one_step_off").tree["trainer"]["max_staleness"] == 1
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("-m verl.trainer.main_generation", "verl.trainer.main_generation has no counterpart here"),
+        ("-m verl.experimental.vla.main_ppo", "verl.experimental.vla.main_ppo has no counterpart here"),
+        ("my/own.py", "my.own has no counterpart here; these programs of verl have one: main_ppo"),
+    ],
+)
+def test_programs_without_a_counterpart_are_refused_by_name(program: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 {program} data.train_batch_size=8\n")
+    with pytest.raises(UserError, match=told):
+        read(path)
+    if "own" in program:
+        assert read(path, "ppo") == Source("ppo", {"data.train_batch_size": 8})
+
+
+@sandboxed
+def test_defaults_of_ones_own_are_read_or_told_as_missing(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        'here=$(cd "$(dirname "$0")" && pwd)\n'
+        "python3 -m verl.trainer.main_ppo --config-path=$here/config --config-name=mine data.seed=2\n"
+    )
+    found = read(path)
+    assert found.values == {"data.seed": 2} and "mine.yaml is not there" in found.notes[0]
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/mine.yaml").write_text("defaults: [ppo_trainer]\ndata: {seed: 1, train_batch_size: 4}\n")
+    assert read(path) == Source("ppo", {"data.seed": 2, "data.train_batch_size": 4})
+    path.write_text("python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' data.seed=2\n")
+    assert convert(read(path)).tree["training"]["type"] == "megatron"
+
+
+def test_a_teacher_makes_on_policy_distillation() -> None:
+    loss, teacher = "distillation.distillation_loss.", "distillation.teacher_models.teacher_model."
+    given = {
+        "algorithm.adv_estimator": "grpo", "distillation.enabled": True, "distillation.nnodes": 1,
+        f"{teacher}model_path": "Qwen/Qwen3-32B", f"{teacher}inference.name": "vllm", f"{loss}loss_mode": "k1",
+        f"{loss}use_policy_gradient": True, f"{loss}use_task_rewards": False, f"{loss}topk": 64,
+        f"{loss}loss_max_clamp": 10.0,
+    }  # fmt: skip
+    made = of(given)
+    assert made.tree["algorithm"]["type"] == "on_policy_distillation" and "top_k" not in made.tree["algorithm"]
+    assert made.tree["model"]["teacher_path"] == "Qwen/Qwen3-32B" and made.notes == []
+    assert [line.split("=")[0] for line in made.unsupported] == [f"{loss}loss_max_clamp"]
+    by_distribution = of({**given, f"{loss}loss_mode": "forward_kl_topk", f"{loss}use_task_rewards": True,
+                          "actor_rollout_ref.rollout.n": 4})  # fmt: skip
+    assert by_distribution.tree["algorithm"]["top_k"] == 64 and by_distribution.tree["algorithm"]["reward_weight"] == 1
+    several = of({**given, "distillation.teacher_models.other.model_path": "x"})
+    assert "there is one teacher here, and 2 are named: Qwen/Qwen3-32B, x: choose" in several.notes
+
+
+def test_names_of_newer_versions() -> None:
+    made = of({
+        "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 4,
+        "reward.custom_reward_function.path": "r.py", "reward.custom_reward_function.name": "score",
+        "reward.reward_manager.name": "dapo",
+        "reward.reward_model.enable": True, "reward.reward_model.model_path": "judge", "model_engine": "megatron",
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": "0.5_5",
+    })  # fmt: skip
+    assert made.tree["reward"] == {"functions": ["r.py:score"]} and made.tree["model"]["reward_model_path"] == "judge"
+    assert made.tree["training"]["type"] == "megatron" and made.unsupported == []
+    assert made.tree["algorithm"]["rollout_correction"] == {"type": "mask", "level": "token", "lower": 0.5, "upper": 5}
+    truncated = of({"algorithm.rollout_correction.rollout_is": "sequence"}).tree["algorithm"]["rollout_correction"]
+    assert truncated == {"type": "truncate", "level": "sequence", "upper": 2.0}
+    gdpo = of({"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": '["a", "b"]'}).tree["algorithm"]
+    assert gdpo["rewards"] == {"a": 1.0, "b": 1.0}

@@ -1,0 +1,154 @@
+"""Launch scripts: what is read is what a shell would pass, and what nobody knows here is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.errors import UserError
+from tandem.importing import shell
+from tandem.importing.shell import Launch, flags_of, launched
+from tests.unit.test_sandbox import sandboxed
+
+pytestmark = sandboxed
+
+CASES: dict[str, tuple[str, list[str]]] = {
+    "a default that is kept": ("python x.py ${LR:=2e-6} $LR", ["2e-6", "2e-6"]),
+    "one where nothing is set": ("python x.py ${LR=1e-3} ${KL-0.1}", ["1e-3", "0.1"]),
+    "another where something is": ("LR=3; python x.py ${LR:+2e-6}", ["2e-6"]),
+    "an end cut off": ("M=Qwen/Qwen3-4B-Base; python x.py ${M%-Base} ${M##*/}", ["Qwen/Qwen3-4B", "Qwen3-4B-Base"]),
+    "a part in the place of another": ("M=a/b/c; python x.py ${M//\\//_} ${M:2} ${M:0:3} ${#M}",
+        ["a_b_c", "b/c", "a/b", "5"]),
+    "case": ("M=Qwen; python x.py ${M,,} ${M^^}", ["qwen", "QWEN"]),
+    "a message for what is missing": ("P=/data; : ${P:?set P - x}; python x.py $P", ["/data"]),
+    "arithmetic": ("a=3 b=4; python x.py $(((512*400))) $(((a + b) * 2)) $((2**10 % 1000)) $((a > 2 ? 7 : 8))",
+                   ["204800", "14", "24", "7"]),
+    "programs": ("python x.py $(basename /m/Qwen3.json .json) $(echo a b | tr a-z A-Z | cut -d ' ' -f 2) `echo 7`",
+                 ["Qwen3", "B", "7"]),
+    "a date": ("python x.py $(date -d @0 +%Y)", ["1970"]),
+    "arrays": ('x=(1 "2 3"); x+=(4); python x.py "${x[@]}" ${#x[@]} ${x[2]}', ["1", "2 3", "4", "3", "4"]),
+    "tables": ("declare -A t=([small]=8 [large]=64); s=large; python x.py ${t[$s]}", ["64"]),
+    "loops": ("for n in 1 2 3; do k=$n; done; while [ $n -lt 5 ]; do n=$((n + 1)); done; python x.py $k $n",
+        ["3", "5"]),
+    "branches": ("s=big; case $s in b*) n=9 ;; *) n=1 ;; esac; if [[ $n == 9 ]]; then m=1; fi; python x.py $n $m",
+                 ["9", "1"]),
+    "expressions": ("if [[ abc =~ ^a(.)c$ ]]; then python x.py ${BASH_REMATCH[1]}; fi", ["b"]),
+    "functions": ("f() { local x=$1; echo $((x * 2)); }; python x.py $(f 21)", ["42"]),
+    "names of names": ("x=a; y=x; python x.py ${!y}", ["a"]),
+    "arguments": ("set -- 5 6; shift; python x.py $1 $# $@", ["6", "1", "6"]),
+    "two words without quotes": ("x='a b'; python x.py $x \"$x\"", ["a", "b", "a b"]),
+    "quotes": ("python x.py 'a $b' \"it's\" $'a\\tb' a\\ b \"['$((1+1))']\"", ["a $b", "it's", "a\tb", "a b", "['2']"]),
+    "braces": ("python x.py {1..3} {a,b}.json", ["1", "2", "3", "a.json", "b.json"]),
+    "a document": ("read -r -d '' words <<EOF || true\n --x 1 \\\n --y 2\nEOF\npython x.py $words",
+        ["--x", "1", "--y", "2"]),
+    "a command in a variable": ("c='python x.py --x 5'; eval $c", ["--x", "5"]),
+    "a command in quotes": ("srun --nodes 2 bash -c \"echo a && python x.py '1 2'\"", ["1 2"]),
+    "a job of Ray": ("ray job submit --address=a:1 -- python x.py a=1", ["a=1"]),
+    "one under another's care": ("nohup env A=1 timeout 5 python x.py b > log 2>&1 &", ["b"]),
+    "a pipe": ("python x.py c 2>&1 | tee out/log.txt", ["c"]),
+    "comments": ("python x.py a \\\n  b  # c\n# python x.py d", ["a", "b"]),
+    "the home": ("python x.py ~/data $HOME/data '~'", ["~/data", "~/data", "~"]),
+    "a folder": ('cd "$(dirname "$0")" && python x.py "$(pwd)"', ["{folder}"]),
+}  # fmt: skip
+
+
+def test_words_are_a_shell_s(tmp_path: Path) -> None:
+    """Each case in a shell below that of the script."""
+    path = tmp_path / "run.sh"
+    text = "".join(
+        f"(\n{case.replace('x.py', f'{number}.py', 9)}\nwait\n)\n" for number, (case, _) in enumerate(CASES.values())
+    )
+    path.write_text(text)
+    quiet, *_ = shell._run(path, text, [])
+    found: dict[str, list[str]] = {}
+    for _, _, *words in quiet["starts"]:
+        if words[0] == "python" and words[1].endswith(".py"):
+            found[words[1]] = words[2:]
+    for number, (name, (_, wanted)) in enumerate(CASES.items()):
+        assert found.get(f"{number}.py") == [word.format(folder=tmp_path) for word in wanted], (name, quiet["errors"])
+
+
+def is_training(words: Sequence[str]) -> bool:
+    return "train.py" in words
+
+
+def launch(tmp_path: Path, text: str, *arguments: str, command: int | None = None) -> Launch | None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    return launched(path, text, is_training, arguments, command)
+
+
+def read(tmp_path: Path, text: str, *arguments: str) -> dict[str, Any]:
+    found = launch(tmp_path, text, *arguments)
+    assert found is not None
+    return found.values(lambda words: flags_of([word for word in words if word != "train.py"]))
+
+
+def test_what_is_taken_from_elsewhere_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK_OF_NODE", raising=False)
+    monkeypatch.setenv("SOME_MODEL", "/models/a")
+    text = """
+    gpus=$(nvidia-smi -L | wc -l)
+    if python -c 'import apex'; then fused=yes; else fused=no; fi
+    python train.py --gpus $gpus --host run-$(hostname) --rank $RANK_OF_NODE --fused $fused --lr 1e-5 \\
+        --model $SOME_MODEL --seed ${SEED:-7} --out $1
+    """
+    assert read(tmp_path, text) == {
+        "gpus": "⟨other words elsewhere⟩", "host": "run-⟨hostname⟩", "rank": "⟨RANK_OF_NODE⟩",
+        "fused": "⟨other words elsewhere⟩", "lr": 1e-5, "model": "/models/a", "seed": 7, "out": "⟨argument 1⟩",
+    }  # fmt: skip
+    assert read(tmp_path, text, "there")["out"] == "there"
+    found = launch(tmp_path, text)
+    assert found is not None and "did not run: hostname; nvidia-smi -L" in found.notes[0]
+
+
+def test_a_script_that_wants_arguments_is_read_with_marks_in_their_place(tmp_path: Path) -> None:
+    text = """
+    if [ "$#" -lt 2 ]; then echo "usage: run.sh NUMBER PLACE"; exit 1; fi
+    number=$1 place=$2; shift 2
+    torchrun --nproc_per_node=$number train.py --out $place --steps 3 $@
+    """
+    assert read(tmp_path, text) == {"nproc_per_node": "⟨argument 1⟩", "out": "⟨argument 2⟩", "steps": 3}
+    assert read(tmp_path, text, "4", "/o", "--steps", "9") == {"nproc_per_node": 4, "out": "/o", "steps": 9}
+
+
+def test_files_beside_the_script_are_read_and_none_is_changed(tmp_path: Path) -> None:
+    (tmp_path / "common.env").write_text("export LR=3e-6\n")
+    text = 'source "$(dirname "$0")/common.env"; rm -rf "$(dirname "$0")"/*; echo x > ~/y; python train.py --lr $LR'
+    assert read(tmp_path, text) == {"lr": 3e-6}
+    assert (tmp_path / "common.env").read_text() == "export LR=3e-6\n"
+
+
+def test_of_several_trainings_one_is_chosen(tmp_path: Path) -> None:
+    text = "for lr in 1 2 3; do python train.py --lr $lr --steps 5; done"
+    with pytest.raises(UserError, match=r"it starts 3 trainings; give --command 1 to 3\n  1: 1\n  2: 2\n  3: 3"):
+        launch(tmp_path, text)
+    found = launch(tmp_path, text, command=2)
+    assert found is not None and found.words == ["python", "train.py", "--lr", "2", "--steps", "5"]
+    with pytest.raises(UserError, match=r"--command 4: it starts 3"):
+        launch(tmp_path, text, command=4)
+    assert launch(tmp_path, "python train.py --lr 1\npython train.py --lr 1\n") is not None, "twice the same"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("while true; do ray status; done", "does not come to an end within 0.5 s"),
+        ('python train.py --x "1\n', "a shell refuses it: .*unexpected EOF"),
+        ("if true; then\n", "a shell refuses it: .*syntax error"),
+    ],
+)
+def test_scripts_that_tell_nothing(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "_SECONDS", 0.5)
+    with pytest.raises(UserError, match=message):
+        launch(tmp_path, text)
+    assert launch(tmp_path, "echo nothing") is None
+
+
+def test_without_a_sandbox_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"a launch script runs in the sandbox, .* bubblewrap .* is not installed"):
+        launch(tmp_path, "python train.py")
