@@ -25,6 +25,10 @@ if [ "$1" = ray ]; then  # a job of Ray is the command after --
         [ "$word" != -- ] || exec /tmp/bin/env "${@:place}"
     done
 fi
+if [[ "$1 $2 $3" =~ ^python[0-9.]*\ -c\ import\ ([A-Za-z_][A-Za-z_0-9]*)$ ]]; then
+    [[ " $TANDEM_MODULES " == *" ${BASH_REMATCH[1]} "* ]]
+    exit
+fi
 for ((place = 1; place + 2 <= $#; place++)); do  # a command in quotes
     next=$((place + 1))
     case "${!place##*/} ${!next}" in
@@ -79,6 +83,7 @@ def started():
 
 def run(given, variables, arguments, says, status):
     environment = {"PATH": str(BIN), "HOME": str(HOME), "LANG": "C.UTF-8", "BASH_ENV": "/tmp/before"}
+    environment |= {"TANDEM_MODULES": " ".join(given["modules"])}
     environment |= {"TANDEM_NOW": str(given["now"]), "TANDEM_SAYS": says, "TANDEM_STATUS": str(status), **variables}
     command = ["/packages/bash", str(ROOT / given["script"].lstrip("/")), *arguments]
     with open("/tmp/errors", "w+") as errors:

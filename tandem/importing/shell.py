@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _STAND_INS = (
 _BESIDE = (".sh", ".bash", ".env", ".yaml", ".yml", ".json", ".jinja", ".txt", ".toml", ".cfg", ".conf", ".py")
 """Endings of files that a script may read, source or start."""
 _LARGEST, _MOST = 256 << 10, 1000
+_IMPORTED = re.compile(r"\bimport ([A-Za-z_]\w*)")
 _NAME = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;(&|{])([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\bfor\s+([A-Za-z_]\w*)|\bread\b[^\n;|]*?\s([A-Za-z_]\w*)"
@@ -73,7 +75,8 @@ class Launch:
             texts = [values.get(key) for values in (found, *others)]
             if any(text != texts[0] for text in texts):
                 told = next((text for text in texts if isinstance(text, str) and UNKNOWN.search(text)), None)
-                found[key] = told or unknown("other words elsewhere")
+                apart = dict.fromkeys("nothing" if text is None else str(text) for text in texts)
+                found[key] = told or unknown(" or ".join(apart))
         return found
 
 
@@ -133,6 +136,7 @@ def _run(path: Path, text: str, arguments: Sequence[str]) -> list[dict[str, Any]
     dummies = list(arguments) or [unknown(f"argument{_SPACE}{number + 1}") for number in range(positions)]
     given = {
         "script": str(script), "folder": str(folder), "now": int(time.time()), "seconds": _SECONDS,
+        "modules": [name for name in set(_IMPORTED.findall(text)) if find_spec(name)],
         "files": _files_beside(script) | {str(script): text}, "stand_ins": _STAND_INS,
         "runs": [
             {"variables": known, "arguments": list(arguments), "says": "", "status": 0},

@@ -289,7 +289,8 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     if checkpointing:
         training["activation_checkpointing"] = True
     rows_tokens = whole(tree["data"]["max_prompt_tokens"]) + whole(tree["generation"]["max_response_tokens"])
-    context = keys.take(f"{_ACTOR}ulysses_sequence_parallel_size", "training.context_parallel", 1)
+    context = keys.take(f"{_ACTOR}fsdp_config.ulysses_sequence_parallel_size", "training.context_parallel", 1)
+    context = keys.take(f"{_ACTOR}ulysses_sequence_parallel_size", "training.context_parallel", context)
     if megatron:
         for name, ours in _DEGREES.items():
             put(training, ours, keys.take(f"{_ACTOR}megatron.{name}", f"training.{ours}", 1), default=1)

@@ -92,13 +92,17 @@ def test_what_is_taken_from_elsewhere_is_marked(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SOME_MODEL", "/models/a")
     text = """
     gpus=$(nvidia-smi -L | wc -l)
-    if python -c 'import apex'; then fused=yes; else fused=no; fi
+    if python fused.py; then fused=yes; else fused=no; fi
+    if python3 -c 'import pytest'; then here=yes; else here=no; fi
+    DEVICE=${DEVICE:-$(python3 -c "import torch_npu" 2> /dev/null && echo npu || echo gpu)}
     python train.py --gpus $gpus --host run-$(hostname) --rank $RANK_OF_NODE --fused $fused --lr 1e-5 \\
+        --here $here --on $DEVICE \\
         --model $SOME_MODEL --seed ${SEED:-7} --out $1
     """
     assert read(tmp_path, text) == {
-        "gpus": "⟨other words elsewhere⟩", "host": "run-⟨hostname⟩", "rank": "⟨RANK_OF_NODE⟩",
-        "fused": "⟨other words elsewhere⟩", "lr": 1e-5, "model": "/models/a", "seed": 7, "out": "⟨argument 1⟩",
+        "gpus": "⟨0 or 1⟩", "here": "yes", "on": "gpu",
+        "host": "run-⟨hostname⟩", "rank": "⟨RANK_OF_NODE⟩",
+        "fused": "⟨yes or no⟩", "lr": 1e-5, "model": "/models/a", "seed": 7, "out": "⟨argument 1⟩",
     }  # fmt: skip
     assert read(tmp_path, text, "there")["out"] == "there"
     found = launch(tmp_path, text)
