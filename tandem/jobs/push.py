@@ -44,13 +44,21 @@ def push(run: Path, repo: str, step: str, private: bool, revision: str | None) -
     try:
         with told("model", repo, revision, uploads=True), tempfile.TemporaryDirectory() as aside:
             files = Path(aside)
-            for file in sorted((checkpoint / "model").iterdir()):
-                if file.is_file():
-                    (files / file.name).symlink_to(file.absolute())
+            for name, file in files_of(checkpoint):
+                (files / name).parent.mkdir(exist_ok=True)
+                (files / name).symlink_to(file.absolute())
             (files / "README.md").write_text(card, encoding="utf-8")
             return _upload(files, repo, private, revision, f"{checkpoint.name} of {run.name}")
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def files_of(checkpoint: Path) -> Iterator[tuple[str, Path]]:
+    """What is uploaded, by its name in the repository: the model, and below `adapter/` the adapter of a LoRA run."""
+    for folder, prefix in (("model", ""), ("adapter", "adapter/")):
+        for file in sorted((checkpoint / folder).iterdir()) if (checkpoint / folder).is_dir() else ():
+            if file.is_file():
+                yield prefix + file.name, file
 
 
 def _upload(files: Path, repo: str, private: bool, revision: str | None, message: str) -> str:
@@ -85,10 +93,21 @@ def model_card(run: Path, checkpoint: Path, repo: str) -> str:
     return "\n".join([
         "---", yaml12.write(head).strip(), "---", "", f"# {repo.rpartition('/')[2]}", "",
         f"{base}, trained by Tandem {__version__}; step {step}.", "",
+        *_of_the_adapter(checkpoint, repo),
         f"Data: {', '.join(dict.fromkeys(data)) or 'not named'}.", "",
         "```yaml", yaml12.write(shown).strip(), "```", "",
         *_metrics(_steps(run), step), "",
     ])  # fmt: skip
+
+
+def _of_the_adapter(checkpoint: Path, repo: str) -> list[str]:
+    if not (checkpoint / "adapter").is_dir():
+        return []
+    return [
+        "The weights have the LoRA adapter merged in; `adapter/` is the adapter alone, as "
+        f'`PeftModel.from_pretrained(base, "{repo}", subfolder="adapter")` reads it.',
+        "",
+    ]
 
 
 def _named(path: Any) -> str:

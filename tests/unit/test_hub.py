@@ -141,6 +141,9 @@ def test_a_run_is_made_of_ids_goes_on_when_they_moved_and_is_pushed(
     assert "done: " in went_on, went_on
     with (tmp_path / "run/metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 3, "rew')  # as a killed run leaves it
+    adapter = tmp_path / "run/checkpoints/step_000002/adapter"  # as a run of LoRA has it
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
     to = f"push {tmp_path}/run ada"
     pushed = tandem(f"{to}/made", f"{to}/closed_one --private", f"{to}/made --step 1 --revision first", HF_TOKEN=TOKEN)
     assert pushed.count("uploaded: ") == 3, pushed
@@ -155,6 +158,8 @@ def test_a_run_is_made_of_ids_goes_on_when_they_moved_and_is_pushed(
     made = hub[0] / "models/ada/made/main"
     card = (made / "README.md").read_text()
     assert "base_model: ada/sort" in card and "step 2" in card and "ada/rows" in card and "type: grpo" in card
+    assert (made / "adapter/adapter_config.json").read_text() == "{}" and 'subfolder="adapter"' in card
+    assert "adapter" not in (hub[0] / "models/ada/made/first/README.md").read_text()
     assert "| step | reward/mean" in card and str(tmp_path) not in card and "/home" not in card
     assert sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(made).parameters())
     again = tandem(f"train {config} model.path=hub:ada/made trainer.run_dir=second --dry-run", HF_TOKEN=TOKEN)
