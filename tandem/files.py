@@ -1,5 +1,6 @@
 """Files that are whole or absent: written aside, flushed to the disk, moved into place. And the user's own code."""
 
+import errno
 import importlib
 import os
 import pickle
@@ -15,7 +16,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tandem.errors import UserError
+from tandem.errors import TandemError, UserError
 
 ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 """Of data files."""
@@ -91,6 +92,29 @@ def _import(place: str) -> ModuleType:
         path = quote(str(Path(place).expanduser().resolve()))
         place = _UserFiles.prefix + path.replace(".", "%2E")  # a dot would name a module in a package
     return importlib.import_module(place)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a file of a run. Raises TandemError that names it where the disk is full, a limit is
+    reached, the directory is gone, or the like."""
+    try:
+        yield
+    except OSError as error:
+        raise TandemError(f"{path}: cannot be written ({error.strerror or error}); {mend_of(error)}") from error
+
+
+def mend_of(error: OSError) -> str:
+    """What a user can do about what cannot be written."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "make room there, then continue the run with --resume"
+        case errno.EFBIG:
+            return "raise the limit on the size of files (ulimit -f), then continue the run with --resume"
+        case errno.ENOENT:
+            return "its directory is gone: put it back and continue the run with --resume, or start anew"
+        case _:
+            return "mend that, then continue the run with --resume"
 
 
 @contextmanager

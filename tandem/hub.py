@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 from tandem.config import yaml12
 from tandem.files import ROW_ENDINGS
+from tandem.model_files import indexed_files
+from tandem.stored import read_text
 
 Kind = Literal["model", "dataset"]
 SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
@@ -116,8 +118,7 @@ def _is_whole(path: Path) -> bool:
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         return any(path.glob("*.safetensors"))
-    tree: Any = yaml12.read(index.read_text(encoding="utf-8"))
-    return all((path / name).is_file() for name in set(tree["weight_map"].values()))
+    return all((path / name).is_file() for name in indexed_files(index))
 
 
 def data_files(text: str, pins: Mapping[Pin, str]) -> list[Path]:
@@ -177,7 +178,7 @@ def _declared(card: Path) -> list[dict[str, Any]]:
     """`configs` of the YAML on top of a data set's README.md."""
     if not card.is_file():
         return []
-    parts = card.read_text(encoding="utf-8").split("---\n")
+    parts = read_text(card).split("---\n")
     try:
         head: Any = yaml12.read(parts[1]) if len(parts) > 2 and not parts[0].strip() else {}
     except yaml12.YAMLError:

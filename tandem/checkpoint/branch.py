@@ -3,16 +3,17 @@
 Models go by their directory in a checkpoint: "." is the model that the command trains, "critic" is PPO's critic.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.store import check_sound
 from tandem.config.algorithms import CriticConfig
 from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
+from tandem.stored import DamagedFile, read_json
 
 POLICY, CRITIC = ".", "critic"
 _NAMES = {POLICY: "the model", CRITIC: "the critic"}
@@ -84,7 +85,8 @@ def special_optimizers(config: TrainConfig | SftConfig) -> dict[str, str]:
 def _is_policy(checkpoint: Path) -> bool:
     """By its model's config.json: it has no head that scores."""
     try:
-        described = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
-        return not any("TokenClassification" in name for name in described["architectures"])
-    except (OSError, ValueError, KeyError, TypeError):
+        described = read_json(checkpoint / "model" / "config.json", dict[str, Any])
+    except DamagedFile:
         return True  # `check_sound` tells what is wrong with it
+    names = described.get("architectures")
+    return not (isinstance(names, list) and any("TokenClassification" in str(name) for name in cast(list[Any], names)))

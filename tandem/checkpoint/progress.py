@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import UserError
 from tandem.files import write_text
+from tandem.stored import DamagedFile, read_json
 
 _FILE = "state/run.json"
 
@@ -31,8 +31,8 @@ class Progress:
 
     @classmethod
     def read(cls, checkpoint: Path) -> "Progress":
-        """UserError when `checkpoint` is none, or that of another version of Tandem."""
-        try:
-            return cls(**json.loads((checkpoint / _FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{checkpoint}: not a checkpoint of this version of Tandem ({error})") from None
+        """Raises DamagedFile where `checkpoint` is none, or that of another version of Tandem."""
+        path = checkpoint / _FILE
+        if not path.exists():
+            raise DamagedFile(checkpoint, f"not a checkpoint of this version of Tandem (no {_FILE})")
+        return read_json(path, cls)

@@ -54,7 +54,11 @@ def locked(path: Path) -> Iterator[None]:
 
     The lock is the kernel's, also over NFS: it ends with the process, however that ends, so none is ever stale.
     """
-    with (path / _LOCK).open("a+", encoding="utf-8") as file:
+    try:
+        opened = (path / _LOCK).open("a+", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{path / _LOCK}: cannot be opened ({error.strerror}); it is to be a file") from None
+    with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

@@ -27,6 +27,7 @@ from typing import Protocol
 from tandem.checkpoint.draft import Draft, describe
 from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
+from tandem.stored import parse_json, read_pointer, read_text
 
 _TURN_S = 0.005
 """Between two looks at what the caller has to do meanwhile."""
@@ -230,7 +231,7 @@ class CheckpointStore:
 
     def _named(self, pointer: str) -> Path | None:
         path = self.directory / pointer
-        return self.directory / path.read_text().strip() if path.exists() else None
+        return read_pointer(path) if path.exists() else None
 
     def _prune(self, step: int) -> None:
         found = {path.name: path for path in self.directory.glob("step_*")}
@@ -265,7 +266,7 @@ def check_sound(checkpoint: Path, mend: str) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What differs between the files of a checkpoint and its manifest, content included; None: sound."""
     try:
-        files = files_of((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+        files = files_of(read_text(checkpoint / "manifest.json"))
         changed = [name for name, expected in files.items() if describe(checkpoint / name) != expected]
     except (OSError, ValueError) as error:
         return str(error)
@@ -276,7 +277,7 @@ def files_of(manifest: str) -> Mapping[str, object]:
     """What a manifest says of each file, by its path below the checkpoint. ValueError where it is none, or names what
     is not below it: it may have come from elsewhere."""
     try:
-        files = json.loads(manifest)["files"]
+        files = parse_json(manifest)["files"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"manifest.json is no manifest: {type(error).__name__}: {error}") from None
     if not isinstance(files, dict) or not files:

@@ -86,13 +86,12 @@ def of_run(arguments: Sequence[str] | None) -> list[str]:
 
 def _sections(config: Path) -> Mapping[str, Any]:
     """Those of the file; none of what is no configuration, as loading it tells."""
-    from tandem.config import yaml12
+    from tandem.stored import DamagedFile, read_yaml
 
     try:
-        tree: Any = yaml12.read(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml12.YAMLError):
+        return read_yaml(config, dict[str, Any])
+    except DamagedFile:
         return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def _fetch(url: str, given: Sequence[str], kind: Any) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ from tandem.config.tree import Tree
 from tandem.config.valid_part import valid_part
 from tandem.errors import UserError
 from tandem.hub import pins_in
+from tandem.stored import DamagedFile, read_text, read_yaml
 
 Config = TypeVar("Config", bound=Tree)
 
@@ -160,13 +161,15 @@ def dump_config(config: Tree) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml12.read(path.read_text(encoding="utf-8"))
+        path.stat()
     except OSError as error:
         raise UserError(f"{path}: no such configuration file ({error.strerror})") from None
-    except (UnicodeDecodeError, yaml12.YAMLError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
+    tree = read_yaml(path, object)
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: must hold sections (model:, data:, …)")
+        raise DamagedFile(path, "must hold sections (model:, data:, …)")
+    for key in cast(dict[Any, Any], tree):
+        if not isinstance(key, str):
+            raise DamagedFile(path, f"has the key {key!r:.80}, which is no name of a section")
     return cast(dict[str, Any], tree)
 
 
@@ -208,7 +211,7 @@ def _config_of_the_resumed(tree: Any) -> str:
         trainer = tree["trainer"]
         if trainer.get("resume") is not True:
             return ""
-        return (Path(trainer["run_dir"]).expanduser() / "config.yaml").read_text(encoding="utf-8")
+        return read_text(Path(trainer["run_dir"]).expanduser() / "config.yaml")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         return ""  # there is no run yet, or it is told elsewhere what is wrong with its configuration
 

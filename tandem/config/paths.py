@@ -17,6 +17,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from tandem import hub
+from tandem.stored import read_pointer
 
 CHECKPOINTS_IN_USE = "checkpoints in use"
 """In the context of a validation: what the keys of the run that is resumed have stood for since it began, path by the
@@ -52,7 +53,7 @@ def checkpoint_directory(path: Path, info: ValidationInfo) -> Path:
         return used
     with _unreadable_told():
         if pointer.is_file() and pointer.parent.name == "checkpoints":
-            path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+            path = read_pointer(pointer)
     return path
 
 

@@ -16,6 +16,10 @@ from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
 
 YAMLError = yaml.YAMLError
+_DEEPEST, _MOST = 100, 1_000_000
+"""Levels of lists and mappings, and values, that a file may have."""
+_OF_VALUES = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What PyYAML raises of `!!bool maybe` and `!!timestamp x`, and Python of a whole number of 5,000 digits."""
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _SCHEMA = (
@@ -29,8 +33,34 @@ _SCHEMA = (
 
 
 def read(text: str) -> Any:
-    """The value of one YAML document. Raises YAMLError, which says where."""
-    return yaml.load(text, _Loader)
+    """The value of one YAML document. Raises YAMLError, which says where, also for what is too much (`check_size`)."""
+    try:
+        tree = yaml.load(text, _Loader)
+    except RecursionError:
+        raise YAMLError("it is nested too deeply") from None
+    except _OF_VALUES as error:
+        raise YAMLError(f"a value is not of its type ({error})") from None
+    try:
+        check_size(tree)
+    except ValueError as error:
+        raise YAMLError(str(error)) from None
+    return tree
+
+
+def check_size(tree: Any) -> None:
+    """Raises ValueError where lists and mappings are nested deeper, or hold more values, than in any file that people
+    or programs write here. An alias counts as what it stands for: a few lines of them may stand for billions of values,
+    and a list for itself."""
+    left, count = [(tree, 0)], 0
+    while left:
+        value, depth = left.pop()
+        count += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested too deeply: lists and mappings more than {_DEEPEST} levels down")
+        if count > _MOST:
+            raise ValueError(f"it holds more than {_MOST:,} values, with what its aliases stand for")
+        inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(one, depth + 1) for one in inner]
 
 
 def write(tree: Any) -> str:
@@ -44,7 +74,9 @@ class _Loader(yaml.SafeLoader):
     def construct_int(self, node: ScalarNode) -> int:
         text = self.construct_scalar(node)
         bases = {"0o": 8, "0x": 16}
-        return int(text.removeprefix("0o"), bases[text[:2]]) if text[:2] in bases else int(text)
+        number = int(text.removeprefix("0o"), bases[text[:2]]) if text[:2] in bases else int(text)
+        str(number)  # ValueError: of so many digits that no message could show it
+        return number
 
     def construct_float(self, node: ScalarNode) -> float:
         text = self.construct_scalar(node).lower()

@@ -35,6 +35,7 @@ from tandem.data.packed import Packed, checksum, pack
 from tandem.data.rows import BadRow, Chunk, Pace, Row, content_digest, read_chunks
 from tandem.errors import UserError
 from tandem.files import replacing, temporary_name, write_text
+from tandem.stored import DamagedFile, read_json
 
 _PACKAGES = ("transformers", "tokenizers", "jinja2")
 """Those that compute items of rows."""
@@ -198,12 +199,13 @@ class RowCache:
 
 
 def _read_summary(described: Path, arrow: Path) -> Summary | None:
-    """None where there is none, or no file that it is of."""
+    """None where there is none that can be read, or no file that it is of: both are made anew."""
     try:
-        summary = Summary(**json.loads(described.read_text(encoding="utf-8")))
-        return summary if arrow.is_file() else None
-    except (OSError, ValueError, TypeError):
+        summary = read_json(described, Summary)
+    except DamagedFile:
         return None
+    is_whole = summary.items == sum(summary.sizes) and (summary.formats or summary.bad)
+    return summary if is_whole and arrow.is_file() else None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
+from tandem.stored import parse_json
 
 Row = dict[str, Any]
 _PICTURED = ("images", "image", "videos")
@@ -137,7 +138,7 @@ def _read_json_lines(path: Path) -> Iterator[list[Any]]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
         first = lines.readline()
         if path.suffix.lower() == ".json" and first.strip() in (b"{", b"["):  # one object, or a list, over many lines
-            value = json.loads(first + lines.read())
+            value = parse_json(first + lines.read())
             whole: list[Any] = value if isinstance(value, list) else [value]
             yield from (whole[at : at + ROWS_PER_CHUNK] for at in range(0, len(whole), ROWS_PER_CHUNK))
             return
@@ -148,8 +149,8 @@ def _read_json_lines(path: Path) -> Iterator[list[Any]]:
 
 def _parse_line(line: bytes) -> Row | BadRow:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(line)
+    except ValueError as error:
         return BadRow(f"the line is not valid JSON: {error}")
     return _object(value, "the line")
 

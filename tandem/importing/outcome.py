@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from tandem import stored
 from tandem.config import yaml12
 from tandem.errors import UserError
 
@@ -154,11 +155,8 @@ def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys of a YAML file, flat. Raises UserError."""
-    try:
-        tree = yaml12.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml12.YAMLError) as error:
-        raise UserError(f"{path}: it cannot be read: {error}") from None
-    values = dict(flat(tree, "")) if isinstance(tree, dict) else {}
+    tree = stored.read_yaml(path, object)
+    values = dict(flat(cast(dict[str, Any], tree), "")) if isinstance(tree, dict) else {}
     if not values:
         raise UserError(f"{path}: there are no keys in it")
     return values

@@ -9,6 +9,7 @@ from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Signal
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
+from tandem.config.stored_run import pictures_of_run
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, pictures_of
 from tandem.controller.dataflow import Step, describe_batch, learn_step
@@ -19,8 +20,7 @@ from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.rl import RlJob, failed_answers_saved
 from tandem.jobs.run import run_job
-from tandem.jobs.runs import stored_config
-from tandem.pictures.store import PictureStore, store_of_run
+from tandem.pictures.store import PictureStore
 from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
@@ -72,7 +72,7 @@ class ReplayJob(RlJob):
             keys = {picture.key for row in rows for picture in row.pictures}
             # What tools and worlds have shown is only where it was shown; data rows are stored anew.
             run_dir = self._files[step - 1].parent.parent
-            PictureStore(directory).bring(keys, store_of_run(run_dir, stored_config(run_dir)))
+            PictureStore(directory).bring(keys, PictureStore(pictures_of_run(run_dir)))
         self._roles.experience.reward.check_share(groups)
         return learn_step(self._roles, self._algorithm, self._config, groups, step, self._roles.experience.devices)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from tandem import __version__
 from tandem.config import yaml12
 from tandem.errors import UserError
 from tandem.hub import repository_of, told
+from tandem.stored import read_pointer, read_yaml
+from tandem.tracking.jsonl import read_metrics
 
 _POINTS = 12
 """Rows of the table of metrics."""
@@ -21,12 +23,12 @@ _CURVES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss", "val/loss
 def checkpoint_of(run: Path, step: str) -> Path:
     """The checkpoint of a run that `step` names: latest, best, or a number. Raises UserError."""
     folder = run / "checkpoints"
-    try:
-        name = f"step_{int(step):06d}" if step.isdigit() else (folder / step).read_text(encoding="utf-8").strip()
-    except OSError:
-        raise UserError(
-            f"{run}: it has no checkpoint {step!r}; give a run's directory, and a step it has saved"
-        ) from None
+    if step.isdecimal():
+        name = f"step_{int(step):06d}"
+    elif step in ("latest", "best") and (folder / step).exists():
+        name = read_pointer(folder / step).name
+    else:
+        raise UserError(f"{run}: it has no checkpoint {step!r}; give a run's directory, and a step it has saved")
     model = folder / name / "model"
     if not (model / "config.json").is_file():
         there = ", ".join(sorted(path.name for path in folder.glob("step_*"))) or "none"
@@ -39,8 +41,10 @@ def push(run: Path, repo: str, step: str, private: bool, revision: str | None) -
     checkpoint = checkpoint_of(run, step)
     try:
         card = model_card(run, checkpoint, repo)
-    except (OSError, KeyError, TypeError, yaml12.YAMLError) as error:
-        raise UserError(f"{run}: config.yaml cannot be read ({error}); give the directory of a run") from None
+    except (KeyError, TypeError, AttributeError) as error:  # of sections that are none
+        raise UserError(
+            f"{run / 'config.yaml'}: not the configuration of a run ({error}); give the directory of one"
+        ) from None
     try:
         with told("model", repo, revision, uploads=True), tempfile.TemporaryDirectory() as aside:
             files = Path(aside)
@@ -74,7 +78,7 @@ def _upload(files: Path, repo: str, private: bool, revision: str | None, message
 
 def model_card(run: Path, checkpoint: Path, repo: str) -> str:
     """README.md, made of config.yaml and metrics.jsonl of the run. No path of this machine is in it."""
-    config: Any = yaml12.read((run / "config.yaml").read_text(encoding="utf-8"))
+    config = read_yaml(run / "config.yaml", dict[str, Any])
     base = _named(config["model"]["path"])
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["tandem", "reinforcement-learning"]}
     if (name := repository_of(Path(str(config["model"]["path"])))) is not None:
@@ -96,7 +100,7 @@ def model_card(run: Path, checkpoint: Path, repo: str) -> str:
         *_of_the_adapter(checkpoint, repo),
         f"Data: {', '.join(dict.fromkeys(data)) or 'not named'}.", "",
         "```yaml", yaml12.write(shown).strip(), "```", "",
-        *_metrics(_steps(run), step), "",
+        *_metrics(read_metrics(run / "metrics.jsonl"), step), "",
     ])  # fmt: skip
 
 
@@ -129,19 +133,6 @@ def _has(name: str, parts: Sequence[str]) -> bool:
     return any(part in name for part in parts)
 
 
-def _steps(run: Path) -> list[dict[str, Any]]:
-    """The last line of each step."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (run / "metrics.jsonl").exists() else []
-    found: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the end of a run that was killed
-            continue
-        found[int(record.get("step", 0))] = {**found.get(int(record.get("step", 0)), {}), **record}
-    return [found[step] for step in sorted(found)]
-
-
 def _metrics(steps: Sequence[Mapping[str, Any]], last: int) -> Iterator[str]:
     """A table of the curves that the run has, validations whole and of the rest some steps."""
     steps = [record for record in steps if record.get("step", 0) <= last]
@@ -159,5 +150,5 @@ def _metrics(steps: Sequence[Mapping[str, Any]], last: int) -> Iterator[str]:
     yield f"| step | {' | '.join(columns)} |"
     yield f"| --- |{' --- |' * len(columns)}"
     for record in rows:
-        cells = [f"{record[name]:.4g}" if isinstance(record.get(name), int | float) else "" for name in columns]
+        cells = [f"{record[name]:.4g}" if isfinite(record.get(name, nan)) else "" for name in columns]
         yield f"| {record.get('step', 0)} | {' | '.join(cells)} |"

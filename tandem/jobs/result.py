@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from tandem.config.paths import absolute
 from tandem.errors import UserError
-from tandem.jobs.runs import best_of, state_of, stored_config
+from tandem.jobs.runs import best_of, state_of, stored_trainer
 from tandem.signals import StopReason
+from tandem.stored import read_pointer
 from tandem.tracking.jsonl import read_metrics
 from tandem.types import StepMetrics
 
@@ -66,7 +67,7 @@ class Run:
     @property
     def best(self) -> Best | None:
         """None where nothing of the kind was measured."""
-        found = best_of(self._records(), stored_config(self.directory).get("trainer") or {})
+        found = best_of(self._records(), stored_trainer(self.directory))
         return None if found is None else Best(*found)
 
     @property
@@ -92,4 +93,4 @@ class Run:
         if not named.is_file():
             mend = "give trainer.best_metric to keep the best one" if pointer == "best" else "it saves at its end"
             raise UserError(f"{self.directory}: has no {pointer} checkpoint; {mend}")
-        return named.parent / named.read_text(encoding="utf-8").strip() / "model"
+        return read_pointer(named) / "model"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.signals import StopReason
+from tandem.stored import read_json
 from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, StepMetrics
 
@@ -153,7 +155,7 @@ class RlJob:
             group.load(directory / name).get()
         if isinstance(self._roles.reference, MovingReference):
             self._roles.reference.load(directory)
-        state = json.loads((directory / "state" / "rl.json").read_text(encoding="utf-8"))
+        state = read_json(directory / "state" / "rl.json", dict[str, Any])
         self._sampler.load_state(state["sampler"])
         tell_changed_rows(state, self._train.digest)
         self._algorithm.load_state(state["algorithm"])

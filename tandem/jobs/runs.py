@@ -2,20 +2,24 @@
 
 import fcntl
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from tandem.checkpoint.progress import Progress
-from tandem.errors import UserError
+from tandem.config.stored_run import StoredTrainer, stored_run
+from tandem.errors import UserError, for_terminal
+from tandem.files import write_text
 from tandem.jobs.best import lower_is_better
+from tandem.stored import DamagedFile, read_pointer, read_text
 from tandem.tracking.jsonl import read_metrics
 
 ENDED = "ended"
-"""The file in a run directory that says how its last process ended: finished, stopped or failed."""
+"""The file in a run directory that says how its last process ended, in a line of `ENDS`, and in a second one why."""
+ENDS = ("finished", "stopped", "failed")
+_DAMAGED = "damaged"
 _DEPTH = 3
 _VALIDATED = (r"val/.+/acc/mean@\d+", r"val/.+/reward/mean@\d+", "val/accuracy", "val/loss")
 """What a run is judged by, the first one that it measures. Of training it is the reward alone: a loss is of one step's
@@ -31,7 +35,8 @@ class FoundRun(NamedTuple):
 
     path: Path
     state: str
-    """running, finished, stopped, failed; killed: its process is gone and has not said how it ended."""
+    """running, finished, stopped, failed; killed: its process is gone and has not said how it ended; damaged: a file of
+    the run cannot be read, and `best` says which one, and why."""
     step: str
     best: str
 
@@ -63,77 +68,117 @@ def table(runs: list[FoundRun], directory: Path, columns: int | None = None) -> 
 
 
 def _run_dirs(directory: Path, depth: int) -> Iterator[Path]:
-    if (directory / "config.yaml").is_file() and (directory / ".lock").is_file():
+    """Those that may not be looked into among them, for they may be runs."""
+    try:
+        if (directory / "config.yaml").exists() and (directory / ".lock").exists():
+            yield directory
+            return
+        inside = sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
         yield directory
-    elif depth:
-        for child in sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()):
+        return
+    if depth:
+        for child in inside:
             yield from _run_dirs(child, depth - 1)
 
 
 def _described(run: Path) -> FoundRun:
+    """A run with a file that cannot be read hides no other."""
+    try:
+        return _read(run)
+    except DamagedFile as error:
+        reason = for_terminal(error.reason.partition("\n")[0])
+        return FoundRun(run, _DAMAGED, "?", f"{os.path.relpath(error.path, run)}: {reason}")
+    except OSError as error:  # of a directory that may not be looked into
+        return FoundRun(run, _DAMAGED, "?", for_terminal(str(error)))
+
+
+def _read(run: Path) -> FoundRun:
+    """Raises DamagedFile."""
+    trainer = stored_trainer(run)
     records = read_metrics(run / "metrics.jsonl")
-    trainer = stored_config(run).get("trainer") or {}
     progress = _progress(run)
-    total = progress.total_steps if progress else trainer.get("steps")
+    total = progress.total_steps if progress else trainer.steps
     done = records[-1]["step"] if records else progress.step if progress else 0  # own dataflows write no metrics
     step = f"{done}/{total or '?'}"
     return FoundRun(run, state_of(run), step, _reached(records, trainer))
 
 
-def _reached(records: list[dict[str, Any]], trainer: dict[str, Any]) -> str:
+def _reached(records: list[dict[str, Any]], trainer: StoredTrainer) -> str:
     """The best value with its name and what makes it the best, or else the last training loss."""
     if best := best_of(records, trainer):
         metric, value, _ = best
-        return f"{metric} {value:.4g} {_mode(metric, trainer)}"
+        return f"{for_terminal(metric)} {value:.4g} {_mode(metric, trainer)}"
     last = records[-1] if records else {}
     return next((f"{name} {last[name]:.4g} last" for name in _TRAINING_LOSSES if name in last), "")
 
 
-def stored_config(run: Path) -> dict[str, Any]:
-    """The tree of the run's config.yaml; empty where that cannot be read."""
-    try:
-        config: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
+def stored_trainer(run: Path) -> StoredTrainer:
+    """The section `trainer` of the run's config.yaml. Raises DamagedFile."""
+    return stored_run(run).trainer or StoredTrainer()
 
 
 def _progress(run: Path) -> Progress | None:
+    """Of the latest checkpoint; None before the first one. Raises DamagedFile."""
     latest = run / "checkpoints" / "latest"
-    try:
-        return Progress.read(run / "checkpoints" / latest.read_text(encoding="utf-8").strip())
-    except (OSError, UserError):
-        return None
+    while latest.exists():
+        checkpoint = read_pointer(latest)
+        try:
+            return Progress.read(checkpoint)
+        except DamagedFile:
+            if latest.exists() and read_pointer(latest) == checkpoint:  # else the run has replaced it meanwhile
+                raise
+    return None
 
 
 def state_of(run: Path) -> str:
-    """As `FoundRun.state`."""
+    """As `FoundRun.state`. Raises DamagedFile where the files that say so cannot be read."""
     if _is_locked(run / ".lock"):
         return "running"
-    if (run / ENDED).is_file():
-        return (run / ENDED).read_text(encoding="utf-8").strip()
+    if (run / ENDED).exists():
+        return read_end(run)
     progress = _progress(run)
     return "finished" if progress and progress.step >= progress.total_steps else "killed"
 
 
+def write_end(run: Path, state: str, reason: str = "") -> None:
+    """Say how the run ended, and why. Raises OSError."""
+    write_text(run / ENDED, "".join(f"{line}\n" for line in (state, reason) if line))
+
+
+def read_end(run: Path) -> str:
+    """How the run's last process ended. Raises DamagedFile."""
+    mend = f"write {', '.join(ENDS)} into it, or delete it"
+    state = read_text(run / ENDED, mend).partition("\n")[0]
+    if state not in ENDS:
+        raise DamagedFile(run / ENDED, f"says {state[:_LEAST]!r}, not how the run ended", mend)
+    return state
+
+
 def _is_locked(lock: Path) -> bool:
-    """By a process that runs the run, on another machine, too, where the file system has locks."""
+    """By a process that runs the run, on another machine, too, where the file system has locks. Raises DamagedFile."""
     try:
-        with lock.open("rb") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    except OSError:
+        file = lock.open("rb")
+    except FileNotFoundError:
         return False
+    except OSError as error:
+        raise DamagedFile(lock, f"cannot be read ({error.strerror})") from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:
+            return False
     return False
 
 
-def best_of(records: list[dict[str, Any]], trainer: dict[str, Any]) -> tuple[str, float, int] | None:
+def best_of(records: list[dict[str, Any]], trainer: StoredTrainer) -> tuple[str, float, int] | None:
     """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, reward or loss, or else of
     the reward."""
     measured = sorted({name for record in records for name in record})
     validated = [name for pattern in _VALIDATED for name in measured if re.fullmatch(pattern, name)]
-    wanted = [trainer.get("best_metric"), *validated, "reward/mean"]
+    wanted = [trainer.best_metric, *validated, "reward/mean"]
     metric = next((name for name in wanted if name in measured), None)
     if metric is None:
         return None
@@ -145,9 +190,9 @@ def best_of(records: list[dict[str, Any]], trainer: dict[str, Any]) -> tuple[str
     return metric, value, step
 
 
-def _mode(metric: str, trainer: dict[str, Any]) -> str:
+def _mode(metric: str, trainer: StoredTrainer) -> str:
     """min or max: `trainer.best_mode` of `trainer.best_metric`, by its name of any other."""
-    given = trainer.get("best_mode") if metric == trainer.get("best_metric") else None
+    given = trainer.best_mode if metric == trainer.best_metric else None
     return given or ("min" if lower_is_better(metric) else "max")
 
 

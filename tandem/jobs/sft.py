@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tandem.jobs.inputs import Inputs, tell_changed_rows
 from tandem.jobs.run import run_job
 from tandem.models.loading import save_processors
 from tandem.signals import StopReason
+from tandem.stored import read_json
 from tandem.types import Batch, Demonstration, StepMetrics
 from tandem.workers.training import TrainSpec, TrainWorker
 
@@ -106,7 +107,7 @@ class SupervisedJob(ABC, Generic[Item, Model]):
 
     def load(self, directory: Path) -> None:
         self._model.load(directory).get()
-        state = json.loads((directory / "state" / "data.json").read_text(encoding="utf-8"))
+        state = read_json(directory / "state" / "data.json", dict[str, Any])
         self._sampler.load_state(state["sampler"])
         tell_changed_rows(state, self._train.digest)
 

@@ -1,6 +1,5 @@
 """Model directories -> tokenizers, policies, critics."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +9,14 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, rename_source_key
 
 from tandem.config.model import ModelConfig
 from tandem.errors import UserError
+from tandem.model_files import MEND
 from tandem.models.chat_template import apply_section, take_text
 from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
@@ -25,10 +25,13 @@ from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
+from tandem.stored import DamagedFile, read_json
 
 _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")
 """Ends of their names in configurations."""
 _PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+_CANNOT = "cannot be loaded: "
+_TOKENIZER_MEND = "); copy tokenizer.json and tokenizer_config.json of the base model into it"
 _COMPLETE = "give a complete model directory"
 _AS_THEY_LIE = (
     f"{_COMPLETE}. Several ranks read files as they lie: weights that transformers computes while loading (those of "
@@ -39,16 +42,10 @@ _AS_THEY_LIE = (
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory, with the chat template of the section; UserError when there is none."""
     _check_directory(config.path)
-    try:
+    with _loading(config.path, "has no usable tokenizer (", _TOKENIZER_MEND):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **_options(config))
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("special tokens are all it knows")  # what transformers makes of a directory without one
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"model: {config.path} has no usable tokenizer ({reason}); "
-            "copy tokenizer.json and tokenizer_config.json of the base model into it"
-        ) from None
     if sees_pictures(config.path):
         _take_processors_template(tokenizer, config.path)
     if config.chat_template is not None:
@@ -56,15 +53,20 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+class _TemplateFile(BaseModel):
+    """chat_template.json."""
+
+    model_config = ConfigDict(strict=True, defer_build=True)
+
+    chat_template: str
+
+
 def _take_processors_template(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     """Of models that see pictures: it may lie where transformers looks for it with their processors alone, and show
     messages in parts alone."""
     file = path / "chat_template.json"
     if tokenizer.chat_template is None and file.is_file():
-        try:
-            tokenizer.chat_template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file}: no JSON object with `chat_template` ({error}); copy the file again") from error
+        tokenizer.chat_template = read_json(file, _TemplateFile, MEND).chat_template
     take_text(tokenizer)
 
 
@@ -84,25 +86,50 @@ def load_policy(config: ModelConfig) -> PreTrainedModel:
 
 def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config and the tokenizer's end of sequence."""
-    try:
-        described = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
-    except OSError:  # there is none
-        described = transformers.AutoConfig.from_pretrained(config.path, **_options(config))
+    file = config.path / "generation_config.json"
+    if not file.exists():
+        file = config.path / "config.json"
+        described: Any = _auto_config(config)
+    else:
+        with _loading(config.path, _CANNOT):
+            described = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
     named: Any = getattr(described, "eos_token_id", None)
-    own: Any = tokenizer.eos_token_id
-    return tuple(sorted({*(named if isinstance(named, list) else [named]), own} - {None}))
+    listed: list[Any] = named if isinstance(named, list) else [named]
+    if any(one is not None and type(one) is not int for one in listed):
+        raise DamagedFile(file, f"eos_token_id: {named!r:.80} is neither a token id nor a list of them", MEND)
+    return tuple(sorted({*listed, tokenizer.eos_token_id} - {None}))
 
 
 def model_cost(config: ModelConfig, value_head: bool) -> RowCost:
     """What a row costs the model of a directory."""
-    return row_cost(transformers.AutoConfig.from_pretrained(config.path, **_options(config)), value_head)
+    return row_cost(_auto_config(config), value_head)
+
+
+def _auto_config(config: ModelConfig, **shape: Any) -> Any:
+    """The directory's configuration. Raises UserError."""
+    with _loading(config.path, _CANNOT):
+        return transformers.AutoConfig.from_pretrained(config.path, **_options(config), **shape)
+
+
+@contextmanager
+def _loading(path: Path, problem: str, mend: str = "") -> Iterator[None]:
+    """Around what transformers reads of a model directory. Raises UserError, of a `problem` and its reason: files that
+    are cut, or hold values of other types, make it and its packages raise anything. Memory that is full is no mistake
+    of the directory."""
+    try:
+        yield
+    except (UserError, AssertionError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"model: {path} {problem}{reason}{mend}") from error
 
 
 def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The model of `load_model` on the meta device, to be laid out and then filled."""
     shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
-    with torch.device("meta"):
+    with torch.device("meta"), _loading(config.path, _CANNOT):
         model = class_of(model_config, value_head).from_config(
             model_config,
             dtype=getattr(torch, config.dtype),
@@ -110,7 +137,8 @@ def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
             trust_remote_code=config.trust_remote_code,
         )
     if not value_head and (config.path / "generation_config.json").is_file():  # it is saved with the model again
-        model.generation_config = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
+        with _loading(config.path, _CANNOT):
+            model.generation_config = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
     # As transformers tells families apart: by the names of classes, which sharding changes.
     model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     make_lean(model)
@@ -164,28 +192,23 @@ def _read(model: PreTrainedModel, path: Path, tensors: Mapping[str, torch.Tensor
             return renamed
         return rename_source_key(saved, [], [], prefix, held)[0]
 
-    try:
+    with _loading(path, _CANNOT):
         return read_safetensors(tensors, path, named)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _cannot_load(path, error) from None
 
 
 def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     """The policy, or the same body with a value head of one number a token: a zero one where the directory has none."""
     shape = {"num_labels": 1} if value_head else {}
     model_config = _model_config(config, shape, value_head)
-    try:
-        with quiet_transformers():
-            model, report = class_of(model_config, value_head).from_pretrained(
-                config.path,
-                config=model_config,
-                dtype=getattr(torch, config.dtype),
-                attn_implementation=attention_of(model_config),
-                output_loading_info=True,
-                **_options(config),
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(config.path, error) from None
+    with _loading(config.path, _CANNOT), quiet_transformers():
+        model, report = class_of(model_config, value_head).from_pretrained(
+            config.path,
+            config=model_config,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention_of(model_config),
+            output_loading_info=True,
+            **_options(config),
+        )
     _zero_value_head(model, config.path, report["missing_keys"])
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     make_lean(model)
@@ -208,14 +231,11 @@ def quiet_transformers() -> Iterator[None]:
 
 def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) -> Any:
     """The directory's configuration with every dropout at 0; UserError for a family with wrong log-probs."""
-    path = config.path
-    _check_directory(path)
-    try:
-        model_config = transformers.AutoConfig.from_pretrained(path, **_options(config), **shape)
-    except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(path, error) from None
-    drop_nothing(model_config)
-    check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
+    _check_directory(config.path)
+    model_config = _auto_config(config, **shape)
+    with _loading(config.path, _CANNOT):
+        drop_nothing(model_config)
+        check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
     return model_config
 
 
@@ -240,11 +260,6 @@ def _zero_value_head(model: PreTrainedModel, path: Path, lacking: Iterable[str],
 def _refuse_lacking(path: Path, names: Iterable[str], mend: str) -> None:
     for name in sorted(names):
         raise UserError(f"model: {path} lacks the weight {name}; {mend}")
-
-
-def _cannot_load(path: Path, error: Exception) -> UserError:
-    reason = str(error).partition("\n")[0]
-    return UserError(f"model: {path} cannot be loaded: {reason}")
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:

@@ -1,18 +1,19 @@
 """What the rows of a vision-language model must know of it, from its directory's JSON files: no weights, no torch."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.model_files import MEND, read_model_config
 from tandem.pictures.layouts.base import Layout, ModelFiles
 from tandem.pictures.layouts.patches import glm, qwen
 from tandem.pictures.layouts.rows import mistral3
 from tandem.pictures.layouts.square import llava
 from tandem.pictures.layouts.tiles import internvl, smolvlm
 from tandem.pictures.layouts.videos import VideoLayout, qwen2_5_videos, qwen2_videos, qwen3_videos
+from tandem.stored import DamagedFile, read_json
 
 LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen2_vl": qwen,
@@ -76,7 +77,7 @@ def picture_format(directory: Path) -> PictureFormat | None:
 
     Raises UserError where its files lack what a picture needs, or contradict each other.
     """
-    config = _read(directory / "config.json")
+    config = read_model_config(directory) if (directory / "config.json").is_file() else {}
     layout = LAYOUTS.get(str(config.get("model_type")))
     if layout is None:
         return None
@@ -86,8 +87,16 @@ def picture_format(directory: Path) -> PictureFormat | None:
     of_videos = of_videos or _read(directory / "processor_config.json").get("video_processor") or {}
     files = ModelFiles(directory, config, processor, of_videos)
     videos, video_id = VIDEO_LAYOUTS.get(str(config.get("model_type"))), config.get("video_token_id")
-    shown = videos(files) if videos is not None and video_id is not None else None
-    return PictureFormat(files.placeholder, video_id, layout(files), shown)
+    try:
+        shown = videos(files) if videos is not None and video_id is not None else None
+        return PictureFormat(files.placeholder, video_id, layout(files), shown)
+    except UserError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:  # a value of another type
+        raise UserError(
+            f"{directory}: config.json and the processor's file say nothing of pictures that makes sense "
+            f"({type(error).__name__}: {error}); copy them again"
+        ) from error
 
 
 def why_unseen(directory: Path) -> str:
@@ -103,14 +112,11 @@ def why_unseen(directory: Path) -> str:
 def model_type(directory: Path) -> str | None:
     """As the directory's config.json says it; None where it cannot be read, which loading the model tells."""
     try:
-        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return read_model_config(directory).get("model_type")
+    except DamagedFile:
         return None
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file, which loading the model tells where it matters."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); copy the file again") from error
+    return read_json(path, dict[str, Any], MEND) if path.is_file() else {}

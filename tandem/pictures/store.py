@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,3 @@ class PictureStore:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or key_of(pixels) != key:
             raise UserError(f"{path}: the file holds another picture than {key}; {mend}")
         return pixels
-
-
-def store_of_run(run_dir: Path, config: Mapping[str, Any]) -> PictureStore:
-    """Where the pictures of a run's rows are. `config`: the tree of its config.yaml."""
-    images: Mapping[str, Any] = (config.get("data") or {}).get("images") or {}
-    directory = images.get("directory")
-    return PictureStore(run_dir / "pictures" if directory is None else Path(directory))

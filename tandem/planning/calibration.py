@@ -1,6 +1,5 @@
 """What a run measured, by which predicted times are scaled."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
@@ -16,12 +17,22 @@ from tandem.planning.costs import BESIDE_THE_ACTOR, TO_OTHER_GPUS
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import read_shape
 from tandem.planning.search import Plan
+from tandem.stored import read_json
 from tandem.tracking.jsonl import read_metrics
 
 STAGES: Sequence[str] = ("generation", "preparation", "update")
 _LENGTH = "response_length/mean"
 MEMORY_APART = 0.2
 """Cards of one name whose memory differs by a larger share are two."""
+
+
+class _Environment(BaseModel):
+    """What is read of a run's environment.json."""
+
+    model_config = ConfigDict(strict=True, defer_build=True)
+
+    gpus: str | None
+    """A line a GPU, as nvidia-smi tells name and memory."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +110,13 @@ def _file(run: Path, name: str) -> Path:
 
 
 def _check_card(run: Path, card: str) -> None:
-    """By the first GPU that the run's environment.json names."""
-    try:
-        gpus = json.loads((run / "environment.json").read_text(encoding="utf-8"))["gpus"]
-    except (OSError, ValueError, TypeError, KeyError):
+    """By the first GPU that the run's environment.json names, where it has one."""
+    if not (run / "environment.json").exists():
         return
+    gpus = read_json(run / "environment.json", _Environment).gpus
     if not gpus:
         raise UserError(f"--calibrate {run}: that run had no GPU, so its times say nothing of one; give a run on GPUs")
-    named, _, memory = str(gpus).splitlines()[0].partition(",")
+    named, _, memory = gpus.splitlines()[0].partition(",")
     mib = re.match(r"\s*(\d+) MiB", memory)
     known = CARDS[card].memory_gib * 1024
     other_memory = mib is not None and abs(int(mib[1]) / known - 1) > MEMORY_APART

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tandem.config import yaml12
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config, read_config, refuse, split_arguments
 from tandem.config.training import FsdpTrainingConfig
@@ -19,6 +18,7 @@ from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
 from tandem.planning.roles import Host, Moment, find_mistakes, hosts, moments, not_counted
+from tandem.stored import DamagedFile, read_yaml
 
 GIB = 2**30
 CARD = "H100"
@@ -161,10 +161,10 @@ def check_response_tokens(config: Planned, tokens: float | None) -> None:
 def job_of(path: Path) -> Job:
     """By the keys that no other command has; what is wrong with the file is told when it is loaded."""
     try:
-        tree: Any = yaml12.read(path.read_text(encoding="utf-8"))
-        data = tree["data"]
-    except (OSError, ValueError, TypeError, KeyError, yaml12.YAMLError):
+        tree = read_yaml(path, dict[str, Any])
+    except DamagedFile:
         return "train"
+    data = tree.get("data")
     if "preference" in tree:
         return "dpo"
     return "sft" if isinstance(data, dict) and ("rows_per_step" in data or "max_tokens" in data) else "train"

@@ -1,17 +1,20 @@
 """The numbers of a model that decide what it costs, from the config.json of its directory alone."""
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.model_files import read_model_config
 from tandem.pictures.model import MODEL_TYPES
 from tandem.planning.tower_shape import TOWERS, TowerShape, tower_shape
+from tandem.stored import DamagedFile
 
 Config = Mapping[str, Any]
+_MOST_LAYERS = 10_000
+"""Of a model: a damaged file may ask for billions, which are laid out one by one here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +122,26 @@ class ModelShape:
 def read_shape(directory: Path) -> ModelShape:
     """UserError where there is no config.json, or one of a family that is not known here."""
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"model.path: {directory} has no config.json, which is what planning needs of a model; give the directory "
             "of one as model.path=DIR (`hf download NAME config.json --local-dir DIR` makes it, without weights)"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path: {path} cannot be read: {error}") from None
+        )
+    config = read_model_config(directory)
+    mend = "take the one that was published"
+    if (layers := {**config, **(config.get("text_config") or {})}.get("num_hidden_layers") or 0) > _MOST_LAYERS:
+        raise DamagedFile(path, f"num_hidden_layers: {layers} are more than any model has", mend)
     try:
-        return shape_of(config)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"model: {path} is not complete ({error!r}); take the one that was published") from None
+        shape = shape_of(config)
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"model: {path} is not complete ({error!r}); {mend}") from None
+    for field in fields(shape):
+        value = getattr(shape, field.name)
+        if field.type in (int, "int") and (type(value) is not int or value < 0):
+            raise UserError(f"model: {path} makes no sense: {field.name} would be {value!r}; {mend}")
+    return shape
 
 
 def shape_of(config: Config) -> ModelShape:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,17 @@ import pyarrow as pa
 from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name
 from tandem.search.vectors import Embedding, VectorRanker
+from tandem.stored import DamagedFile, read_json
 from tandem.types import FloatArray
 
 _ABOUT, _PASSAGES, _RANKER = "index.json", "passages.arrow", "ranker"
 _FORMAT = 1
 _CHUNK = 1000
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+_OF_DAMAGE = (
+    OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, RecursionError, pa.ArrowException,
+)  # fmt: skip
+"""What is raised by those who read the files of a ranker, in packages of which one is not ours."""
 MOST_CHARACTERS = 10_000
 """Of a query; a longer one is cut: no question needs them, and each word costs time."""
 
@@ -114,18 +119,22 @@ def build_index(passages: Iterable[Passage], directory: Path, embedding: Embeddi
 
 def open_index(directory: Path) -> Index:
     """Raises UserError where there is none, or it is damaged."""
+    if not (directory / _ABOUT).is_file():
+        raise UserError(f"{directory}: is no index; make one with tandem search index CORPUS {directory}")
     try:
-        about = json.loads((directory / _ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(f"{directory}: is no index; make one with tandem search index CORPUS {directory}") from None
-    if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        about = read_json(directory / _ABOUT, dict[str, Any])
+    except DamagedFile as error:
+        raise UserError(f"{directory}: the index is damaged ({_ABOUT}: {error.reason}); make it anew") from None
+    if about.get("format") != _FORMAT:
         raise UserError(f"{directory}: is an index of another version of Tandem; make it anew")
     kind: type[Ranker] = VectorRanker if about.get("ranker") == "vectors" else _word_ranker()
     try:
         ranker = kind.load(directory / _RANKER)  # type: ignore[attr-defined]
         table = pa.ipc.open_file(pa.memory_map(str(directory / _PASSAGES))).read_all()
+        if table.schema != _SCHEMA:
+            raise ValueError(f"{_PASSAGES} has other columns than passages")
         index = Index(table, ranker)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except _OF_DAMAGE as error:
         raise UserError(f"{directory}: the index is damaged ({error}); make it anew") from None
     if len(index) != about.get("passages"):
         raise UserError(

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tandem.errors import UserError
+from tandem.stored import read_json
 from tandem.types import FloatArray
 
 _BATCH = 32
@@ -38,7 +40,7 @@ class Embedder:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(embedding.model, local_files_only=True)
             self._model = AutoModel.from_pretrained(embedding.model, local_files_only=True).eval().float()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{embedding.model}: no model can be loaded from there: {error}") from None
         self._most_tokens = min(_MOST_TOKENS, self._tokenizer.model_max_length)
 
@@ -58,7 +60,7 @@ class Embedder:
     @staticmethod
     def _check_pooling(directory: Path) -> None:
         pooling = directory / "1_Pooling" / "config.json"
-        if pooling.is_file() and not json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_mean_tokens"):
+        if pooling.is_file() and not read_json(pooling, dict[str, Any]).get("pooling_mode_mean_tokens"):
             raise UserError(f"{directory}: its 1_Pooling/config.json takes no mean over tokens; give a model that does")
 
 
@@ -81,7 +83,7 @@ class VectorRanker:
     @classmethod
     def load(cls, folder: Path) -> "VectorRanker":
         """Raises OSError and ValueError, and UserError where the model is not there any more."""
-        embedding = Embedding(**json.loads((folder / _SETTINGS).read_text(encoding="utf-8")))
+        embedding = read_json(folder / _SETTINGS, Embedding)
         vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
         return cls(embedding, Embedder(embedding), vectors)
 

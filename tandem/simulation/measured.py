@@ -8,6 +8,7 @@ them: least squares finds them, where what was under way is known. That is so wi
 answers of a step begin together, an even share on each engine.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -24,13 +25,15 @@ from tandem.simulation.decoding import Answers, Decoding
 from tandem.simulation.lengths import Drawn
 from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Speeds
 from tandem.tracking.jsonl import read_metrics
-from tandem.tracking.trajectories import files_by_step, read_trajectories
+from tandem.tracking.trajectories import files_by_step, read_trajectories, reading_trajectories
 
 Values = np.ndarray[Any, Any]
 _FILES = 50
 """Steps that are read, the last ones."""
 _TRAINING = ("time/preparation_s", "time/advantages_s", "time/update_s")
 _WAITING = ("time/generation_s", "time/reward_s")
+_NEEDED = (*_TRAINING, *_WAITING, "time/step_s", "time/publish_s", "perf/tokens")
+"""Of each step that is read."""
 _UNITS = (EngineSpeed(1.0), EngineSpeed(0.0, 1.0), EngineSpeed(0.0, 0.0, 1.0), EngineSpeed(0.0, 0.0, 0.0, 1.0))
 
 
@@ -73,7 +76,7 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
             "time of the engine's; give a run without the section `conversation`, or --iteration-ms, --train-s and "
             "--response-tokens"
         )
-    records = {record["step"]: record for record in read_metrics(run / "metrics.jsonl") if "time/step_s" in record}
+    records = {record["step"]: record for record in read_metrics(run / "metrics.jsonl") if _is_timed(record)}
     files = files_by_step(run / "trajectories")
     steps = _steps_to_read(run, records, files)
     read = [_read(files[step]) for step in steps]
@@ -95,6 +98,10 @@ def measure(run: Path, max_running: int = DEFAULT_MAX_RUNNING) -> Measured:
     asked = -(-config.data.prompts_per_step // engines) * config.algorithm.group_size
     step_s = _median(record["time/step_s"] for record in taken)
     return Measured(speeds, groups, sum(config.nodes_of("actor")), len(steps), config, step_s, rows=min(asked, places))
+
+
+def _is_timed(record: Mapping[str, float]) -> bool:
+    return all(math.isfinite(record.get(name, math.nan)) for name in _NEEDED)
 
 
 def _steps_to_read(run: Path, records: Mapping[int, dict[str, Any]], files: Iterable[int]) -> list[int]:
@@ -120,9 +127,15 @@ def engines_on(generation: GenerationConfig, ranks: int) -> int:
 
 
 def _read(path: Path) -> _Step:
-    table = read_trajectories(path, ["group", "branch", "response_ids", "prompt_ids", "generation_s"])
-    if "branch" not in table.column_names:
-        raise UserError(f"--from: {path} is of an earlier version of tandem; give a run of this one")
+    """Raises UserError where it is no file of trajectories, or one of an earlier version."""
+    with reading_trajectories(path):
+        table = read_trajectories(path, ["group", "branch", "response_ids", "prompt_ids", "generation_s"])
+        if "branch" not in table.column_names:
+            raise UserError(f"--from: {path} is of an earlier version of tandem; give a run of this one")
+        return _step_of(table)
+
+
+def _step_of(table: Any) -> _Step:
     firsts = np.flatnonzero(table["branch"].to_numpy() == 0)
     responses, prompts = (np.array([len(ids) for ids in table[name]]) for name in ("response_ids", "prompt_ids"))
     numbers, prompts, seconds = (

@@ -15,14 +15,17 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import TypeVar
 
+from tandem.config.stored_run import pictures_of_run
 from tandem.config.trackers import TrackerConfig
 from tandem.files import users_traceback, write_text
-from tandem.pictures.store import store_of_run
+from tandem.pictures.store import PictureStore
 from tandem.signals import stop_signals_blocked
+from tandem.stored import DamagedFile, read_json
 from tandem.tracking.base import Ended, Recorder, TrackedRun, Tracker
 from tandem.tracking.described import described
 from tandem.tracking.jsonl import read_metrics, record_of
@@ -38,6 +41,16 @@ class _GivenUp(Exception):
     """The run has ended, and the last try has failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What `trackers/NAME.json` holds."""
+
+    id: str
+    """The run's, at this tracker."""
+    step: int
+    """The last one that was sent."""
+
+
 class Behind(Recorder):
     """Runs one tracker. `name` is how messages and files call it; `first_step` is where a resumed run starts."""
 
@@ -49,7 +62,8 @@ class Behind(Recorder):
         self._metrics = run_dir / "metrics.jsonl"
         self._state = run_dir / "trackers" / f"{name}.json"
         self._offset = self._metrics.stat().st_size if self._metrics.exists() else 0
-        self._sent, self._id = self._read_state()
+        state = self._read_state()
+        self._sent, self._id = state.step, state.id
         self._newest, self._failures, self._failed_samples = first_step, 0, 0
         self._last_error = ""
         self._more, self._closing = Event(), Event()
@@ -96,9 +110,12 @@ class Behind(Recorder):
                 self._send_samples(tracker, step, metrics)
                 self._until_it_succeeds(lambda step=step, metrics=metrics: tracker.log(step, metrics))
                 self._sent = step
-                self._write_state()
+                self._until_it_succeeds(self._write_state)
             if self._ended != "killed":
                 self._until_it_succeeds(lambda: tracker.close(self._ended))
+        except ValueError as error:  # metrics.jsonl holds what is no record of a step
+            self._failures += 1
+            self._say(f"{error}; what it lacks is not sent")
         except _GivenUp:
             pass
 
@@ -147,7 +164,7 @@ class Behind(Recorder):
         for table, path in files.items():
             try:
                 if path.exists():
-                    pictures = store_of_run(self._run_dir, described(self._run_dir)[0])
+                    pictures = PictureStore(pictures_of_run(self._run_dir))
                     tracker.log_samples(step, table, table_of(path, self._options.samples, pictures))
             except Exception as error:  # noqa: BLE001  a package or the user's code may raise anything
                 self._failed_samples += 1
@@ -173,16 +190,18 @@ class Behind(Recorder):
         own = self._name.startswith("own")
         return users_traceback(error, __file__) if own else f"{type(error).__name__}: {error}"
 
-    def _read_state(self) -> tuple[int, str]:
-        try:
-            state = json.loads(self._state.read_text(encoding="utf-8"))
-            return int(state["step"]), str(state["id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1, secrets.token_hex(8)
+    def _read_state(self) -> _State:
+        """Where there is none, or none that can be read, a new record is begun."""
+        if self._state.exists():
+            try:
+                return read_json(self._state, _State)
+            except DamagedFile as error:
+                self._say(f"{error}; a new record is begun there")
+        return _State(secrets.token_hex(8), -1)
 
     def _write_state(self) -> None:
         self._state.parent.mkdir(exist_ok=True)
-        write_text(self._state, json.dumps({"id": self._id, "step": self._sent}) + "\n")
+        write_text(self._state, json.dumps(asdict(_State(self._id, self._sent))) + "\n")
 
 
 def _parted(record: dict[str, float]) -> tuple[int, StepMetrics]:

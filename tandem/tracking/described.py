@@ -1,11 +1,10 @@
 """What trackers are told of a run: its configuration and environment, without what looks like a secret."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tandem.stored import read_json, read_yaml
 
 _SECRET = re.compile(r"(^|_|-)(api_?key|auth_token|authorization|password|secret|secret_?key|access_?key|token)$", re.I)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -13,9 +12,9 @@ MASK = "***"
 
 
 def described(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.yaml and environment.json of a run."""
-    config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    environment = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))
+    """config.yaml and environment.json of a run. Raises DamagedFile."""
+    config = read_yaml(run_dir / "config.yaml", dict[str, Any])
+    environment = read_json(run_dir / "environment.json", dict[str, Any])
     return masked(config), masked(environment)
 
 

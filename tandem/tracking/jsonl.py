@@ -5,16 +5,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tandem.files import writing
+from tandem.stored import DamagedFile, parse_json, read_bytes
 from tandem.tracking.base import Ended, Recorder
 from tandem.types import StepMetrics
 
 
 class JsonlTracker(Recorder):
-    """Appends a line a step; the file exists from the first one on. Values that are not finite become null."""
+    """Appends a line a step; the file exists from the first one on. Values that are not finite become null.
+
+    Raises DamagedFile where the file that is there cannot be read, TandemError where a line cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+        if path.exists() and read_bytes(path)[-1:] not in (b"", b"\n"):
             self._append("\n")  # a process killed while writing left a line without its end
 
     def log(self, step: int, metrics: StepMetrics) -> None:
@@ -24,16 +29,20 @@ class JsonlTracker(Recorder):
     def close(self, ended: Ended) -> None: ...
 
     def _append(self, text: str) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records, by step; null reads as NaN. A run that began again after an earlier step has lost what came after
-    it, and tells of it anew when it gets there."""
+    it, and tells of it anew when it gets there. Raises DamagedFile where a line is no record, nor what a crash leaves
+    of one."""
     records: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        record = record_of(line)
+    for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else (), start=1):
+        try:
+            record = record_of(line)
+        except ValueError as error:
+            raise DamagedFile(path, f"line {number} is no record of a step ({error})", "delete that line") from None
         if record is None:
             continue
         while records and records[-1]["step"] >= record["step"]:
@@ -43,9 +52,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
-    """None: a crash has torn the line; its step was repeated, or is lost."""
+    """None: a crash has torn the line, of a process or of the machine; its step was repeated, or is lost. Raises
+    ValueError where it is no record."""
     try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return {key: math.nan if value is None else value for key, value in record.items()}
+        record = parse_json(line)
+    except ValueError as error:
+        if not line.strip() or line.startswith(b"{") or b"\0" in line:
+            return None
+        raise ValueError(f"not valid JSON: {error}") from None
+    if not isinstance(record, dict) or type(record.get("step")) is not int or not 0 <= record["step"] < 2**63:
+        raise ValueError("it is no object with a whole number `step`")
+    return {key: _number(key, value) for key, value in record.items()}
+
+
+def _number(name: str, value: Any) -> Any:
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float) or (type(value) is int and abs(value) >= 2**63):
+        raise ValueError(f"{name} is no number, but {value!r:.80}")
+    return value

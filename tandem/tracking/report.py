@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tandem.config.stored_run import StoredRun, pictures_of_run, stored_run
 from tandem.errors import TandemError, UserError
 from tandem.files import write_text
-from tandem.pictures.store import store_of_run
+from tandem.pictures.store import PictureStore
+from tandem.stored import DamagedFile, read_json, read_text
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.samples import samples
 from tandem.tracking.trajectories import files_by_step
@@ -25,25 +25,23 @@ _LAST_VALUES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` from what the run directory holds.
 
-    Raises UserError when that is not a run, TandemError when the report cannot be written.
+    Raises UserError when that is not a run, or a file of it is damaged, TandemError when the report cannot be written.
     """
     names = ("config.yaml", "environment.json", "summary.json")
-    files = {name: (run_dir / name).read_text(encoding="utf-8") for name in names if (run_dir / name).is_file()}
+    files = {name: read_text(run_dir / name) for name in names if (run_dir / name).exists()}
     if "config.yaml" not in files:
         raise UserError(f"{run_dir}: not a run directory (no config.yaml)")
-    try:
-        config = yaml.safe_load(files["config.yaml"])
-        model = config["model"]["path"]
-    except (yaml.YAMLError, TypeError, KeyError) as error:
-        raise UserError(f"{run_dir}/config.yaml: not the configuration of a run ({error})") from None
+    config = stored_run(run_dir)
+    if config.model is None:
+        raise DamagedFile(run_dir / "config.yaml", "not the configuration of a run (no model.path)")
     curves = _curves(run_dir / "metrics.jsonl")
     shown = {
         "title": f"{_kind(config, curves).upper()} · {run_dir.resolve().name}",
-        "model": model,
-        "summary": json.loads(files.pop("summary.json", "{}")),
+        "model": config.model.path,
+        "summary": {} if files.pop("summary.json", None) is None else _summary(run_dir / "summary.json"),
         "facts": _facts(curves),
         "sections": _sections(curves),
-        "samples": samples(_trajectories(run_dir, curves), store_of_run(run_dir, config)),
+        "samples": samples(_trajectories(run_dir, curves), PictureStore(pictures_of_run(run_dir))),
         "settings": files,
     }
     embedded = json.dumps(shown).replace("<", "\\u003c")  # nothing in it can end the script element
@@ -56,12 +54,21 @@ def write_report(run_dir: Path) -> Path:
     return report
 
 
-def _kind(config: dict[str, Any], curves: dict[str, Curve]) -> str:
+def _summary(path: Path) -> dict[str, Any]:
+    summary = read_json(path, dict[str, Any])
+    try:
+        json.dumps(summary, allow_nan=False)  # a page reads no NaN
+    except ValueError:
+        raise DamagedFile(path, "a number in it is not finite") from None
+    return summary
+
+
+def _kind(config: StoredRun, curves: dict[str, Curve]) -> str:
     """What was trained: the algorithm, the loss on pairs, or what the metrics say."""
-    if "algorithm" in config:
-        return config["algorithm"]["type"]
-    if "preference" in config:
-        return config["preference"]["loss"]
+    if config.algorithm is not None:
+        return config.algorithm.type
+    if config.preference is not None:
+        return config.preference.loss
     return "reward model" if "reward_model/loss" in curves else "sft"
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tandem.errors import UserError
 from tandem.pictures.store import PictureStore, Pixels
 from tandem.pictures.thumbnails import small_pixels, thumbnail
 from tandem.tracking.base import Sample
-from tandem.tracking.trajectories import read_trajectories
+from tandem.tracking.trajectories import read_trajectories, reading_trajectories
 
 Row = dict[str, Any]
 _PER_STEP = 4
@@ -30,16 +31,17 @@ def samples(files: Sequence[Path], pictures: PictureStore | None = None) -> list
     """Trajectories of the first, the middle and the last step: the best, the worst and some between.
 
     `pictures`: where those of their prompts are stored. A file that a crash of the machine has emptied is left out, and
-    named.
+    named; so is any other that is no file of trajectories.
     """
     shown: list[Row] = []
     for path in sorted({files[0], files[len(files) // 2], files[-1]}) if files else []:
         try:
-            table = read_trajectories(path, _COLUMNS)
-        except (OSError, pa.ArrowException) as error:
+            with reading_trajectories(path):
+                table = read_trajectories(path, _COLUMNS)
+                chosen = _chosen(table, _PER_STEP)
+                shown += [_shown(_branches_of(table, trajectory), pictures) for trajectory in chosen]
+        except UserError as error:
             print(f"{path}: left out of the report, for it cannot be read ({error})", flush=True)
-            continue
-        shown += [_shown(_branches_of(table, trajectory), pictures) for trajectory in _chosen(table, _PER_STEP)]
     return shown
 
 

@@ -31,6 +31,7 @@ _PICTURES = pa.list_(
     )
 )  # fmt: skip
 _NUMBERS = pa.map_(pa.string(), pa.float64())
+_OF_OTHER_FILES = (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def trajectories_path(run_dir: Path, step: int) -> Path:
@@ -78,7 +79,7 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
 def read_groups(path: Path, step: int) -> list[Group]:
     """The trajectories of a file with their scores, siblings together, for `step` of this run: versions are counted
     from there, so that answers are as stale as in the step that they are of. UserError when it is no such file."""
-    with _says_what_is_wrong(path):
+    with reading_trajectories(path):
         rows = read_trajectories(path).to_pylist()
         groups: dict[int, Group] = {}
         for row in rows:
@@ -93,7 +94,7 @@ def read_groups(path: Path, step: int) -> list[Group]:
 
 def staleness_of(path: Path) -> int:
     """How many versions before those of its step the oldest trained token of a file was made; UserError as above."""
-    with _says_what_is_wrong(path):
+    with reading_trajectories(path):
         table = read_trajectories(path, ["step", "policy_versions", "loss_mask"])
         names = ("policy_versions", "loss_mask")
         versions, trained = (table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in names)
@@ -101,10 +102,14 @@ def staleness_of(path: Path) -> int:
 
 
 @contextmanager
-def _says_what_is_wrong(path: Path) -> Generator[None]:
+def reading_trajectories(path: Path) -> Generator[None]:
+    """Around what takes a file of trajectories apart. Raises UserError where it is none: such a file may be cut, or
+    hold other columns, or other values in them, and what reads a column then raises anything of these."""
     try:
         yield
-    except (OSError, pa.ArrowException, KeyError) as error:
+    except UserError:
+        raise
+    except _OF_OTHER_FILES as error:
         raise UserError(f"{path}: not a file of trajectories ({error}); give one of RUN/trajectories") from error
 
 

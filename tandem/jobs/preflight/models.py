@@ -1,7 +1,6 @@
 """Model directories: is every file there and whole, and is it a model that the run can use?"""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ from tandem.config.judging import JudgeConfig
 from tandem.config.model import ModelConfig
 from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.hub import fetch_weights
+from tandem.model_files import DESCRIPTIONS, MEND, indexed_files, read_model_config
 from tandem.models.families import refusal, sees_pictures
 from tandem.pictures.model import in_tower
+from tandem.stored import DamagedFile, read_json
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
@@ -185,28 +186,47 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
                 "(`hf download NAME --local-dir DIR` makes one)"
             )
         return
-    if not _read_config(path):
-        yield "has a config.json that is no JSON object; copy it again"
-    try:
-        _read_shapes(path)
-    except ValueError as error:
-        yield str(error)
+    yield from _find_in_files(path)
     if has_tokenizer and not any(file for pattern in _VOCABULARIES for file in path.glob(pattern)):
         yield "has no tokenizer; copy tokenizer.json and tokenizer_config.json of the base model into it"
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _find_in_files(path: Path) -> Iterator[str]:
+    for file in filter(Path.exists, map(path.joinpath, DESCRIPTIONS)):
+        try:
+            if file.name == "config.json":
+                read_model_config(path)
+            else:
+                read_json(file, dict[str, Any], MEND)
+        except DamagedFile as error:
+            yield f"has a {file.name} that cannot be used: {error.reason}; {error.mend}"
     try:
-        described = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        _check_layers(_read_config(path), _read_shapes(path))
+    except DamagedFile as error:
+        yield f"has an index of weights that cannot be used: {error.path.name} {error.reason}; {error.mend}"
+    except ValueError as error:
+        yield str(error)
+
+
+def _check_layers(described: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """Raises ValueError where there are more layers than weights: a number that is damaged may ask for billions."""
+    layers = described.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > len(shapes):
+        raise ValueError(f"has a config.json of {layers} layers, and {len(shapes)} weights in its files; {MEND}")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Empty where it cannot be read, which `_find_in_directory` tells."""
+    try:
+        return read_model_config(path)
+    except DamagedFile:
         return {}
-    return described if isinstance(described, dict) else {}
 
 
 def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight of a model directory. Raises ValueError that says what is wrong with its files."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    names = {single.name} if single.exists() or not index.exists() else _indexed(index)
+    names = {single.name} if single.exists() or not index.exists() else indexed_files(index)
     lacking = sorted(name for name in names if not (path / name).is_file())
     if lacking:
         mend = "copy the whole directory again"
@@ -221,10 +241,3 @@ def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         except (OSError, SafetensorError) as error:
             raise ValueError(f"has weights that cannot be read ({name}: {error}); copy that file again") from None
     return shapes
-
-
-def _indexed(index: Path) -> set[str]:
-    try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"has an index of weights that cannot be read ({index.name}); copy it again") from None

@@ -3,7 +3,6 @@
 The program's environment is read here and nowhere else: secrets are in no configuration, and so in no run directory.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, cast
 from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.errors import UserError
 from tandem.rollout.tools.base import CallLimits, ToolSet
+from tandem.stored import read_json
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _KNOWN_KEYS = {"url", "auth_token", "headers", "command", "args", "env", "type", "transport", "name", "description"}
@@ -96,13 +96,8 @@ def _shared(config: McpToolsConfig | McpFileConfig) -> dict[str, Any]:
 
 
 def _read_file(path: Path, **shared: Any) -> list[McpServer]:
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the file of MCP servers") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    servers = read.get("mcpServers") if isinstance(read, dict) else None
+    read = read_json(path, dict[str, Any], "give the file of MCP servers")
+    servers = read.get("mcpServers")
     if not isinstance(servers, dict) or not servers:
         raise UserError(f'{path}: holds no servers; write {{"mcpServers": {{NAME: {{"url": …}}}}}}')
     return [_of_entry(name, entry, f"{path}: server {name!r}", shared) for name, entry in servers.items()]

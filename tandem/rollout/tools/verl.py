@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, cast
 from uuid import uuid4
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from tandem.config.conversation import VerlToolsConfig
@@ -23,6 +22,7 @@ from tandem.rollout.environment import EnvironmentFailed, ToolSchema
 from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
 from tandem.rollout.users_code import call, exceptions_only
+from tandem.stored import DamagedFile, read_yaml
 from tandem.types import Prompt
 
 _KEY = "conversation.environment.tools"
@@ -162,9 +162,9 @@ def _read_result(name: str, result: Any) -> ToolResult:
 
 def _entries(config: VerlToolsConfig) -> list[Mapping[str, Any]]:
     try:
-        read: Any = yaml.safe_load(config.path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{_KEY}: {config.path}: {error}") from None
+        read = read_yaml(config.path, object)
+    except DamagedFile as error:
+        raise UserError(f"{_KEY}: {error}") from None
     entries = read.get("tools") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise UserError(f"{_KEY}: {config.path} has no list `tools` of {{class_name, config, tool_schema}}")

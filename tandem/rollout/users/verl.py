@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
-import yaml
-
 from tandem.config.conversation import VerlUserConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed
 from tandem.rollout.users.base import Said, User
 from tandem.rollout.users_code import call, exceptions_only
+from tandem.stored import DamagedFile, read_yaml
 from tandem.types import Message, Prompt
 
 _KEY = "conversation.environment.user"
@@ -56,9 +55,9 @@ class VerlUsers:
 
     def _entries(self) -> list[Mapping[str, Any]]:
         try:
-            read: Any = yaml.safe_load(self._path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{_KEY}: {self._path}: {error}") from None
+            read = read_yaml(self._path, object)
+        except DamagedFile as error:
+            raise UserError(f"{_KEY}: {error}") from None
         entries = read.get("interaction") if isinstance(read, Mapping) else None
         if not entries or not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
             raise UserError(f"{_KEY}: {self._path} has no list `interaction` of {{name, class_name, config}}")

@@ -1,6 +1,5 @@
 """Whether a model can lie on the ranks as configured: asked before any process starts, without Megatron-Core."""
 
-import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from tandem.config.ranks import MEGATRON_FAMILIES, find_megatron_mistakes
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
+from tandem.model_files import MEND, read_model_config
 from tandem.models.families import rope_kinds
 
 _BRIDGED: dict[str, tuple[Any, ...]] = {
@@ -34,7 +34,13 @@ def check_packages() -> None:
 
 def check_degrees(path: Path, training: MegatronTrainingConfig, ranks: int) -> None:
     """Raises UserError with everything that is wrong with the model directory `path` on `ranks` ranks."""
-    shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    try:
+        _check_shape(path, read_model_config(path), training, ranks)
+    except (KeyError, TypeError) as error:  # a value that is missing, or of another type
+        raise UserError(f"{path / 'config.json'}: is not complete ({error!r}); {MEND}") from None
+
+
+def _check_shape(path: Path, shape: dict[str, Any], training: MegatronTrainingConfig, ranks: int) -> None:
     if shape["model_type"] not in MEGATRON_FAMILIES:
         raise UserError(
             f"training.type: megatron has no bridge for model type {shape['model_type']} of {path}, only for "

@@ -1,0 +1,60 @@
+"""The small files by which a Hugging Face model directory is described."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tandem.stored import DamagedFile, first_mistake, read_json
+
+MEND = "copy the file again"
+DESCRIPTIONS = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.json",
+)  # fmt: skip
+"""Those that hold a JSON object where they are there."""
+_Count = Annotated[int, Field(gt=0)]
+
+
+class _Described(BaseModel):
+    """Of a config.json, the keys that are read here by name. A family may have them or not, and has others."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+
+    model_type: str | None = None
+    layer_types: list[str] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    max_position_embeddings: _Count | None = None
+    num_hidden_layers: _Count | None = None
+    num_attention_heads: _Count | None = None
+    hidden_size: _Count | None = None
+    vocab_size: _Count | None = None
+
+
+class _ModelConfig(_Described):
+    architectures: list[str] | None = None
+    text_config: _Described | None = None
+    vision_config: dict[str, Any] | None = None
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+
+    weight_map: dict[str, str]
+
+
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """What the directory's config.json holds. Raises DamagedFile where it is none."""
+    path = directory / "config.json"
+    described = read_json(path, dict[str, Any], MEND)
+    try:
+        _ModelConfig.model_validate(described)
+    except ValidationError as error:
+        raise DamagedFile(path, first_mistake(error), MEND) from None
+    return described
+
+
+def indexed_files(index: Path) -> set[str]:
+    """The names of the files that an index of weights names. Raises DamagedFile."""
+    return set(read_json(index, _Index, MEND).weight_map.values())
