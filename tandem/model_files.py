@@ -13,7 +13,7 @@ DESCRIPTIONS = (
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.json",
 )  # fmt: skip
 """Those that hold a JSON object where they are there."""
-_Count = Annotated[int, Field(gt=0)]
+_Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class _Described(BaseModel):

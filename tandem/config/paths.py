@@ -52,7 +52,7 @@ def checkpoint_directory(path: Path, info: ValidationInfo) -> Path:
     if used is not None and pointer.parent in used.parents:
         return used
     with _unreadable_told():
-        if pointer.is_file() and pointer.parent.name == "checkpoints":
+        if pointer.exists() and pointer.parent.name == "checkpoints":
             path = read_pointer(pointer)
     return path
 

@@ -12,7 +12,7 @@ from tandem import __version__
 from tandem.config import yaml12
 from tandem.errors import UserError
 from tandem.hub import repository_of, told
-from tandem.stored import read_pointer, read_yaml
+from tandem.stored import DamagedFile, read_pointer, read_yaml
 from tandem.tracking.jsonl import read_metrics
 
 _POINTS = 12
@@ -39,12 +39,7 @@ def checkpoint_of(run: Path, step: str) -> Path:
 def push(run: Path, repo: str, step: str, private: bool, revision: str | None) -> str:
     """Upload the model of a checkpoint, and its card. Returns its address. Raises UserError."""
     checkpoint = checkpoint_of(run, step)
-    try:
-        card = model_card(run, checkpoint, repo)
-    except (KeyError, TypeError, AttributeError) as error:  # of sections that are none
-        raise UserError(
-            f"{run / 'config.yaml'}: not the configuration of a run ({error}); give the directory of one"
-        ) from None
+    card = model_card(run, checkpoint, repo)
     try:
         with told("model", repo, revision, uploads=True), tempfile.TemporaryDirectory() as aside:
             files = Path(aside)
@@ -77,8 +72,17 @@ def _upload(files: Path, repo: str, private: bool, revision: str | None, message
 
 
 def model_card(run: Path, checkpoint: Path, repo: str) -> str:
-    """README.md, made of config.yaml and metrics.jsonl of the run. No path of this machine is in it."""
-    config = read_yaml(run / "config.yaml", dict[str, Any])
+    """README.md, made of config.yaml and metrics.jsonl of the run. No path of this machine is in it. Raises
+    DamagedFile."""
+    config, records = read_yaml(run / "config.yaml", dict[str, Any]), read_metrics(run / "metrics.jsonl")
+    try:
+        return _card(config, records, checkpoint, repo)
+    except (LookupError, TypeError, AttributeError) as error:  # of sections that are none
+        reason = f"not the configuration of a run ({type(error).__name__}: {error})"
+        raise DamagedFile(run / "config.yaml", reason, "give the directory of one") from None
+
+
+def _card(config: dict[str, Any], records: Sequence[Mapping[str, Any]], checkpoint: Path, repo: str) -> str:
     base = _named(config["model"]["path"])
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["tandem", "reinforcement-learning"]}
     if (name := repository_of(Path(str(config["model"]["path"])))) is not None:
@@ -100,7 +104,7 @@ def model_card(run: Path, checkpoint: Path, repo: str) -> str:
         *_of_the_adapter(checkpoint, repo),
         f"Data: {', '.join(dict.fromkeys(data)) or 'not named'}.", "",
         "```yaml", yaml12.write(shown).strip(), "```", "",
-        *_metrics(read_metrics(run / "metrics.jsonl"), step), "",
+        *_metrics(records, step), "",
     ])  # fmt: skip
 
 

@@ -90,7 +90,7 @@ class Run:
 
     def _model(self, pointer: str) -> Path:
         named = self.directory / "checkpoints" / pointer
-        if not named.is_file():
+        if not named.exists():
             mend = "give trainer.best_metric to keep the best one" if pointer == "best" else "it saves at its end"
             raise UserError(f"{self.directory}: has no {pointer} checkpoint; {mend}")
         return read_pointer(named) / "model"

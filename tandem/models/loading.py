@@ -233,9 +233,12 @@ def _model_config(config: ModelConfig, shape: dict[str, Any], value_head: bool) 
     """The directory's configuration with every dropout at 0; UserError for a family with wrong log-probs."""
     _check_directory(config.path)
     model_config = _auto_config(config, **shape)
-    with _loading(config.path, _CANNOT):
-        drop_nothing(model_config)
-        check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
+    drop_nothing(model_config)
+    try:
+        with _loading(config.path, _CANNOT):
+            check_family(model_config, value_head=value_head, trust_remote_code=config.trust_remote_code)
+    except UserError as error:
+        raise UserError(str(error) if str(config.path) in str(error) else f"model: {config.path}: {error}") from error
     return model_config
 
 

@@ -137,6 +137,8 @@ def _read(path: Path) -> _Step:
 
 def _step_of(table: Any) -> _Step:
     firsts = np.flatnonzero(table["branch"].to_numpy() == 0)
+    if not len(firsts):
+        raise ValueError("it holds no trajectory")
     responses, prompts = (np.array([len(ids) for ids in table[name]]) for name in ("response_ids", "prompt_ids"))
     numbers, prompts, seconds = (
         table["group"].to_numpy()[firsts],
