@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands: `--help` answers at once."""
 
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, ServeCo
 from tandem.errors import TandemError, UserError, for_terminal, with_notes
 from tandem.files import make_room_for
 from tandem.importing.command import import_app
+from tandem.output import messages_may_end, output_may_end, silence
 from tandem.planning.command import plan
 from tandem.signals import StopReason
 from tandem.simulation.command import simulate
@@ -265,9 +267,31 @@ def push(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 a failure inside, 2 the user's mistake.
 
-    130 and 143: a run that Ctrl-C or SIGTERM stopped, and that `--resume` continues.
+    129, 130 and 143: a run that SIGHUP, Ctrl-C or SIGTERM stopped, and that `--resume` continues.
     """
     _silence_transformers()
+    with messages_may_end():
+        try:
+            return _written(_status_of(arguments))
+        except OSError:
+            if _written(0) == 0:  # it was no failure of standard output
+                raise
+            return 1
+
+
+def _written(status: int) -> int:
+    """The exit status, 1 where what is printed cannot be written, which is told unless whoever reads it has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        silence(sys.stdout)
+        if error.errno != errno.EPIPE:
+            print(f"tandem: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _status_of(arguments: Sequence[str] | None) -> int:
     try:
         given = None if arguments is None else list(arguments)
         status = typer.main.get_command(app).main(given, prog_name="tandem", standalone_mode=False)
@@ -320,6 +344,7 @@ def _silence_transformers() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+@output_may_end()
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
     from tandem.jobs.inputs import rows_of
     from tandem.jobs.notes import notes

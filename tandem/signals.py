@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the controller finishes its step and saves; the other processes of a run leave that to it."""
+"""Ctrl-C, SIGTERM, SIGHUP: the controller finishes its step and saves; the other processes of a run leave it to it."""
 
 import os
 import signal
@@ -7,12 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-STOP = (signal.SIGINT, signal.SIGTERM)
-"""What asks a run to stop: Ctrl-C, and what Slurm and Kubernetes send before they kill."""
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop: Ctrl-C, what Slurm and Kubernetes send before they kill, and the end of a terminal."""
 
 
 StopReason = signal.Signals | str
 """What asked a run to stop: a signal, or a callback, in words of its own."""
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Those of `STOP` that this process heeds: SIGHUP is ignored where `nohup` has started it, and stays so."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
+
+
+def in_words(reason: StopReason) -> str:
+    return reason.name if isinstance(reason, signal.Signals) else reason
 
 
 @dataclass(slots=True)
@@ -24,13 +34,14 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Meanwhile the signals of `STOP` ask. A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM, which some
-        senders repeat at once, changes nothing. In another thread than the main one, which gets no signals, none asks.
+        """Meanwhile the signals of `STOP` ask. A second Ctrl-C raises KeyboardInterrupt; a second one of the others,
+        which some senders repeat at once, changes nothing. In another thread than the main one, which gets no signals,
+        none asks.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._ask) for number in STOP}
+        before = {number: signal.signal(number, self._ask) for number in heeded()}
         try:
             yield
         finally:
@@ -60,7 +71,7 @@ def leave_stopping_to_the_controller() -> None:
     the controller wants to finish. Programs that this process starts have the signals' usual meaning: a handler, other
     than SIG_IGN, ends with exec. Only in the main thread.
     """
-    for number in STOP:
+    for number in heeded():
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # system calls go on
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)

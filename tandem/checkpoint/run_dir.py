@@ -15,7 +15,7 @@ from tandem.config.objects import DIRECTORY as OBJECTS
 from tandem.config.resume import Change, changes
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.files import temporary_name, write_text
+from tandem.files import temporary_name, write_text, writing
 
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _AS_STARTED = ".started.yaml"
@@ -44,7 +44,8 @@ def open_run_dir(config: TrainConfig | SftConfig) -> Iterator[list[Change]]:
     with locked(path):
         changed = check_run_dir(config)
         for name in (_CONFIG, _AS_STARTED):
-            write_text(path / name, dump_config(config))
+            with writing(path / name):
+                write_text(path / name, dump_config(config))
         yield changed
 
 

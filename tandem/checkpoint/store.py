@@ -37,6 +37,10 @@ _FIRST_LINE_S, _LINE_S = 1.0, 10.0
 """Until the first line of progress, and between two."""
 
 
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What goes wrong with disks: whatever library says so, in whichever process, uses the system's words."""
+
+
 class Remote(Protocol):
     """Where checkpoints are copied to."""
 
@@ -99,9 +103,10 @@ class CheckpointStore:
         self.finish()
         final = self._final(step)
         temporary = temporary_name(final)
-        temporary.mkdir(parents=True)
         draft = Draft(temporary)
         try:
+            self.directory.mkdir(exist_ok=True)  # not that of the run, which somebody may have deleted
+            temporary.mkdir()
             yield draft
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -221,10 +226,13 @@ class CheckpointStore:
 
     def _told(self, error: BaseException, step: int) -> BaseException:
         """What to raise for an error of a write: in a line where it is the disk's."""
-        full = os.strerror(errno.ENOSPC) in str(error)  # by whatever library, in whichever process
-        if not full and not isinstance(error, OSError):
+        of_disk = next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
+        if of_disk is None and not isinstance(error, OSError):
             return error
-        what = "no space left for this checkpoint; make room" if full else f"cannot be written ({error}); mend that"
+        reason = error if of_disk is None else os.strerror(of_disk)
+        what = f"cannot be written ({reason}); mend that"
+        if of_disk == errno.ENOSPC:
+            what = "no space left for this checkpoint; make room"
         return TandemError(
             f"{self._final(step)}: {what}, then continue from the one before it with --resume {self.directory.parent}"
         )

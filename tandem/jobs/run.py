@@ -19,12 +19,13 @@ from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import TandemError, WorkerLost
-from tandem.files import write_text
+from tandem.files import writing
 from tandem.jobs.best import BestValue
 from tandem.jobs.callbacks import Callback, Callbacks, RunControl
-from tandem.jobs.runs import ENDED
+from tandem.jobs.runs import ENDED, write_end
 from tandem.jobs.schedule import schedule_changes
-from tandem.signals import StopReason, StopRequest
+from tandem.output import output_may_end
+from tandem.signals import StopReason, StopRequest, in_words
 from tandem.tracking.base import Ended, Recorder
 from tandem.tracking.behind import Behind
 from tandem.tracking.console import ConsoleTracker, Startup
@@ -70,22 +71,33 @@ def claim_run_dir(config: TrainConfig | SftConfig) -> Iterator[None]:
 
     Raises UserError when it holds something else, or another process is writing it; and as `RemoteCheckpoints.claim`.
     """
-    with open_run_dir(config) as changed:
+    with output_may_end(), open_run_dir(config) as changed:
         if config.trainer.checkpoint_url is not None:
             RemoteCheckpoints(config.trainer.checkpoint_url).claim(config.trainer.run_dir)
         for change in changed:
             print(f"changed since the last start: {change}", flush=True)
-        write_environment(config.trainer.run_dir, config.trainer.seed)
-        ended = config.trainer.run_dir / ENDED
-        ended.unlink(missing_ok=True)
+        run_dir = config.trainer.run_dir
+        with writing(run_dir / "environment.json"):
+            write_environment(run_dir, config.trainer.seed)
+        with writing(run_dir / ENDED):
+            (run_dir / ENDED).unlink(missing_ok=True)
         try:
             yield
         except KeyboardInterrupt:
-            write_text(ended, "stopped\n")
+            _tell_end(run_dir, "stopped", "Ctrl-C twice")
             raise
-        except Exception:
-            write_text(ended, "failed\n")
+        except Exception as error:
+            told = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+            _tell_end(run_dir, "failed", told.strip().partition("\n")[0])
             raise
+
+
+def _tell_end(run_dir: Path, state: str, reason: str) -> None:
+    """Unless the run has ended before what went wrong, as its report. What ends the run is told in any case: where this
+    cannot be written, that is not."""
+    if not (run_dir / ENDED).exists():
+        with suppress(OSError):
+            write_end(run_dir, state, reason)
 
 
 def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch | None:
@@ -123,6 +135,7 @@ def run_job(
         except WorkerLost as error:
             if stop.by is not None:  # they, too, may have heard the signal
                 print(f"{error}\nlost while stopping; the last checkpoint is that of an earlier step", flush=True)
+                _tell_end(config.trainer.run_dir, "stopped", f"{in_words(stop.by)}; workers were lost meanwhile")
                 return stop.by
             if left == 0:
                 raise
@@ -187,7 +200,9 @@ class _Attempt:
                 for recorder in self._recorders:
                     closing.callback(recorder.close, ended)
                 closing.callback(job.close)
-        write_text(self._trainer.run_dir / ENDED, f"{ended}\n")
+        with writing(self._trainer.run_dir / ENDED):
+            reason = in_words(self._stop.by) if ended == "stopped" and self._stop.by is not None else ""
+            write_end(self._trainer.run_dir, ended, reason)
         write_report(self._trainer.run_dir)
         return self._position.step >= job.total_steps
 

@@ -40,7 +40,7 @@ from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.serving.pictures import RecentPictures, refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
-from tandem.signals import STOP
+from tandem.signals import heeded
 from tandem.types import Completion, Delta, Request, SamplingParams
 
 
@@ -195,7 +195,7 @@ def _capture(answerer: EngineAnswerer, sessions: Sessions, token: str) -> Captur
 
 
 class _Stopped(BaseException):
-    """A signal of STOP came while the model was loaded. No Exception: nothing on the way may take it for a failure."""
+    """A signal asked to stop while the model was loaded. No Exception: nothing on the way may take it for a failure."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(by)
@@ -207,7 +207,7 @@ def _stop_signals_raise() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _Stopped(signal.Signals(number))
 
-    before = {number: signal.signal(number, stop) for number in STOP}
+    before = {number: signal.signal(number, stop) for number in heeded()}
     try:
         yield
     finally:

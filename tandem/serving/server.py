@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.errors import UserError
-from tandem.signals import STOP
+from tandem.signals import heeded
 
 _GRACE_S = 10
 """After a signal, for clients to take what was answered; connections that are still open then are cut."""
@@ -89,17 +89,18 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Let signals of STOP call `stop`. uvicorn would raise them again at the end, but this is no failure."""
+        """Let signals that ask for it call `stop`. uvicorn would raise them again at the end: this is no failure."""
         if not self._takes_signals or threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in STOP:
+        numbers = heeded()
+        for number in numbers:
             loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
-            for number in STOP:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class JsonlTracker(Recorder):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists() and read_bytes(path)[-1:] not in (b"", b"\n"):
+        if path.exists() and _last_byte(path) not in (b"", b"\n"):
             self._append("\n")  # a process killed while writing left a line without its end
 
     def log(self, step: int, metrics: StepMetrics) -> None:
@@ -31,6 +32,15 @@ class JsonlTracker(Recorder):
     def _append(self, text: str) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(text)
+
+
+def _last_byte(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            return file.read(1)
+    except OSError as error:
+        raise DamagedFile(path, f"cannot be read ({error.strerror})") from None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

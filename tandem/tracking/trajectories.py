@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandem.errors import UserError
-from tandem.files import temporary_name
+from tandem.files import temporary_name, writing
 from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score, Status, Trajectory, Turn, VideoStep
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
@@ -50,11 +50,15 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch,
     `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
     which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     table, temporary = _table(step, groups, batch), temporary_name(path)
-    # every step pays for this file: a fast codec, no dictionaries, no statistics, no flush to the disk
-    pq.write_table(table, temporary, compression="lz4", use_dictionary=False, write_statistics=False)
-    temporary.replace(path)
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)  # in a run's directory, which is not made anew where somebody has deleted it
+        try:
+            # every step pays for this file: a fast codec, no dictionaries, no statistics, no flush to the disk
+            pq.write_table(table, temporary, compression="lz4", use_dictionary=False, write_statistics=False)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     if keep:
         upto = [name for number, name in _names_by_step(path.parent).items() if number <= step]
         for old in upto[:-keep]:

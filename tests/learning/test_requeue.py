@@ -192,7 +192,7 @@ def test_ctrl_c_stops_after_the_step_in_hand_and_twice_at_once(recipe: Path) -> 
     job.send_signal(signal.SIGINT)
     status, output = ended(job)
     assert status == 130 and "stopped at once, without a checkpoint" in output
-    assert (here / "run/ended").read_text() == "stopped\n"
+    assert (here / "run/ended").read_text() == "stopped\nCtrl-C twice\n"
     assert len(read_metrics(here / "run/metrics.jsonl")) == done
 
 

@@ -43,6 +43,7 @@ def train(run: Path, told: int) -> None:
     torch.set_num_threads(1)
     tandem.models.storage.save_file = write_slowly
     os.fsync = lambda _: None  # the kernel outlives the process: nothing need reach the disk
+    run.mkdir(exist_ok=True)
     store = CheckpointStore(run, 2)
     latest = store.latest()
     step = 0 if latest is None else int(latest.name[5:])

@@ -276,6 +276,7 @@ def check(run):
     return f"{latest.name}:{contents.pop()}"
 
 def killed_after(operations, run, went_back):
+    run.mkdir()
     save(CheckpointStore(run, 2), 1, "old")
     if went_back:
         save(CheckpointStore(run, 2), 2, "abandoned")

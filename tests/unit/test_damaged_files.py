@@ -341,7 +341,7 @@ def test_some_damage_of_each_file_before_each_command(
 def test_every_damage_of_each_file_before_each_command(
     name: str, file: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(name, file, finished, capsys, 10_000) > 24
+    assert check(name, file, finished, capsys, 150) > 24
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
