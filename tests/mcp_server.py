@@ -2,7 +2,7 @@
 
 python tests/mcp_server.py                          over stdio
 python tests/mcp_server.py --http PORT [--old]      over streamable HTTP; --old: with sessions and event streams
-python tests/mcp_server.py --lie KIND               over stdio, with a list of tools that lies: see LIES
+python tests/mcp_server.py --lie KIND [--http PORT] with a list of tools that lies: see LIES
     --log FILE                                      each call that it gets is a line of the file
     --token TOKEN                                   wants it
 """
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import mcp_types
@@ -108,8 +109,16 @@ def add_odd_tools(server: MCPServer) -> None:
 
 
 def lie(kind: str) -> None:
-    """Speak over stdio without the SDK, which checks what servers say: one tool `echo`, whose schema is not its own,
-    and which promises results that it does not bring."""
+    """Speak over stdio without the SDK, which checks what servers say."""
+    print("This does not belong here.", flush=True)
+    for line in sys.stdin:
+        if (said := lying_answer(kind, json.loads(line))) is not None:
+            print(said, flush=True)
+
+
+def lying_answer(kind: str, asked: dict[str, Any]) -> str | None:
+    """Of one tool `echo`, whose schema is not its own, and which promises results that it does not bring. The text
+    "raw …" is itself what is said, with the request's id in the place of ID."""
     promise = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     tool = {"name": "echo", "inputSchema": LIES[kind], "outputSchema": promise}
     greeting = {
@@ -117,17 +126,31 @@ def lie(kind: str) -> None:
         "capabilities": {"tools": {}},
         "serverInfo": {"name": "l", "version": "1"},
     }
-    print("This does not belong here.", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        method, arguments = asked["method"], asked.get("params", {}).get("arguments", {})
-        said: dict[str, Any] = {"content": [{"type": "text", "text": f"{arguments.get('text')}"}]}
-        if arguments.get("text") == "junk":
-            said = {"content": "junk"}
-        results = {"initialize": greeting, "tools/list": {"tools": [tool]}, "tools/call": said}
-        if "id" in asked:
-            answer = {"result": results[method]} if method in results else {"error": {"code": -32601, "message": "no"}}
-            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+    method, text = asked["method"], f"{asked.get('params', {}).get('arguments', {}).get('text')}"
+    if "id" not in asked or text == "nothing":
+        return None
+    if text.startswith("raw "):
+        return text.removeprefix("raw ").replace("ID", str(asked["id"]))
+    said: dict[str, Any] = {"content": "junk" if text == "junk" else [{"type": "text", "text": text}]}
+    results = {"initialize": greeting, "tools/list": {"tools": [tool]}, "tools/call": said}
+    answer = {"result": results[method]} if method in results else {"error": {"code": -32601, "message": "no"}}
+    return json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer})
+
+
+def lie_over_http(kind: str, port: int) -> None:
+    class Liar(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            said = (lying_answer(kind, asked) or "").encode()
+            self.send_response(200 if said else 202)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, format: str, *arguments: Any) -> None: ...
+
+    ThreadingHTTPServer(("127.0.0.1", port), Liar).serve_forever()
 
 
 def old(app: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -161,7 +184,7 @@ def main() -> None:
     parser.add_argument("--old", action="store_true")
     given = parser.parse_args()
     if given.lie:
-        lie(given.lie)
+        lie_over_http(given.lie, int(given.http)) if given.http else lie(given.lie)
         return
     server = make_server(given.log)
     if given.http is None:

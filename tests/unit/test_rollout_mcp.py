@@ -291,6 +291,86 @@ def test_other_lies_reach_the_policy_which_is_told_what_comes_back() -> None:
     run(scene())
 
 
+BROKEN = {
+    "cut short": '{"jsonrpc": "2.0", "id": ID, "resul',
+    "no result": '{"jsonrpc": "2.0", "id": ID}',
+    "a result that is no object": '{"jsonrpc": "2.0", "id": ID, "result": "a"}',
+    "another protocol": '{"id": ID, "result": {"content": []}}',
+    "a list": '[{"jsonrpc": "2.0", "id": ID, "result": {}}]',
+    "an id that nobody has": '{"jsonrpc": "2.0", "id": 9999, "result": {"content": []}}',
+    "no id": '{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "cannot read it"}}',
+    "without an id": '{"jsonrpc": "2.0", "result": {"content": []}}',
+    "bytes": "\x00\x01\x02",
+}
+
+
+@pytest.fixture(scope="module")
+def liar() -> Iterator[int]:
+    port = free_port()
+    with serving(port, "--lie", "wrong types"):
+        yield port
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+def test_a_broken_answer_ends_its_own_call_at_once(way: str, liar: int) -> None:
+    """A call beside it, which the server never answers, goes on."""
+
+    async def scene() -> None:
+        async with opened(stdio("--lie", "wrong types") if way == "stdio" else http(liar)) as tools:
+            session, connection = tools.session(PROMPT), tools._shared.connection
+            for kind, answer in BROKEN.items():
+                said = await fails(session.call("echo", {"text": f"raw {answer}"}), ToolError)
+                assert "protocol" in said or "JSON" in said or "cannot read it" in said, (kind, said)
+            if way == "stdio":
+                waiting = asyncio.create_task(session.call("echo", {"text": "nothing"}))
+                await asyncio.sleep(0)
+                await fails(session.call("echo", {"text": f"raw {BROKEN['no result']}"}), ToolError)
+                assert not waiting.done()
+                waiting.cancel()
+            assert (await session.call("echo", {"text": "after"})).content == "after"
+            assert tools._shared.connection is connection
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+def test_an_error_of_the_servers_own_is_no_lost_connection(way: str, liar: int) -> None:
+    async def scene() -> None:
+        async with opened(stdio("--lie", "wrong types") if way == "stdio" else http(liar)) as tools:
+            session, connection = tools.session(PROMPT), tools._shared.connection
+            for message in ("busy", "Connection closed", *(["Session terminated"] if way == "stdio" else [])):
+                error = json.dumps({"code": -32000, "message": message})
+                answer = f'raw {{"jsonrpc": "2.0", "id": ID, "error": {error}}}'
+                assert message in await fails(session.call("echo", {"text": answer}), ToolError)
+            assert (await session.call("echo", {"text": "after"})).content == "after"
+            assert tools._shared.connection is connection
+
+    run(scene())
+
+
+def test_a_print_of_the_server_is_told_once_and_answers_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene() -> None:
+        async with opened(stdio("--lie", "wrong types")) as tools:
+            session = tools.session(PROMPT)
+            answer = '{"jsonrpc": "2.0", "id": ID, "result": {"content": [{"type": "text", "text": "a"}]}}'
+            for printed in ("searching", '{"level": "info"}', "{'a': 1}", ""):
+                assert (await session.call("echo", {"text": f"raw {printed}\n{answer}"})).content == "a"
+
+    run(scene())
+    said = capfd.readouterr().err
+    assert said.count("MCP server bad") == 1 and "This does not belong here." in said
+
+
+def test_half_a_surrogate_pair_ends_no_connection(server: Callable[..., McpServer]) -> None:
+    async def scene() -> None:
+        async with opened(server()) as tools:
+            session = tools.session(PROMPT)
+            assert "surrogate" in await fails(session.call("echo", {"text": "a\ud800"}), ToolError)
+            assert (await session.call("echo", {"text": "after"})).content == "after"
+
+    run(scene())
+
+
 def test_mistakes_at_start(ports: dict[str, int]) -> None:
     silent = McpServer("a", command=(sys.executable, "-c", "input(); input(); input()"), connect_timeout_s=1.0)
     mistakes = {

@@ -19,6 +19,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
+from tandem.rollout.tools.mcp_answers import NO_CONNECTION, Exchange, Watched
 from tandem.rollout.tools.mcp_servers import McpServer
 
 for _name in ("mcp.client", "mcp.shared"):
@@ -30,7 +31,7 @@ _MOST_PAGES = 100
 _LONGEST_ANSWER = 64 * 2**20
 """Bytes of an answer over HTTP; a longer one is not read on. Over stdio the client has no such bound."""
 _NO_SESSION = "Session terminated"
-"""What the client says where a server that keeps sessions has been started anew."""
+"""What the client says over HTTP where a server that keeps sessions has been started anew."""
 Answer = TypeVar("Answer", bound=mcp_types.Result)
 
 
@@ -76,6 +77,10 @@ class Connection:
 
         Raises ConnectionEnded, and RequestRefused.
         """
+        try:
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # the client would end the connection, and with it the calls of others
+            raise RequestRefused("the arguments hold half a surrogate pair (\\ud800 to \\udfff), no text") from None
         # not Client.call_tool: it sends some calls again, and hides results that break their schema
         params = mcp_types.CallToolRequestParams(name=name, arguments=arguments)
         return await self._request(mcp_types.CallToolRequest(params=params), mcp_types.CallToolResult)
@@ -138,7 +143,8 @@ class Connection:
         try:
             return asking.result()
         except MCPError as error:
-            if error.code == mcp_types.CONNECTION_CLOSED or error.message == _NO_SESSION:
+            no_session = self._server.url is not None and error.message == _NO_SESSION
+            if error.code == mcp_types.CONNECTION_CLOSED or no_session:
                 raise ConnectionEnded(error.message) from None
             raise RequestRefused(str(error)) from None
         except ValidationError as error:
@@ -148,7 +154,7 @@ class Connection:
         """The owner task: nothing else runs in it, and it raises nothing."""
         try:
             async with AsyncExitStack() as stack:
-                transport = await self._transport(stack)
+                transport = Watched(await self._transport(stack), Exchange(self._server.name))
                 client = await stack.enter_async_context(Client(transport, cache=None))
                 entered.set_result(client)
                 await self._closing.wait()
@@ -161,7 +167,10 @@ class Connection:
         server = self._server
         if server.url is None:
             program, *arguments = server.command
-            return stdio_client(StdioServerParameters(command=program, args=arguments, env=dict(server.env)))
+            started = StdioServerParameters(
+                command=program, args=arguments, env=dict(server.env), encoding_error_handler="replace"
+            )  # strict, a byte that is no UTF-8 would end the calls of everybody
+            return stdio_client(started)
         timeout = httpx2.Timeout(server.connect_timeout_s, read=None)  # calls have limits of their own
         http = await stack.enter_async_context(_HttpClient(headers=dict(server.headers), timeout=timeout))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=_LONGEST_ANSWER)
@@ -178,10 +187,27 @@ class _HttpClient(httpx2.AsyncClient):
                 reason = f"HTTP {response.status_code} {response.reason_phrase}: it wants another token"
                 return _failure(request, mcp_types.INVALID_REQUEST, reason)
             if response.headers.get("content-type", "").startswith("application/json"):
-                return await _read_whole(response)
+                return _of_the_request(await _read_whole(response))
         except httpx2.TransportError as error:
-            return _failure(request, mcp_types.CONNECTION_CLOSED, _reason(error))
+            return _failure(request, mcp_types.CONNECTION_CLOSED, _reason(error), NO_CONNECTION)
         return response
+
+
+def _of_the_request(response: httpx2.Response) -> httpx2.Response:
+    """The response, where what it holds answers its request or cannot be read; else an error, for the client would wait
+    for an answer that comes nowhere else."""
+    try:
+        asked, said = json.loads(response.request.content), json.loads(response.content)
+    except ValueError:
+        return response
+    number = asked.get("id") if isinstance(asked, dict) else None
+    if number is None or not isinstance(said, dict) or str(said.get("id")) == str(number):
+        return response
+    error = said.get("error")
+    if said.get("id") is None and isinstance(error, dict) and isinstance(error.get("message"), str):
+        return _failure(response.request, mcp_types.INTERNAL_ERROR, error["message"])
+    reason = f"its answer is not what the protocol says: it has the id {said.get('id')!r}, the request's is {number!r}"
+    return _failure(response.request, mcp_types.PARSE_ERROR, reason)
 
 
 async def _read_whole(response: httpx2.Response) -> httpx2.Response:
@@ -202,8 +228,8 @@ async def _read_whole(response: httpx2.Response) -> httpx2.Response:
 _OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 
 
-def _failure(request: httpx2.Request, code: int, reason: str) -> httpx2.Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": reason}}
+def _failure(request: httpx2.Request, code: int, reason: str, data: str | None = None) -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": reason, "data": data}}
     headers = {"content-type": "application/json"}
     return httpx2.Response(502, headers=headers, content=json.dumps(error).encode(), request=request)
 
