@@ -104,7 +104,8 @@ class ReplicatedGenerationConfig(SamplingConfig):
     start_timeout_s: MayChange[PositiveFloat] = 600.0
     """For a replica to load its model."""
     max_restarts: MayChange[NonNegativeInt] = 3
-    """In a row, without a sample completed between them; one more failure ends the run."""
+    """In a row, without a sample completed between them; one more failure ends the run, and so does a
+    replica whose engine raises the same error, or ends its process in the same way, as the one before it."""
     sync: MayChange[WeightSyncConfig] = WeightSyncConfig()
     engine_args: MayChange[dict[str, Any]] = {}
     """Further options of the engine, passed on as they are."""

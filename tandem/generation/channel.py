@@ -10,6 +10,7 @@ from tandem.errors import EngineError
 
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 2**30
+PROCESS_ENDED = "the process ended"
 
 
 class ChannelClosed(EngineError):
@@ -50,7 +51,7 @@ class Channel:
             pass
         last_words = self._messages()
         if not last_words:
-            raise ChannelClosed("the process ended")
+            raise ChannelClosed(PROCESS_ENDED)
         return last_words
 
     def close(self) -> None:

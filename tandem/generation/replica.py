@@ -1,6 +1,7 @@
 """One replica: the process with its engine, and the samples that it has been given."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import numpy as np
 
 from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError
-from tandem.generation.channel import Channel, ChannelClosed
+from tandem.generation.channel import PROCESS_ENDED, Channel, ChannelClosed
 from tandem.generation.pending import PendingSample
 from tandem.types import Completion, Delta, IntArray, Status, TopLogprobs
 
@@ -127,6 +128,24 @@ def _is_top(top: TopLogprobs | None, tokens: int, wanted: int, vocabulary: int) 
     return bool(ids.shape == top.logprobs.shape == shape and ((ids >= 0) & (ids < vocabulary)).all())
 
 
+class Silent(ChannelClosed):
+    """A replica that lives gives no sign of life, or is not up in time."""
+
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+"""Addresses, process ids and sizes, in which two reports of the same fault may differ."""
+_ENDED_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit statuses of a process that was ended from outside: by who wants memory back, or a person."""
+
+
+class Fault(NamedTuple):
+    """What a replica was lost to."""
+
+    reason: str
+    kind: str | None
+    """Of a fault of the engine itself: the reason without what differs by chance, the same for the same fault."""
+
+
 class ReplicaState(Enum):
     STARTING = "starting"
     STALE = "stale"  # up, without the current weights
@@ -148,9 +167,11 @@ class Replica:
     """When its last message came, or when it was started."""
     pinged: float | None = None
     """When it was asked for a sign of life, until it gives one."""
+    follows: str | None = None
+    """The kind of fault to which the replica before it was lost."""
 
     @classmethod
-    def start(cls, spec: ReplicaSpec) -> "Replica":
+    def start(cls, spec: ReplicaSpec, follows: str | None = None) -> "Replica":
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -159,7 +180,7 @@ class Replica:
                 env={**spec.defaults, **os.environ, **spec.environment},
                 start_new_session=True,  # a group of its own, to be killed with all that it starts
             )
-        replica = cls(process, Channel(ours))
+        replica = cls(process, Channel(ours), follows=follows)
         replica.send(spec.module, spec.function, spec.arguments)
         return replica
 
@@ -178,17 +199,27 @@ class Replica:
         now = time.monotonic()
         if self.state is ReplicaState.STARTING:
             if now - self.heard > config.start_timeout_s:
-                raise ChannelClosed(f"not up after {config.start_timeout_s} s")
+                raise Silent(f"not up after {config.start_timeout_s} s")
         elif self.pinged is None:
             if now - self.heard > config.health_timeout_s / PINGS_PER_TIMEOUT:
                 self.pinged = now
                 self.send("ping")
         elif now - self.pinged > config.health_timeout_s:
-            raise ChannelClosed(f"no sign of life in {config.health_timeout_s} s")
+            raise Silent(f"no sign of life in {config.health_timeout_s} s")
 
-    def kill(self) -> None:
-        """End the process and everything that it started."""
+    def end(self, error: Exception) -> Fault:
+        """End it after this error; what it was lost to."""
+        status, reason = self.kill(), str(error)
+        is_own = not isinstance(error, Silent)
+        if reason == PROCESS_ENDED:
+            is_own = status not in _ENDED_BY_OTHERS
+            reason += f" with exit status {status}" if status >= 0 else f", by {signal.Signals(-status).name}"
+        return Fault(reason, _NUMBER.sub("#", reason) if is_own else None)
+
+    def kill(self) -> int:
+        """End the process and everything that it started; its exit status, negative: the signal that ended it."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        status = self.process.wait()
         self.channel.close()
+        return status

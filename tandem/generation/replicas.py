@@ -30,7 +30,7 @@ from tandem.generation.balance import Speeds
 from tandem.generation.base import EngineLimits
 from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
-from tandem.generation.replica import PINGS_PER_TIMEOUT, Replica, ReplicaSpec, ReplicaState, RoutedSample
+from tandem.generation.replica import PINGS_PER_TIMEOUT, Fault, Replica, ReplicaSpec, ReplicaState, RoutedSample
 from tandem.generation.routing import PrefixRouter
 from tandem.pictures.marks import content_marked
 from tandem.types import Completion, Delta, Request
@@ -67,6 +67,8 @@ class ReplicatedEngine:
         """Samples that no replica has, oldest first."""
         self._failures = 0
         """Replicas lost since a sample last got an answer."""
+        self._told: set[str] = set()
+        """Kinds of faults that were told whole."""
         self._router = PrefixRouter()
         self._watching: asyncio.Task[None] | None = None
         self._replicas = [Replica.start(spec) for _ in range(config.replicas)]
@@ -270,7 +272,7 @@ class ReplicatedEngine:
             except UserError:
                 raise
             except (ChannelClosed, TypeError, ValueError, AttributeError, IndexError) as error:
-                self._replace(replica, str(error))
+                self._replace(replica, error)
         if not self._publishing and self._version is not None:
             for replica in [replica for replica in self._replicas if replica.state is ReplicaState.STALE]:
                 self._publish(self._version, [replica], partial(self._sync.repeat, self._version))
@@ -302,20 +304,41 @@ class ReplicatedEngine:
         elif verb != "pong":
             raise ChannelClosed(f"an unknown message: {verb!r}")
 
-    def _replace(self, lost: Replica, reason: str) -> None:
+    def _replace(self, lost: Replica, error: Exception) -> None:
         """Kill a replica, start its successor, and let its samples wait for any replica."""
-        lost.kill()
+        fault = lost.end(error)
         self._failures += 1
         for sample in lost.samples.values():
             sample.restart()
         self._waiting |= lost.samples
         lost.samples = {}
         place = self._replicas.index(lost)
-        if self._failures > self._config.max_restarts:
-            del self._replicas[place]
-            raise EngineError(f"generation: the engine was lost {self._failures} times in a row; lastly: {reason}")
-        print(f"generation: an engine was lost and is started again: {reason}", file=sys.stderr, flush=True)
-        self._replicas[place] = Replica.start(self._spec)
+        self._check_restarts(place, fault, follows=lost.follows)
+        print(f"generation: an engine was lost and is started again: {self._shown(fault)}", file=sys.stderr, flush=True)
+        self._told |= {fault.kind} if fault.kind else set()
+        self._replicas[place] = Replica.start(self._spec, fault.kind)
+
+    def _check_restarts(self, place: int, fault: Fault, follows: str | None) -> None:
+        """Raises EngineError, and gives the replica up, where another one would be lost like this one and the one that
+        it follows."""
+        again = self._failures > 1 and fault.kind is not None and fault.kind == follows
+        if not again and self._failures <= self._config.max_restarts:
+            return
+        del self._replicas[place]
+        if again:
+            raise EngineError(
+                "generation: the engine failed in the same way as before it was started again, and is given up: "
+                f"{self._shown(fault)}"
+            )
+        raise EngineError(
+            f"generation: the engine was lost {self._failures} times in a row; lastly: {self._shown(fault)}"
+        )
+
+    def _shown(self, fault: Fault) -> str:
+        """All of it, or where that was told before its last line."""
+        if fault.kind not in self._told:
+            return fault.reason
+        return f"{fault.reason.splitlines()[-1]} (all of it was told when it happened first)"
 
     def _publish(self, version: int, replicas: Sequence[Replica], publish: Callable[[Deliver], bool | None]) -> None:
         targets = [replica for replica in replicas if replica.state is not ReplicaState.STARTING]

@@ -33,7 +33,8 @@ def _tokens(request: Request, sample: int, salt: int) -> list[int]:
 
 
 class SteppedEngine:
-    """A token a sample and step. When the file `fault` appears, one process takes it and fails as it says.
+    """A token a sample and step. When the file `fault` appears, one process takes it and fails as it says;
+    where it begins with "always", all that run do.
 
     What a process answers is shifted by the number in the file `salt` beside it, if there is one when it starts.
     """
@@ -58,8 +59,10 @@ class SteppedEngine:
     def step(self) -> list[tuple[int, Completion | Delta]]:
         time.sleep(self._step_s)
         fault = self._take_fault()
-        if fault == "raise":
-            raise RuntimeError("a fault")
+        if fault in ("raise", "always raise"):
+            raise RuntimeError(f"a fault of process {os.getpid()}")
+        if fault in ("exit", "always exit"):
+            os._exit(3)
         if fault == "bytes":
             for file in map(int, os.listdir("/proc/self/fd")):
                 if file > 2 and os.readlink(f"/proc/self/fd/{file}").startswith("socket"):
@@ -119,7 +122,8 @@ class SteppedEngine:
     def _take_fault(self) -> str:
         try:
             text = self._fault.read_text()
-            self._fault.unlink()
+            if not text.startswith("always"):
+                self._fault.unlink()
         except FileNotFoundError:
             return ""
         return text

@@ -343,6 +343,45 @@ def test_an_engine_that_only_fails_ends_the_run(make: Make, tmp_path: Path) -> N
         ask(engine, request(1))
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("always raise", "RuntimeError: a fault of process"), ("always exit", "ended with exit status 3")],
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_engine_that_fails_as_before_is_not_started_a_third_time(
+    make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str], fault: str, told: str, replicas: int
+) -> None:
+    engine = make(replicas=replicas, max_restarts=100)
+    (tmp_path / "fault").write_text(fault)
+    with pytest.raises(EngineError, match=told) as raised:
+        ask(engine, request(1))
+    said = capfd.readouterr().err
+    assert said.count("is started again") == replicas
+    assert (said + str(raised.value)).count("Traceback") == (fault == "always raise")
+
+
+def test_other_faults_and_kills_from_outside_are_not_the_same_fault(make: Make, tmp_path: Path) -> None:
+    engine = make(replicas=1)
+    asked = request(1, seeds=(1, 2), max_tokens=400)
+
+    async def suffer() -> list[Completion]:
+        answer = asyncio.create_task(collect(engine, asked))
+        for fault in ("raise", "exit", "kill"):
+            before = engine._replicas[0]
+            while before.state is not ReplicaState.SERVING:
+                await asyncio.sleep(0.01)
+            if fault == "kill":
+                os.kill(before.process.pid, signal.SIGKILL)
+            else:
+                (tmp_path / "fault").write_text(fault)
+            while engine._replicas[0] is before:
+                await asyncio.sleep(0.01)
+        return await answer
+
+    check(asked, run(suffer()))
+    assert engine._failures == 0
+
+
 def test_a_call_reaches_a_replica_that_is_still_starting(make: Make) -> None:
     """As when one is lost before its engine is to sleep, or to wake, which waits for the answer."""
     engine = make(replicas=1)
