@@ -18,6 +18,8 @@ class Activity:
     """0 also where nobody counts."""
     total: int = 0
     unit: str = ""
+    note: str = ""
+    """What else there is to say of those that are done: ", 3 timed out"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,16 @@ def begin(stage: str, total: int = 0, unit: str = "") -> None:
     _activity = Activity(stage, time.monotonic(), total=total, unit=unit)
 
 
-def count(done: int) -> None:
+def expect(total: int, unit: str) -> None:
+    """Of the stage under way so much is to be done, and nothing of it is done yet."""
+    global _activity
+    _activity = replace(_activity, done=0, total=total, unit=unit, note="")
+
+
+def count(done: int, note: str = "") -> None:
     """So much of the stage is done."""
     global _activity
-    _activity = replace(_activity, done=done)
+    _activity = replace(_activity, done=done, note=note)
 
 
 def show(answer: Shown | None) -> None:

@@ -45,6 +45,10 @@ class RewardShareExceeded(TandemError, RuntimeError):
         """All that were scored together, those with a reward included."""
 
 
+class StepGivenUp(TandemError):
+    """The run was asked to stop, and waited in vain for rewards of the step in hand, which is not trained."""
+
+
 class CallbackFailed(TandemError, RuntimeError):
     """A callback of the user's raised: the message holds its name, the step, and the user's part of the traceback."""
 

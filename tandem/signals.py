@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a run to stop: Ctrl-C, what Slurm and Kubernetes send before they kill, and the end of a terminal."""
 
 
+REWARDS_S = 5.0
+"""So long a run that is to stop waits for rewards, where nothing else lacks; then it gives up the step."""
 StopReason = signal.Signals | str
 """What asked a run to stop: a signal, or a callback, in words of its own."""
 
@@ -31,6 +34,8 @@ class StopRequest:
 
     by: StopReason | None = None
     """The first that did."""
+    at: float = 0.0
+    """When that was, as `time.monotonic` has it."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -38,30 +43,42 @@ class StopRequest:
         which some senders repeat at once, changes nothing. In another thread than the main one, which gets no signals,
         none asks.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._ask) for number in heeded()}
+        global _listening
+        _listening = self
+        signals = heeded() if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self._ask) for number in signals}
         try:
             yield
         finally:
+            _listening = None
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def ask(self, reason: str) -> None:
         """Have the run stop for this reason, unless it is to stop already."""
         if self.by is None:
-            self.by = reason
+            self.by, self.at = reason, time.monotonic()
             print(f"{reason}: stopping after this step", flush=True)
 
     def _ask(self, number: int, frame: object) -> None:
         if self.by is None:
-            self.by = signal.Signals(number)
+            self.by, self.at = signal.Signals(number), time.monotonic()
             again = " (Ctrl-C again: at once, back to the last checkpoint)" if self.by is signal.SIGINT else ""
             with suppress(OSError):  # print is not safe here: the signal may have interrupted another print
                 os.write(1, f"\n{self.by.name}: stopping after this step{again}\n".encode())
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+_listening: StopRequest | None = None
+"""That of the run of this process, while it listens."""
+
+
+def waits_in_vain(since: float) -> bool:
+    """Whether the run of this process was asked to stop, and has waited for rewards alone, `since` this moment of
+    `time.monotonic`, for `REWARDS_S` after that."""
+    stop = _listening
+    return stop is not None and stop.by is not None and time.monotonic() - max(since, stop.at) > REWARDS_S
 
 
 def leave_stopping_to_the_controller() -> None:

@@ -258,6 +258,9 @@ class FakeRewards:
     def score(self, siblings: list[list[Trajectory]], step: int) -> list[Group]:
         return [Group(group, [self._score(one, place) for place, one in enumerate(group)]) for group in siblings]
 
+    def so_far(self, siblings: list[Trajectory]) -> Group:
+        return Group(siblings, [Score(None, failure=Status.NOT_SCORED) for _ in siblings])
+
     def check_share(self, groups: list[Group]) -> None:
         assert groups
 

@@ -41,6 +41,8 @@ class RewardConfig(Section):
     """A generative reward model; default: none, or with `model.judge_path` one with all defaults."""
     timeout_s: MayChange[PositiveFloat] = 30.0
     """For one call."""
+    import_timeout_s: MayChange[PositiveFloat] = 300.0
+    """For a worker to import the file of one of `functions`."""
     workers: MayChange[PositiveInt] = 2
     max_error_share: MayChange[Share] = 0.2
     """The run stops when a larger share of a step's or validation's answers lost their reward to errors and time-outs,

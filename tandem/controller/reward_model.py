@@ -37,6 +37,10 @@ class GroupRewards(Rewards, Protocol):
         """Have them scored as `score` does; a later `turn` gives `done` the groups, in their order."""
         ...
 
+    def so_far(self, siblings: list[Trajectory]) -> Group:
+        """A submitted group as it stands: answers that are still being scored have no score yet."""
+        ...
+
     def connections(self) -> Sequence[Any]:
         """One of them is readable when `turn` has something to do; empty when nothing is under way."""
         ...

@@ -30,7 +30,7 @@ unblocked by: engines and reward workers; a call, an engine without an answer an
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -39,7 +39,10 @@ from tandem.activity import begin, count
 from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines, Rollout
 from tandem.controller.reward_model import Rewards, scores_groups
+from tandem.controller.scoring import ScoresLookedAt
 from tandem.controller.timesharing import Devices
+from tandem.reward.manager import check_share_early, ending_early
+from tandem.signals import waits_in_vain
 from tandem.types import Finished, Group, Status, StepMetrics, Trajectory
 from tandem.workers.rollout import Ask
 
@@ -99,7 +102,7 @@ class RolloutProducer:
         self._in_rounds = rules.max_staleness == 0 or not rules.partial_rollouts
         """What is asked, and of which version, does not depend on time; nor of which engine, unless `balanced`."""
         size, samples, fixed = rules.groups_per_step, rules.samples_per_ask, self._in_rounds and not rules.balanced
-        self._engines = Engines(rollout, samples, size, fixed, self._answered, now, self._only_scores_lack, timeout_s)
+        self._engines = Engines(rollout, samples, size, fixed, self._answered, now, self.only_scores_lack, timeout_s)
         self._version = 0
         self._drawn = self._decided = 0
         """Draws that were admitted, and those that are kept or dropped: all before this one."""
@@ -113,7 +116,7 @@ class RolloutProducer:
         """Groups that training waits for."""
         self._answers: dict[int, tuple[list[Trajectory], Trajectory | None]] = {}
         """Answers that are to be scored together with others of their step."""
-        self._scoring: set[int] = set()
+        self._scoring: dict[int, tuple[list[Trajectory], Trajectory | None]] = {}
         self._scored: dict[int, list[Group]] = {}
         """Groups that wait for a decision on those before them, each with the group of its greedy answer if any."""
         self._restored: dict[int, Finished] = {}
@@ -124,7 +127,7 @@ class RolloutProducer:
         self._kept: deque[_Kept] = deque()
         self._times = RolloutTimes(now)
         self._uninformative = 0
-        self._closed = False
+        self._closed = self._scores_given_up = False
         self.cursor = 0
         """Draws that training has behind it: all before this one."""
         self.decided: dict[int, Group] = {}
@@ -134,17 +137,21 @@ class RolloutProducer:
         """The groups of a step; waits for them. Raises RewardShareExceeded where too many of their rewards failed."""
         size = self._rules.groups_per_step
         begin("generation", size, "prompts")
+        looked = ScoresLookedAt(self)
         with self._times.taking():
             self._devices.to_generation()
             self._go_on()
             while (missing := size - len(self._kept)) > 0:
                 self._missing = missing
-                count(min(size, len(self._kept) + len(self._answers) + len(self._scoring) + len(self._scored)))
+                if not looked.only_scores_lack:
+                    count(min(size, len(self._kept) + len(self._answers) + len(self._scoring) + len(self._scored)))
                 if self._reward.by_step and all(self._decided + place in self._answers for place in range(missing)):
                     self._score_together(missing, step)
                 elif self._under_way:
-                    with self._times.waiting(for_rewards=self._only_scores_lack()):
+                    with self._times.waiting(for_rewards=self.only_scores_lack()):
                         self._watch()
+                    if scores_groups(self._reward):
+                        looked.look()
                 else:
                     self._next_round()
             self._missing = 0
@@ -182,13 +189,24 @@ class RolloutProducer:
 
     def settle(self) -> None:
         """Wait for what runs, where the run must not depend on time: before a publish, validation or a checkpoint."""
+        since = time.monotonic()
         with self._times.settling():
             while self._in_rounds and self._under_way:
-                if self._engines.paused:
+                if not self._engines.unanswered and waits_in_vain(since):
+                    self.give_up_scores()
+                elif self._engines.paused:
                     self._devices.to_generation()
                     self._go_on()
                 else:
                     self._watch()
+
+    def give_up_scores(self) -> None:
+        """The run is to stop, and rewards do not come: answers stay without scores, as a checkpoint may have them."""
+        if scores_groups(self._reward):
+            self._reward.forget()
+        self._answers |= self._scoring
+        self._scoring.clear()
+        self._scores_given_up = True
 
     def finished(self) -> dict[int, Finished]:
         """By draw: the groups that no step has taken yet, for a checkpoint."""
@@ -234,7 +252,33 @@ class RolloutProducer:
     def _under_way(self) -> bool:
         return self._engines.unanswered > 0 or bool(self._scoring)
 
-    def _only_scores_lack(self) -> bool:
+    @property
+    def answers_per_step(self) -> int:
+        """Of all prompts of a step, where none is replaced."""
+        return self._rules.groups_per_step * self._rules.samples_per_ask
+
+    @property
+    def _most_answers(self) -> int:
+        """That a step can have, with those of prompts that are replaced."""
+        return (self._rules.groups_per_step + self._rules.max_replaced) * self._rules.samples_per_ask
+
+    def groups_so_far(self) -> list[Group]:
+        """Those of the draws that the next step has whatever is replaced, as far as they are answered: with the scores
+        that have come."""
+        first = range(self.cursor, self.cursor + self._rules.groups_per_step)
+        decided = [one.decided for one in self._kept] + [self._since_kept]
+        known = {number: groups[0] for some in decided for number, groups in some.items()}
+        known |= {number: groups[0] for number, groups in self._scored.items()}
+        assert scores_groups(self._reward)
+        known |= {number: self._reward.so_far(siblings) for number, (siblings, _) in self._scoring.items()}
+        return [known[number] for number in first if number in known]
+
+    def check_share_so_far(self, groups: Sequence[Group]) -> None:
+        """Raises RewardShareExceeded as soon as `take` is bound to; `groups` are those of `groups_so_far`."""
+        left = self._most_answers - sum(len(group.scores) for group in groups)
+        check_share_early(self._reward.check_share, groups, left)
+
+    def only_scores_lack(self) -> bool:
         """Training waits, and all answers that it waits for are there, unless some are dropped."""
         lacking = range(self._decided, min(self._decided + self._missing, self._drawn))
         return self._missing > 0 and all(number in self._scoring or number in self._scored for number in lacking)
@@ -272,32 +316,36 @@ class RolloutProducer:
     def _answered(self, number: int, siblings: list[Trajectory], greedy: Trajectory | None) -> None:
         if self._closed:
             return
-        if not scores_groups(self._reward):
+        if not scores_groups(self._reward) or self._scores_given_up:
             self._answers[number] = siblings, greedy
             return
-        self._scoring.add(number)
+        self._scoring[number] = siblings, greedy
         answers = [siblings] if greedy is None else [siblings, [greedy]]
         self._reward.submit(answers, self._step_of(number), partial(self._take_scores, number))
 
     def _score_together(self, count: int, step: int) -> None:
         """Score the answers that a step lacks; where the reward model takes its turn on the devices, engines rest."""
         numbers = range(self._decided, self._decided + count)
-        answers = [self._answers.pop(number) for number in numbers]
+        answers = [self._answers[number] for number in numbers]
+        begin("rewards")
         self._engines.paused = self._devices.engine_sleeps("scoring")
         with self._times.waiting(for_rewards=True):
-            groups = self._reward.score([siblings for siblings, _ in answers], step)
+            with ending_early(self._most_answers - sum(len(siblings) for siblings, _ in answers)):
+                groups = self._reward.score([siblings for siblings, _ in answers], step)
             greedy = [[answer] for _, answer in answers if answer is not None]
             greedy_groups = self._reward.score(greedy, step) if greedy else []
         for place, number in enumerate(numbers):
+            del self._answers[number]
             self._take_scores(number, [groups[place], *greedy_groups[place : place + 1]])
         if len(self._kept) < self._rules.groups_per_step:
+            begin("generation", self._rules.groups_per_step, "prompts")
             self._devices.to_generation()
             self._go_on()
 
     def _take_scores(self, number: int, groups: list[Group]) -> None:
         if self._closed:
             return
-        self._scoring.discard(number)
+        self._scoring.pop(number, None)
         if len(groups) > 1:
             groups[0].greedy = groups[1].scores[0]
         self._scored[number] = groups

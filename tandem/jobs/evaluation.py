@@ -10,6 +10,7 @@ from tandem.config.tree import EvalConfig
 from tandem.controller.assembly import make_experience_roles
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
+from tandem.errors import RewardShareExceeded
 from tandem.evaluation.answered import answered_of, check_same_prompts
 from tandem.evaluation.summary import Json, summarize, summarize_pair
 from tandem.jobs.inputs import Inputs
@@ -41,7 +42,12 @@ def evaluate_model(
     sets = ValidationSets(inputs.val, config)
     with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.seed)) as reward:
         roles = make_experience_roles(config, inputs.tokenizer, Placement(cluster, pools_of(config)), reward)
-        groups = validate(roles, inputs.val, sets, config.seed, step=0)
+        try:
+            groups = validate(roles, inputs.val, sets, config.seed, step=0)
+        except RewardShareExceeded as error:
+            if answers is not None:
+                write_trajectories(answers, 0, list(error.groups), to_batch(error.groups))
+            raise
         if answers is not None:
             write_trajectories(answers, 0, groups, to_batch(groups))
         roles.reward.check_share(groups)

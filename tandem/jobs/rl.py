@@ -128,9 +128,13 @@ class RlJob:
         if self._val_reward is not None:
             roles = replace(roles, reward=self._val_reward)
         self._rollouts.settle()
-        groups = validate(roles, val, sets, trainer.seed, step)
-        check_versions(groups, step)
         path = validation_path(trainer.run_dir, step)
+        try:
+            groups = validate(roles, val, sets, trainer.seed, step)
+        except RewardShareExceeded as error:
+            write_trajectories(path, step, list(error.groups), to_batch(error.groups), trainer.keep_trajectories)
+            raise
+        check_versions(groups, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
         roles.reward.check_share(groups)
         return summarize(groups, sets.label)

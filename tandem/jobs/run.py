@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from signal import Signals
 from typing import Protocol
 
 from tandem.activity import begin
@@ -18,7 +19,7 @@ from tandem.checkpoint.run_dir import open_run_dir
 from tandem.checkpoint.store import CheckpointStore
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
-from tandem.errors import TandemError, WorkerLost
+from tandem.errors import StepGivenUp, TandemError, WorkerLost
 from tandem.files import writing
 from tandem.jobs.best import BestValue
 from tandem.jobs.callbacks import Callback, Callbacks, RunControl
@@ -177,13 +178,10 @@ class _Attempt:
                 self._store.copy(checkpoint)
             self._recorders += _recorders(self._config, job.total_steps, self._position.step)
             with self._stop.listening(), _known_to_stay():
-                if self._position.step == 0 and self._trainer.eval_every:
-                    validated = self._evaluate(0)
-                    self._best.expect_in(validated, validation=True)
-                    self._record(0, validated)
-                    self._callbacks.evaluated(0, validated)
-                while self._position.step < job.total_steps and self._stop.by is None:
-                    self._step(self._position.step + 1)
+                try:
+                    self._train()
+                except StepGivenUp as error:
+                    print(f"{self._told_to_stop}: step {self._position.step + 1} is given up: {error}", flush=True)
                 if self._position.step > self._position.saved_step:
                     self._save(best=False)
                 self._store.finish()
@@ -206,6 +204,21 @@ class _Attempt:
         write_report(self._trainer.run_dir)
         return self._position.step >= job.total_steps
 
+    @property
+    def _told_to_stop(self) -> str:
+        by = self._stop.by
+        return by.name if isinstance(by, Signals) else str(by)
+
+    def _train(self) -> None:
+        """To the last step, or to a stop. Raises StepGivenUp where it does not end the step that it is at."""
+        if self._position.step == 0 and self._trainer.eval_every:
+            validated = self._evaluate(0)
+            self._best.expect_in(validated, validation=True)
+            self._record(0, validated)
+            self._callbacks.evaluated(0, validated)
+        while self._position.step < self._job.total_steps and self._stop.by is None:
+            self._step(self._position.step + 1)
+
     def _step(self, step: int) -> None:
         job, trainer, position = self._job, self._trainer, self._position
         start = time.perf_counter()
@@ -215,7 +228,7 @@ class _Attempt:
         self._saving = {}
         self._store.check()
         self._tell_saved()
-        validated = self._evaluate(step) if self._is_due(step, trainer.eval_every) else {}
+        validated = self._evaluate_trained(step) if self._is_due(step, trainer.eval_every) else {}
         metrics |= validated
         position.step = step
         if step == 1:
@@ -232,6 +245,14 @@ class _Attempt:
     def _evaluate(self, step: int) -> StepMetrics:
         begin("validation")
         return self._job.evaluate(step)
+
+    def _evaluate_trained(self, step: int) -> StepMetrics:
+        """Nothing where the run is to stop, and rewards of the validation do not come: the step is trained."""
+        try:
+            return self._evaluate(step)
+        except StepGivenUp as error:
+            print(f"{self._told_to_stop}: the validation after step {step} is given up: {error}", flush=True)
+            return {}
 
     def _tell_saved(self) -> None:
         """Of a checkpoint that has become complete since the last call."""

@@ -14,6 +14,7 @@ from tandem.controller.assembly import ExperienceRoles
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
 from tandem.evaluation.estimates import majority_of
+from tandem.reward.manager import ending_early
 from tandem.types import Group, Prompt, Score, StepMetrics
 from tandem.workers.rollout import EVAL, seeded_request
 
@@ -64,7 +65,10 @@ class ValidationSets:
 
 
 def validate(roles: ExperienceRoles, dataset: RLHFDataset, sets: ValidationSets, seed: int, step: int) -> list[Group]:
-    """Answer every prompt as its set says, with seeds drawn from `seed`, and score the answers; in the rows' order."""
+    """Answer every prompt as its set says, with seeds drawn from `seed`, and score the answers; in the rows' order.
+
+    Raises RewardShareExceeded as soon as `check_share` is bound to.
+    """
     requests = [
         seeded_request(dataset[row], one.sampling.samples, seed, EVAL, step, row)._replace(sampling=one.sampling)
         for one in sets.sets
@@ -74,7 +78,8 @@ def validate(roles: ExperienceRoles, dataset: RLHFDataset, sets: ValidationSets,
     roles.devices.to_generation()
     answers = roles.rollout.generate_for_eval(requests).get()
     begin("rewards of the validation")
-    return roles.reward.score(answers, step)
+    with ending_early():
+        return roles.reward.score(answers, step)
 
 
 def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgetter("data_source")) -> StepMetrics:

@@ -5,6 +5,8 @@ import pickle
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from tandem.config.reward import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError, for_terminal
 from tandem.reward.functions import Call, Kind, RewardFunction, check_functions, column_value
+from tandem.reward.progress import UNDER_WAY, ScoringProgress
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.workers import WorkerPool
 from tandem.types import Group, Prompt, Score, Status, StepMetrics, Trajectory
@@ -26,8 +29,22 @@ _LOST = {
     "lost their reward to errors and time-outs": _FAILURES,
     "were lost to environments that failed": (Status.ENVIRONMENT_ERROR,),
 }
+_UNDER_WAY = Score(None, failure=Status.NOT_SCORED, error=UNDER_WAY)
+_to_come: ContextVar[int | None] = ContextVar("to_come", default=None)
+"""Where `score` ends early: how many answers that it is not given count in the share of those that were lost."""
 _Job = tuple[RewardFunction, list[Trajectory], Call]
 """A function, the trajectories that it scores, and the call that scores them."""
+
+
+@contextmanager
+def ending_early(to_come: int = 0) -> Iterator[None]:
+    """Meanwhile `RewardManager.score` raises RewardShareExceeded as soon as `check_share` of its answers, and of so
+    many others that may come yet, is bound to."""
+    before = _to_come.set(to_come)
+    try:
+        yield
+    finally:
+        _to_come.reset(before)
 
 
 class RewardManager:
@@ -47,7 +64,9 @@ class RewardManager:
         self._functions = {function.reference: function for function in check_functions(config, ())}
         self._shown: set[tuple[str, Status | None]] = set()
         given = {reference: function.given for reference, function in self._functions.items()}
-        self._pool = WorkerPool(given, config.workers, config.timeout_s)
+        self._pool = WorkerPool(given, config.workers, config.timeout_s, config.import_timeout_s)
+        self._submitted: dict[int, Sequence[_Job]] = {}
+        """What scores each group that was submitted, by the `id` of its first trajectory."""
 
     @property
     def by_step(self) -> bool:
@@ -58,16 +77,38 @@ class RewardManager:
         """One group for each list of siblings, in order. Trajectories that were aborted are not sent and count as not
         scored; those whose environment failed are not sent and have failed.
 
-        Waits; what was submitted is scored meanwhile. Raises what `turn` raises.
+        Waits; what was submitted is scored meanwhile. Raises what `turn` raises, RewardShareExceeded within
+        `ending_early`, and StepGivenUp where the run is to stop and scores do not come.
         """
         jobs = list(self._jobs(siblings, step))
-        self._pool.run([call for _, _, call in jobs])
+        self._pool.run([call for _, _, call in jobs], self._looking(siblings, jobs))
         return self._groups(siblings, jobs)
 
     def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
         """Have them scored as `score` does; a later `turn` gives `done` the groups. After `close` none does."""
         jobs = list(self._jobs(siblings, step))
-        self._pool.add([call for _, _, call in jobs], lambda: done(self._groups(siblings, jobs)))
+        known = [id(group[0]) for group in siblings if group]
+        self._submitted |= dict.fromkeys(known, jobs)
+
+        def scored() -> None:
+            for group in known:
+                self._submitted.pop(group, None)
+            done(self._groups(siblings, jobs))
+
+        self._pool.add([call for _, _, call in jobs], scored)
+
+    def so_far(self, siblings: list[Trajectory]) -> Group:
+        """A submitted group as it stands: answers that are still being scored have no score, and `UNDER_WAY` as the
+        reason."""
+        jobs = self._submitted.get(id(siblings[0]))
+        if jobs is None:
+            return Group(siblings, [_UNDER_WAY for _ in siblings])
+        return self._groups([siblings], jobs)[0]
+
+    @property
+    def failed_calls(self) -> int:
+        """Calls of functions that have failed, of all that were ever made: a sign to look at the share."""
+        return self._pool.failed
 
     def connections(self) -> Sequence[Any]:
         """One of them is readable when `turn` has something to do; empty when nothing is under way."""
@@ -103,6 +144,7 @@ class RewardManager:
 
     def forget(self) -> None:
         """Nobody wants the groups that were submitted, as those of a run that goes on from an earlier step."""
+        self._submitted.clear()
         self._pool.forget()
 
     def close(self) -> None:
@@ -156,14 +198,38 @@ class RewardManager:
         completions = [function.completion(t) for t in trajectories]
         return function, trajectories, Call(function.reference, seed, arguments, completions)
 
+    def _looking(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> Callable[[], None]:
+        """What to do between the turns that score these: say how far it is, and end it where that is certain."""
+        progress, to_come, failed = ScoringProgress(sum(map(len, siblings))), _to_come.get(), self.failed_calls
+
+        def look() -> None:
+            nonlocal failed
+            has_failed = to_come is not None and self.failed_calls > failed
+            if not has_failed and not progress.is_due():
+                return
+            groups = self._groups(siblings, jobs)
+            progress.tell(groups)
+            if has_failed:
+                failed = self.failed_calls
+                check_share_early(self.check_share, groups, to_come or 0)
+
+        return look
+
     def _groups(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> list[Group]:
-        """The groups of these siblings, now that the jobs' calls have scores."""
+        """The groups of these siblings, as far as the jobs' calls have scores."""
         scores: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
         """Each trajectory's, by its `id`: one of each function that applies."""
         for function, trajectories, call in jobs:
-            for trajectory, score in zip(trajectories, call.scores, strict=True):
+            for trajectory, score in zip(trajectories, call.scores or [_UNDER_WAY] * len(trajectories), strict=True):
                 scores[id(trajectory)].append((function, score))
-        return [Group(group, [self._combine(t, scores[id(t)]) for t in group]) for group in siblings]
+        return [Group(group, [self._known(t, scores[id(t)]) for t in group]) for group in siblings]
+
+    def _known(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
+        """What is sure: a score that other functions would still change is none."""
+        under_way = any(score is _UNDER_WAY for _, score in scores)
+        if under_way and not any(score.failure in _FAILURES for _, score in scores):
+            return _UNDER_WAY
+        return self._combine(trajectory, scores)
 
     def _combine(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
         """The weighted sum of what the functions and its environment gave one trajectory, or the first failure.
@@ -213,6 +279,19 @@ class RewardManager:
     @property
     def _environment_weight(self) -> float:
         return self._config.environment_weight if self._config.functions else 1.0
+
+
+def check_share_early(check: Callable[[Iterable[Group]], None], groups: Sequence[Group], to_come: int) -> None:
+    """Raises RewardShareExceeded where `check`, a `check_share`, is bound to, whatever comes of the answers of these
+    groups that are being scored, and of `to_come` others."""
+    if not any(score.failure in failures for group in groups for score in group.scores for failures in _LOST.values()):
+        return
+    try:
+        check([*groups, Group([], [_UNDER_WAY for _ in range(to_come)])])
+    except RewardShareExceeded as error:
+        left = to_come + sum(score.error == UNDER_WAY for group in groups for score in group.scores)
+        not_waited = f"\n{left:,} other answers were not waited for" if left else ""
+        raise RewardShareExceeded(f"{error}{not_waited}", groups) from None
 
 
 def _alike(prompt: Prompt, column: str) -> Any:

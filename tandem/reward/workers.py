@@ -24,16 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, NoReturn
 
-from tandem.errors import TandemError
+from tandem.errors import StepGivenUp, TandemError, UserError
 from tandem.reward.functions import Call, RewardFunction, execute, failed_scores, load
-from tandem.signals import leave_stopping_to_the_controller
+from tandem.signals import REWARDS_S, leave_stopping_to_the_controller, waits_in_vain
 from tandem.types import Score, Status
 
 MAX_CHUNK = 256
 FLUSH_S = 0.02
 """How long a worker keeps scores back, and about how long it works on a chunk of calls."""
+_FAILURES = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
 _LOOK_S = 0.05
 """The time between looks at silent workers in `run`: how much later than its time-out a call may end."""
 _MEAN_OF = 32
@@ -61,9 +62,19 @@ class WorkerPool:
     They end with this process, at the latest after the call that they run.
     """
 
-    def __init__(self, references: Mapping[str, Mapping[str, Any]], count: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        references: Mapping[str, Mapping[str, Any]],
+        count: int,
+        timeout_s: float,
+        import_timeout_s: float = math.inf,
+    ) -> None:
+        """`import_timeout_s`: for a process to load `references`."""
         self._references = references
         self._timeout_s = timeout_s
+        self._import_timeout_s = import_timeout_s
+        self.failed = 0
+        """Calls that have failed, of all that were ever added."""
         self._workers = [_Worker(self._references) for _ in range(count)]
         self._waiting: deque[Call] = deque()
         """Calls that no worker has been given, of all batches; ahead of the others those that run alone."""
@@ -79,13 +90,22 @@ class WorkerPool:
         self._mean_call_s = math.inf
         """What a call took lately, on average; infinite until one has scores."""
 
-    def run(self, calls: Sequence[Call]) -> None:
-        """Fill in the scores of each call, and of other batches as they come. Raises what `turn` raises."""
+    def run(self, calls: Sequence[Call], look: Callable[[], None] = _nothing) -> None:
+        """Fill in the scores of each call, and of other batches as they come. `look` is called between turns, and may
+        raise. Raises what `turn` raises, and StepGivenUp where the run is to stop and scores do not come."""
         done: list[bool] = []
+        since = time.monotonic()
         self.add(calls, lambda: done.append(True))
-        while not done:
-            wait(self.connections(), _LOOK_S)
-            self.turn()
+        try:
+            while not done:
+                wait(self.connections(), _LOOK_S)
+                self.turn()
+                look()
+                if not done and waits_in_vain(since):
+                    raise StepGivenUp(f"the rewards are not there {REWARDS_S:g} s later")
+        except BaseException:
+            self._withdraw(calls)
+            raise
 
     def add(self, calls: Sequence[Call], done: Callable[[], None]) -> None:
         """Have the scores of each call filled in; a later `turn` calls `done` when all have them.
@@ -116,6 +136,17 @@ class WorkerPool:
         self._hand_out()
         while self._complete:
             self._complete.popleft()()
+
+    def _withdraw(self, calls: Sequence[Call]) -> None:
+        """Nobody wants these calls any more: those that no worker has been given are not made."""
+        gone = {id(call) for call in calls}
+        self._waiting = deque(call for call in self._waiting if id(call) not in gone)
+        given = {id(call) for worker in self._workers for call in worker.pending}
+        for call in gone & self._batches.keys():
+            if call in given:
+                self._batches[call].done = _nothing
+            else:
+                del self._batches[call]
 
     def forget(self) -> None:
         """Nobody wants what was added: calls that no worker has been given are not made, and no `done` is called."""
@@ -154,7 +185,7 @@ class WorkerPool:
     def _receive_scores(self) -> list[_Worker]:
         """Take in the scores that have arrived; returns the workers that have ended or are overdue."""
         # They are looked for before scores are read: one that still sent some is not given up.
-        stuck = [worker for worker in self._workers if worker.has_ended() or worker.is_overdue(self._timeout_s)]
+        stuck = [worker for worker in self._workers if worker.has_ended() or self._is_overdue(worker)]
         ready = wait([worker.connection for worker in self._workers], 0)
         for worker in self._workers:
             scored = worker.receive() if worker.connection in ready else None
@@ -163,9 +194,13 @@ class WorkerPool:
                 stuck = [other for other in stuck if other is not worker]
         return stuck
 
+    def _is_overdue(self, worker: _Worker) -> bool:
+        return worker.is_overdue(self._timeout_s) or worker.loads_longer_than(self._import_timeout_s)
+
     def _count(self, scored: Sequence[Call]) -> None:
         """Note that these calls have scores now."""
         for call in scored:
+            self.failed += any(score.failure in _FAILURES for score in call.scores)
             batch = self._batches.pop(id(call))
             batch.unscored -= 1
             if not batch.unscored:
@@ -177,11 +212,17 @@ class WorkerPool:
     def _replace(self, worker: _Worker) -> list[Call]:
         """Start a fresh worker in place of one that hangs or has ended; returns the calls to run again."""
         is_overdue = worker.is_overdue(self._timeout_s)
+        if worker.loads_longer_than(self._import_timeout_s):
+            worker.kill()
+            raise UserError(
+                f"{_importing(worker)} takes a reward worker longer than reward.import_timeout_s = "
+                f"{self._import_timeout_s:g} s; see what the file waits for when it is imported, or raise the limit"
+            )
         seconds = time.monotonic() - worker.active_at
         status = worker.kill()
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
         if not worker.has_loaded():
-            raise TandemError(f"a reward worker {ended} before any call; see the standard error stream")
+            self._raise_not_loaded(worker, ended, status)
         self._workers[self._workers.index(worker)] = _Worker(self._references)
         if len(worker.pending) > 1:
             for call in worker.pending:
@@ -195,6 +236,20 @@ class WorkerPool:
         self._count(worker.pending)
         return []
 
+    def _raise_not_loaded(self, worker: _Worker, ended: str, status: int) -> NoReturn:
+        if not worker.loading:
+            raise TandemError(f"a reward worker {ended} before any call; see the standard error stream")
+        kind = UserError if status >= 0 else TandemError
+        raise kind(
+            f"{_importing(worker)}: a reward worker {ended} at that; what it has printed is in the standard error "
+            "stream. A file of reward functions must not end the process that imports it"
+        )
+
+
+def _importing(worker: _Worker) -> str:
+    place, _, name = worker.loading.rpartition(":")
+    return f"reward.functions: importing {place} for its function {name}"
+
 
 class _Worker:
     """One process, in a session of its own: Ctrl-C on the terminal passes it by, and its children die with it."""
@@ -206,6 +261,9 @@ class _Worker:
         """Calls that it was given and that have no scores yet."""
         self.active_at = math.inf
         """When it was given calls or sent scores last, in monotonic seconds; infinite until it has loaded."""
+        self.loading = ""
+        """The function that it is importing, or has imported last."""
+        self._loading_since = math.inf
         self.process = subprocess.Popen(
             [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), *sys.path],
             pass_fds=[theirs.fileno()],
@@ -228,6 +286,9 @@ class _Worker:
             received = self.connection.recv()
         except (EOFError, ConnectionResetError):
             return None
+        if isinstance(received, str):
+            self.loading, self._loading_since = received, time.monotonic()
+            return []
         self.active_at = time.monotonic()
         scored = [self.pending.popleft() for _ in received]
         for call, scores in zip(scored, received, strict=True):
@@ -245,6 +306,10 @@ class _Worker:
 
     def is_overdue(self, timeout_s: float) -> bool:
         return bool(self.pending) and time.monotonic() - self.active_at > timeout_s
+
+    def loads_longer_than(self, seconds: float) -> bool:
+        is_loading = bool(self.loading) and not self.has_loaded()
+        return is_loading and time.monotonic() - self._loading_since > seconds
 
     def kill(self) -> int:
         """End it and what it started; returns its exit status (negative: the signal)."""
@@ -266,7 +331,10 @@ def main() -> None:
     if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG): a call that never ends must not outlive the trainer
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        functions = {reference: load(reference, arguments=given) for reference, given in connection.recv().items()}
+        functions: dict[str, RewardFunction] = {}
+        for reference, given in connection.recv().items():
+            connection.send(reference)
+            functions[reference] = load(reference, arguments=given)
         connection.send([])  # it has loaded
         while True:
             _score(connection, functions, connection.recv())

@@ -196,6 +196,10 @@ class VirtualRewards:
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         return [Group(trajectories, self._scores) for trajectories in siblings]
 
+    def so_far(self, siblings: list[Trajectory]) -> Group:
+        """All at once or none."""
+        return Group(siblings, [Score(None, failure=Status.NOT_SCORED) for _ in siblings])
+
     def check_share(self, groups: Iterable[Group]) -> None:
         """None fails."""
 

@@ -166,7 +166,7 @@ class Startup:
 
 def _line(spinner: Spinner, activity: Activity) -> RenderableType:
     seconds = time.monotonic() - activity.since
-    counted = f" {activity.done:,}/{activity.total:,} {activity.unit}" if activity.done else ""
+    counted = f" {activity.done:,}/{activity.total:,} {activity.unit}{activity.note}" if activity.done else ""
     spinner.update(text=Text(f"{activity.stage}{counted}, {seconds:.0f} s", no_wrap=True, overflow="ellipsis"))
     return spinner if activity.stage else Text()
 

@@ -9,17 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tandem import signals
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
 from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.timesharing import TimeSharing
-from tandem.errors import RewardShareExceeded
+from tandem.errors import RewardShareExceeded, StepGivenUp
 from tandem.reward.manager import RewardManager
 from tandem.types import Prompt, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, seeded_request
 
 REWARD = """
+import time
+
 def compute_score(completion, ground_truth):
+    if completion == "9":
+        time.sleep(3600)
     if completion == "2":
         open(__file__.replace("reward.py", "judge"))
     return float(completion)
@@ -124,6 +129,57 @@ def test_without_it_every_group_is_kept(settings: TrainConfig) -> None:
     algorithm = settings.algorithm.model_copy(update={"resample_rounds": 0})
     groups, counts = run(settings.model_copy(update={"algorithm": algorithm}), "1 1", "0 1", "0 0")
     assert texts(groups) == ["1 1", "0 1", "0 0"] and counts == {}
+
+
+def patient(settings: TrainConfig, timeout_s: float) -> tuple[RolloutRules, RewardManager]:
+    """Without dynamic sampling, three prompts of two answers a step."""
+    rules = RolloutRules(3, 2, 1)
+    return rules, RewardManager(settings.reward.model_copy(update={"timeout_s": timeout_s}))
+
+
+def test_a_step_ends_once_its_share_is_bound_to_be_exceeded(settings: TrainConfig) -> None:
+    """One of five may fail: after two of six time-outs, at the latest the fourth, nothing can change it."""
+    rules, manager = patient(settings, 0.4)
+    with closing(manager) as reward:
+        producer = make_producer(rules, reward, ["1 9", "9 9", "9 9"], False)
+        with pytest.raises(
+            RewardShareExceeded, match=r"[234] of 6 trajectories lost.*\n(.|\n)* not waited for"
+        ) as raised:
+            producer.take(1)
+    scores = [score for group in raised.value.groups for score in group.scores]
+    assert [score.value for score in scores[:2]] == [1.0, None] and len(scores) == 6
+    assert {score.failure for score in scores[1:]} == {Status.REWARD_TIMEOUT, Status.NOT_SCORED}
+
+
+def test_a_run_that_is_to_stop_gives_up_scores_that_do_not_come(
+    settings: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "REWARDS_S", 0.1)
+    rules, manager = patient(settings, 3600.0)
+    stop = signals.StopRequest()
+    with closing(manager) as reward, stop.listening():
+        producer = make_producer(rules, reward, ["1 0", "9 9", "1 0"], False)
+        stop.ask("enough")
+        with pytest.raises(StepGivenUp):
+            producer.take(1)
+        kept = producer.finished()
+        assert {number: len(one.group.scores) for number, one in kept.items()} in (
+            {0: 2, 1: 0, 2: 0},
+            {0: 0, 1: 0, 2: 0},
+        )
+        assert not reward.connections() or kept, "what hangs keeps nobody waiting"
+
+
+def test_a_wait_for_all_scores_is_given_up_as_well(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a validation; what is asked for after it is scored by a worker that is free."""
+    monkeypatch.setattr(signals, "REWARDS_S", 0.1)
+    config = settings.reward.model_copy(update={"timeout_s": 3600.0, "workers": 2})
+    prompt, stop = Prompt(0, np.zeros(1, np.int32), "9 1", "test", "", {}), signals.StopRequest()
+    with closing(RewardManager(config)) as reward:
+        with stop.listening(), pytest.raises(StepGivenUp):
+            stop.ask("enough")
+            reward.score([[answer(prompt, 0, False)]])
+        assert [score.value for score in reward.score([[answer(prompt, 1, False)]])[0].scores] == [1.0]
 
 
 def test_greedy_answers_are_scored_where_they_are_needed(settings: TrainConfig) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem.activity import begin, current
 from tandem.config.reward import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError
-from tandem.reward.manager import RewardManager, metrics
+from tandem.reward.manager import RewardManager, ending_early, metrics
 from tandem.types import Group, Prompt, Score, Status, Trajectory
 
 SOURCE = """
@@ -287,6 +288,34 @@ def test_the_run_stops_above_the_error_share(start: Start) -> None:
     manager.check_share([])
     with pytest.raises(RewardShareExceeded, match=r"3 of 5 .* = 0\.5.*\n.*the traceback"):
         manager.check_share([hand_made(Score(1.0), ERROR, NOT_SCORED), hand_made(TIMEOUT, ERROR)])
+
+
+def test_scoring_ends_once_the_share_is_bound_to_be_exceeded(start: Start) -> None:
+    """Of ten answers two may fail; the status line says how many are through."""
+    manager = start("right", timeout_s=0.3)
+    group = siblings("4", *["hang"] * 9)
+    begin("rewards")
+    with ending_early(), pytest.raises(RewardShareExceeded, match=r"3 of 10 traj(.|\n)*6 other answers were") as raised:
+        manager.score([group])
+    assert [score.failure for score in raised.value.groups[0].scores][1:] == [Status.REWARD_TIMEOUT] * 3 + [
+        Status.NOT_SCORED
+    ] * 6
+    activity, _ = current()
+    assert (activity.done, activity.total, activity.unit, activity.note) == (4, 10, "answers", ", 3 timed out")
+    with ending_early(to_come=90):  # they may all have a reward
+        assert len(manager.score([siblings("4", "raise", "raise")])) == 1
+    assert len(manager.score([siblings("raise", "raise")])) == 1
+
+
+def test_what_is_under_way_is_no_reward_of_some_functions(start: Start) -> None:
+    manager = start("right", "only_answers", timeout_s=3600.0)
+    group, done = siblings("hang"), list[Group]()
+    manager.submit([group], 1, done.extend)
+    begin("rewards")
+    for _ in range(5):
+        wait(manager.connections(), 0.2)
+        manager.turn()
+    assert manager.so_far(group).scores[0].failure is Status.NOT_SCORED and not done
 
 
 def test_the_reason_for_a_low_reward_is_kept(start: Start, tmp_path: Path) -> None:
