@@ -347,13 +347,13 @@ def _silence_transformers() -> None:
 @output_may_end()
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
     from tandem.jobs.inputs import rows_of
-    from tandem.jobs.notes import notes
+    from tandem.jobs.notes import notes, tokenizer_notes
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
     for line in rows_of(config, inputs):
         print(for_terminal(line))
-    for note in notes(config, len(inputs.train)):
+    for note in (*notes(config, len(inputs.train)), *tokenizer_notes(config, inputs.tokenizer)):
         print(f"note: {note}")
     if dry_run:
         print("dry run: nothing is wrong with this, and nothing was started")

@@ -19,7 +19,8 @@ from tandem.config.judging import JudgeConfig
 from tandem.controller.reward_model import Rewards, without_functions
 from tandem.controller.roles import Rollout
 from tandem.data.chat import encode, render
-from tandem.errors import TandemError
+from tandem.data.rows import BadRow
+from tandem.errors import TandemError, UserError
 from tandem.http import RequestThreads, post_json
 from tandem.reward.judging import Rubric, Unreadable, make_parser
 from tandem.types import Group, Prompt, Score, Status, Trajectory
@@ -68,7 +69,10 @@ class LocalJudge:
         if tokenizer.chat_template is None:
             ids = encode(self._tokenizer, text, special_tokens=True)
         else:
-            shown = render(self._tokenizer, [{"role": "user", "content": text}], generation_prompt=True)
+            try:
+                shown = render(self._tokenizer, [{"role": "user", "content": text}], generation_prompt=True)
+            except BadRow as error:
+                raise UserError(f"model.judge_path: {error}") from error
             ids = encode(self._tokenizer, shown, special_tokens=False)
         return Prompt(number, np.array(ids, np.int32), text, "judge", None)
 

@@ -1,60 +1,66 @@
 """Messages of a row -> the text that a chat template makes of them -> token ids."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from tandem.data.rows import BadRow, Row, cell
+from tandem.data.messages import Messages
+from tandem.data.rows import BadRow
 from tandem.errors import UserError
-from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART
+from tandem.models.rendering import TemplateFailed, rendered
+from tandem.models.shown_messages import left_out, misnamed_role
+from tandem.models.template_dialects import prepared
+from tandem.types import IntArray
 
-Messages = list[dict[str, Any]]
-
-
-def messages_of(row: Row, column: str) -> Messages:
-    """The messages in `column`, each {role, content}: role is text, content is text or a list of parts, each with its
-    `type`: text, a picture or a video. Further keys reach the template. Raises BadRow."""
-    messages: Messages = []
-    for number, item in enumerate(cell(row, column, list), start=1):
-        if not isinstance(item, dict) or not isinstance(item.get("role"), str):
-            raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
-        message = {key: value for key, value in item.items() if value is not None}
-        content = message.get("content")
-        if isinstance(content, list):
-            message["content"] = [_part(part, f"column `{column}`, message {number}") for part in content]
-        elif not isinstance(content, str):
-            raise BadRow(f"column `{column}` has the wrong type: message {number} is not {{role, content}} of text")
-        messages.append(message)
-    last = messages[-1]["content"]
-    if not (
-        last.strip() if isinstance(last, str) else any(part["type"] != "text" or part["text"].strip() for part in last)
-    ):
-        raise BadRow(f"column `{column}` is empty: its last message has no content")
-    return messages
+Tools = Sequence[dict[str, Any]]
 
 
-def _part(part: Any, place: str) -> dict[str, Any]:
-    """Parquet has every key of any part in every part: null ones are left out."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", VIDEO_PART, *IMAGE_PARTS) or (kind == "text" and not isinstance(part.get("text"), str)):
-        known = "text with its `text`, image, image_url and video"
-        raise BadRow(f"{place} has a part of type {kind!r}, or one without its text; parts are {known}")
-    own = ("type", "text") if kind == "text" else part
-    return {key: part[key] for key in own if part[key] is not None}
-
-
-def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False) -> str:
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False, tools: Tools = ()
+) -> str:
     """The text of `messages`. Raises UserError when there is no template, BadRow when it fails on these messages."""
+    try:
+        return _rendered(tokenizer, messages, generation_prompt, tools)
+    except TemplateFailed as error:
+        if error.refused:
+            raise BadRow(f"the messages are refused by the chat template: {error.reason}") from error
+        raise BadRow(f"the chat template failed on the messages: {error}") from error
+
+
+def require_shown(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    generation_prompt: bool = False,
+    tools: Tools = (),
+    learned: Collection[int] = (),
+) -> None:
+    """Raises BadRow where the chat template, which can render them, leaves out what messages say. `learned`: as of
+    `left_out`."""
+
+    def render_others(others: Sequence[Any], of: Sequence[Any]) -> str:
+        return _rendered(tokenizer, list(others), generation_prompt, list(of))
+
+    template = str(tokenizer.chat_template)
+    problem = misnamed_role(template, messages) or left_out(template, messages, tools, render_others, learned)
+    if problem is not None:
+        raise BadRow(problem)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool, tools: Tools) -> str:
+    """Raises TemplateFailed."""
     if tokenizer.chat_template is None:
         mend = "add chat_template.jinja to the model directory, or use string prompts"
         raise UserError(f"the rows hold messages, and the tokenizer has no chat template; {mend}")
+    template = str(tokenizer.chat_template)
+    given = [prepared(message, template) for message in messages]
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
-    except TemplateError as error:
-        raise BadRow(f"the messages are refused by the chat template: {error}") from error
-    except Exception as error:  # a template is a program, which may divide by zero
-        raise BadRow(f"the chat template failed on the messages: {type(error).__name__}: {error}") from error
+        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt)
+    except TemplateFailed:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        given = [prepared(message, template, arguments_as_text=True) for message in messages]
+        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool) -> list[int]:
@@ -64,3 +70,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: boo
     if special_tokens and ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token)):
         ids.pop()
     return ids
+
+
+def require_one_bos(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int] | IntArray, *, templated: bool) -> None:
+    """Raises BadRow where a text begins with the BOS token twice."""
+    bos: Any = tokenizer.bos_token_id
+    if bos is not None and list(ids[:2]) == [bos, bos]:
+        by = "the chat template" if templated else "the text, and the tokenizer puts one before it"
+        mend = "write it once in the template" if templated else "take it out of the text"
+        raise BadRow(f"it begins with {tokenizer.bos_token} twice: one stands in {by}; {mend}")

@@ -7,15 +7,17 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig, SftDataConfig
 from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
-from tandem.data.chat import Messages, encode, messages_of, render
+from tandem.data.chat import encode, render, require_one_bos, require_shown
+from tandem.data.columns import Kind, check_columns
 from tandem.data.forms import forms
+from tandem.data.messages import Messages, messages_of, refuse_prefill, without_json_text
 from tandem.data.packed import Packed, PackedItems
 from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Pace, Row, cell, content_digest, ground_truth_of, read_rows
@@ -27,8 +29,6 @@ from tandem.types import IntArray, Picture, Prompt
 
 Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
-UNSUPPORTED = ("tools",)
-"""Columns of the verl format that change what the prompt means."""
 _CACHE = Path("~/.cache/tandem/rows")
 
 
@@ -39,6 +39,7 @@ class Dataset(ABC, Generic[Item, Config]):
     pictures that the model does not see. `pictures` prepares them; without it there may be none.
     """
 
+    rows_are: ClassVar[Kind]
     descriptions: list[str]
     """A line for each file: its name, rows by detected format, rows skipped and why the first one was."""
 
@@ -172,10 +173,8 @@ class Dataset(ABC, Generic[Item, Config]):
         BadRow."""
         if isinstance(row, BadRow):
             raise row
-        for column in UNSUPPORTED:
-            if row.get(column):
-                raise BadRow(f"column `{column}` is not supported yet; leave it out, or empty")
-        return self._read(row, folder)
+        check_columns(row, self.rows_are)
+        return self._read(without_json_text(row), folder)
 
     @abstractmethod
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Item]]:
@@ -261,6 +260,8 @@ def _shape(value: Any) -> Any:
 class RLHFDataset(Dataset[Prompt, DataConfig]):
     """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
 
+    rows_are = "prompts"
+
     def pack(self, item: Prompt, /) -> Packed:
         """Raises NotPackable where JSON has no form for the row, or a different one."""
         try:
@@ -286,8 +287,11 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         templated = not isinstance(row.get("prompt"), str)
         pictures: list[Picture | Video] = []
         if templated:
-            messages, pictures = self._take_pictures(row, messages_of(row, "prompt"), folder)
+            given = messages_of(row, "prompt")
+            refuse_prefill(given, "prompt")
+            messages, pictures = self._take_pictures(row, given, folder)
             text = render(self._tokenizer, messages, True)
+            require_shown(self._tokenizer, messages, True)
             row = without_pixels(row, messages, pictures) if pictures else row
         else:
             refuse_pictures(row, takes_pictures=self._sees)
@@ -295,6 +299,7 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         token_ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=not templated), pictures)
         if not len(token_ids):
             raise BadRow("the tokenizer makes no token of column `prompt`")
+        require_one_bos(self._tokenizer, token_ids, templated=templated)
         if len(token_ids) > (limit := self._config.max_prompt_tokens):
             raise BadRow(f"column `prompt` is {length_of(token_ids, placed)}; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tandem.data.chat import Messages
+from tandem.data.messages import Messages
 from tandem.data.rows import BadRow, Row
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART, source_of

@@ -1,10 +1,12 @@
 """Pairs of answers: `chosen` and `rejected`, with or without `prompt` -> Preference; answers with a `label` ->
 RatedAnswer."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unicodedata import category
 
 from tandem.config.tree import DpoConfig
 from tandem.data.packed import Packed
@@ -13,13 +15,18 @@ from tandem.data.sft import DemonstrationDataset, unpack_demonstration
 from tandem.types import Demonstration, Preference, RatedAnswer
 
 Item = TypeVar("Item")
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff60\U00020000-\U0003ffff]"
+)
+"""Letters and marks of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
 
 
 class AnswersDataset(DemonstrationDataset[Item]):
-    """Answers of one turn."""
+    """Answers of one turn, or of several where the chat template shows all of them alike."""
 
-    def _answer(self, row: Row, folder: Path) -> Demonstration:
-        _, turns = self._demonstrations(row, folder)
+    def _answer(self, row: Row, folder: Path, column: str = "completion") -> Demonstration:
+        """`column`: where the answer stands."""
+        _, turns = self._demonstrations(row, folder, column)
         if len(turns) > 1:
             raise BadRow("the chat template shows earlier turns of an answer otherwise than the last; give one turn")
         return turns[0]
@@ -28,9 +35,11 @@ class AnswersDataset(DemonstrationDataset[Item]):
 class PreferenceDataset(AnswersDataset[Preference]):
     """Each answer is read as a demonstration is; a number in `margin` says by how much the chosen one is better.
 
-    Without `prompt` both columns hold whole conversations: what they share is the prompt, of texts up to the last space
-    or line break in it.
+    Without `prompt` both columns hold whole conversations: what they share is the prompt, of texts up to the last place
+    in it where a word ends.
     """
+
+    rows_are = "pairs"
 
     def pack(self, item: Preference, /) -> Packed:
         chosen, rejected = (self._pack_demonstration(answer) for answer in (item.chosen, item.rejected))
@@ -41,17 +50,19 @@ class PreferenceDataset(AnswersDataset[Preference]):
         return Preference(chosen, rejected, float.fromhex(packed.text))
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Preference]]:
-        answers = _two_answers(row)
+        pair = _pair(row)
         margin = row.get("margin") or 0.0
         if not isinstance(margin, int | float):
             raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
-        better, worse = (self._answer(answer, folder) for answer in answers)
+        better, worse = (self._answer(pair, folder, column) for column in ("chosen", "rejected"))
         return _pair_format(row), [Preference(better, worse, float(margin))]
 
 
 class RatedDataset(AnswersDataset[RatedAnswer]):
     """`prompt` and `completion`, or `messages`, and in `label` whether the answer is good; of a row with `chosen` and
     `rejected` two, the better one good and the other bad."""
+
+    rows_are = "rated"
 
     def pack(self, item: RatedAnswer, /) -> Packed:
         return self._pack_demonstration(item.answer, "good" if item.desirable else "bad")
@@ -61,14 +72,15 @@ class RatedDataset(AnswersDataset[RatedAnswer]):
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[RatedAnswer]]:
         if row.get("label") is None and row.get("chosen") is not None:
-            better, worse = _two_answers(row)
-            return _pair_format(row), [self._rated(better, folder, True), self._rated(worse, folder, False, place=1)]
+            pair = _pair(row)
+            better = self._rated(pair, folder, True, column="chosen")
+            return _pair_format(row), [better, self._rated(pair, folder, False, place=1, column="rejected")]
         good = cell(row, "label", bool)
         columns = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
         return f"{columns} + `label`", [self._rated(row, folder, good)]
 
-    def _rated(self, row: Row, folder: Path, good: bool, /, place: int = 0) -> RatedAnswer:
-        answer = self._answer(row, folder)
+    def _rated(self, row: Row, folder: Path, good: bool, /, place: int = 0, column: str = "completion") -> RatedAnswer:
+        answer = self._answer(row, folder, column)
         if any(picture.place >= len(answer.prompt_ids) for picture in answer.pictures):
             raise BadRow("a picture comes after the first answer; kto pairs the prompt with other rows' answers")
         return RatedAnswer(replace(answer, index=len(self) + place), good)
@@ -79,8 +91,8 @@ def dataset_of(config: DpoConfig) -> type[PreferenceDataset] | type[RatedDataset
     return RatedDataset if config.preference.loss == "kto" else PreferenceDataset
 
 
-def _two_answers(row: Row) -> tuple[Row, Row]:
-    """Rows with `prompt` and `completion`, of the better answer and of the other. Raises BadRow."""
+def _pair(row: Row) -> Row:
+    """The row with `prompt`, and `chosen` and `rejected` that follow it. Raises BadRow."""
     kind = str if isinstance(row.get("chosen"), str) else list
     chosen: Any = cell(row, "chosen", kind)
     rejected: Any = cell(row, "rejected", kind)
@@ -89,9 +101,34 @@ def _two_answers(row: Row) -> tuple[Row, Row]:
     prompt: Any = row.get("prompt")
     if prompt is None:
         shared = _shared(chosen, rejected)
-        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-    common = {"prompt": prompt, **{name: row[name] for name in ("images", "image", "videos") if name in row}}
-    return {**common, "completion": chosen}, {**common, "completion": rejected}
+        prompt = chosen[:shared]
+        if not prompt:
+            raise BadRow("there is no column `prompt`, and `chosen` and `rejected` begin with nothing that they share")
+    elif kind is list:
+        prompt, shared = _prompt_of_messages(prompt, chosen, rejected)
+    else:
+        shared = 0
+    for column, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer[shared:]:
+            raise BadRow(f"column `{column}` holds the prompt alone: nothing follows what both columns begin with")
+    return {**row, "prompt": prompt, "chosen": chosen[shared:], "rejected": rejected[shared:]}
+
+
+def _prompt_of_messages(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, int]:
+    """The prompt as messages, and how many of both answers repeat it: a prompt that is text is what the user says, or
+    the user's last words in the conversation that both answers begin with."""
+    if not isinstance(prompt, str):
+        repeated = isinstance(prompt, list) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]
+        return prompt, len(prompt) if repeated else 0
+    shared = _shared(chosen, rejected)
+    if not shared:
+        return [{"role": "user", "content": prompt}], 0
+    if not any(isinstance(said, dict) and said.get("content") == prompt for said in chosen[:shared]):
+        raise BadRow(
+            "column `prompt` is text, and not among the messages that `chosen` and `rejected` begin with; leave it "
+            "out, or give the messages of the prompt there"
+        )
+    return chosen[:shared], shared
 
 
 def _pair_format(row: Row) -> str:
@@ -102,4 +139,14 @@ def _shared(chosen: Any, rejected: Any) -> int:
     """Length of the prompt that both begin with."""
     shorter = min(len(chosen), len(rejected))
     shared = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)
-    return max(chosen.rfind(space, 0, shared) for space in " \n") + 1 if isinstance(chosen, str) else shared
+    if not isinstance(chosen, str):
+        return shared
+    return next((at for at in range(shared, 0, -1) if _ends_word(chosen, at) and _ends_word(rejected, at)), 0)
+
+
+def _ends_word(text: str, at: int) -> bool:
+    """A word may end before place `at`: after a space or a line break, or where the script has none between words."""
+    if text[at - 1] in " \n":
+        return True
+    marked = at < len(text) and category(text[at]).startswith("M")  # part of the letter before it
+    return bool(_UNSPACED.match(text[at - 1])) and not marked

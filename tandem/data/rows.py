@@ -20,6 +20,10 @@ from tandem.stored import parse_json
 Row = dict[str, Any]
 _PICTURED = ("images", "image", "videos")
 """Columns of pictures."""
+OF_MESSAGES = ("prompt", "messages", "completion", "chosen", "rejected", "tools")
+"""Columns of messages, and of what they speak of."""
+_MARK = b"\xef\xbb\xbf"
+"""A byte-order mark, which some editors write at the beginning of a file."""
 ROWS_PER_CHUNK = 1024
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 """Until the first line of progress, and between two."""
@@ -89,11 +93,18 @@ class Chunk(NamedTuple):
             raise unreadable(self.path, self.first - 1, error) from error
         for number, row in enumerate(listed, start=self.first):
             if not isinstance(self.content, list):
-                yield number, row
+                yield number, {name: without_nulls(v) if name in OF_MESSAGES else v for name, v in row.items()}
             elif not isinstance(row, bytes):
                 yield number, _object(row, "the entry")
             elif row.strip():
                 yield number, _parse_line(row)
+
+
+def without_nulls(value: Any) -> Any:
+    """Parquet gives every struct of a column the keys of all: those that are null there were absent."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def unreadable(path: Path, number: int, error: Exception) -> UserError:
@@ -136,8 +147,10 @@ def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
 
 def _read_json_lines(path: Path) -> Iterator[list[Any]]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-        first = lines.readline()
-        if path.suffix.lower() == ".json" and first.strip() in (b"{", b"["):  # one object, or a list, over many lines
+        first = lines.readline().removeprefix(_MARK)
+        if _is_json(path):
+            first = next(chain([first] if first.strip() else [], (line for line in lines if line.strip())), b"")
+        if _is_json(path) and (first.strip() == b"{" or first.lstrip().startswith(b"[")):  # one object, or a list
             value = parse_json(first + lines.read())
             whole: list[Any] = value if isinstance(value, list) else [value]
             yield from (whole[at : at + ROWS_PER_CHUNK] for at in range(0, len(whole), ROWS_PER_CHUNK))
@@ -145,6 +158,10 @@ def _read_json_lines(path: Path) -> Iterator[list[Any]]:
         all_lines = chain([first], lines)
         while chunk := list(islice(all_lines, ROWS_PER_CHUNK)):
             yield chunk
+
+
+def _is_json(path: Path) -> bool:
+    return path.name.lower().endswith((".json", ".json.gz"))
 
 
 def _parse_line(line: bytes) -> Row | BadRow:

@@ -8,8 +8,9 @@ import numpy as np
 
 from tandem.config.data import SftDataConfig
 from tandem.data.cache import NotPackable
-from tandem.data.chat import Messages, encode, messages_of, render
+from tandem.data.chat import Tools, encode, render, require_one_bos, require_shown
 from tandem.data.dataset import Dataset, length_of
+from tandem.data.messages import Messages, messages_of, refuse_prefill, tools_of, trained_turns
 from tandem.data.packed import Array, Packed
 from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
@@ -35,27 +36,42 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             raise NotPackable("a row has pictures")
         return Packed((item.prompt_ids, item.response_ids, item.loss_mask), text)
 
-    def _demonstrations(self, row: Row, folder: Path) -> tuple[str, list[Demonstration]]:
-        row_format = "`messages`" if row.get("messages") is not None else "`prompt` + `completion`"
-        if row_format != "`messages`" and isinstance(row.get("prompt"), str):
+    def _demonstrations(self, row: Row, folder: Path, answer: str = "completion") -> tuple[str, list[Demonstration]]:
+        """`answer`: the column of what follows `prompt`."""
+        whole = answer == "completion" and row.get("messages") is not None
+        row_format = "`messages`" if whole else "`prompt` + `completion`"
+        if not whole and isinstance(row.get("prompt"), str):
             refuse_pictures(row, takes_pictures=self._sees)
-            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, "completion", str))
-            return row_format, [self._demonstration(ids, learned, [], number=0)]
-        if row_format == "`messages`":
-            given, first = messages_of(row, "messages"), 1
+            if tools_of(row):
+                raise BadRow(
+                    "column `tools` needs messages, which go through the chat template; this row is plain text"
+                )
+            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, answer, str))
+            return row_format, [self._demonstration(ids, learned, [], number=0, templated=False)]
+        if whole:
+            given, first, trained = messages_of(row, "messages"), 1, trained_turns(row, "messages")
         else:
-            prompt = messages_of(row, "prompt")
-            given, first = prompt + messages_of(row, "completion"), len(prompt)
+            prompt, answers = messages_of(row, "prompt"), messages_of(row, answer)
+            refuse_prefill(prompt, "prompt")
+            given, first = prompt + answers, len(prompt)
+            trained = [False] * first + trained_turns(row, answer)
         messages, pictures = self._take_pictures(row, given, folder)
+        turns = _learned_turns(messages, first, trained)
         made: list[Demonstration] = []
-        for ids, learned, shown in self._encode_messages(messages, first):
+        for ids, learned, shown in self._encode_messages(messages, turns, tools_of(row)):
             made.append(self._demonstration(ids, learned, pictures[:shown], number=len(made)))
         return row_format, made
 
     def _demonstration(
-        self, ids: list[int], learned: BoolArray, pictures: Sequence[Picture | Video], number: int
+        self,
+        ids: list[int],
+        learned: BoolArray,
+        pictures: Sequence[Picture | Video],
+        number: int,
+        templated: bool = True,
     ) -> Demonstration:
         """`number`: of the demonstration, in its row."""
+        require_one_bos(self._tokenizer, ids, templated=templated)
         tokens, origins, placed = self._expand(ids, pictures)
         learned = learned[origins]
         if len(tokens) > (limit := self._config.max_tokens):
@@ -75,28 +91,29 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             answer_ids.append(eos)
         return prompt_ids + answer_ids, np.repeat([False, True], [len(prompt_ids), len(answer_ids)])
 
-    def _encode_messages(self, messages: Messages, first: int) -> Iterator[tuple[list[int], BoolArray, int]]:
-        """Token ids; which of them begin in an assistant turn from message `first` on; how many pictures they show."""
-        turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-        if not turns:
-            raise BadRow("the messages have no assistant turn after the prompt")
-        text, spans = render(self._tokenizer, messages), list[tuple[int, int]]()
+    def _encode_messages(
+        self, messages: Messages, turns: Sequence[int], tools: Tools
+    ) -> Iterator[tuple[list[int], BoolArray, int]]:
+        """Token ids; which of them begin in one of the `turns`, which are learned; how many pictures they show."""
+        text, spans = render(self._tokenizer, messages, tools=tools), list[tuple[int, int]]()
         for turn in turns:
-            through = render(self._tokenizer, messages[: turn + 1])
-            spans.append(self._span(messages, turn, through))
+            through = render(self._tokenizer, messages[: turn + 1], tools=tools)
+            spans.append(self._span(messages, turn, through, tools))
             if not text.startswith(through):
                 break
         else:
+            require_shown(self._tokenizer, messages, tools=tools, learned=turns)
             yield *self._encode_text(text, spans), _pictures_in(messages)
             return
         for turn in turns:
             shown = messages[: turn + 1]
-            through = render(self._tokenizer, shown)
-            yield *self._encode_text(through, [self._span(messages, turn, through)]), _pictures_in(shown)
+            through = render(self._tokenizer, shown, tools=tools)
+            require_shown(self._tokenizer, shown, tools=tools, learned=[turn])
+            yield *self._encode_text(through, [self._span(messages, turn, through, tools)]), _pictures_in(shown)
 
-    def _span(self, messages: Messages, turn: int, through: str) -> tuple[int, int]:
+    def _span(self, messages: Messages, turn: int, through: str, tools: Tools) -> tuple[int, int]:
         """Where the turn stands in the text of the messages through it."""
-        before = render(self._tokenizer, messages[:turn], generation_prompt=True)
+        before = render(self._tokenizer, messages[:turn], generation_prompt=True, tools=tools)
         if not through.startswith(before):
             raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
         return len(before), len(through)
@@ -108,6 +125,17 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         for begin, end in spans:
             learned |= (begin <= starts) & (starts < end)
         return encoded["input_ids"], learned
+
+
+def _learned_turns(messages: Messages, first: int, trained: Sequence[bool]) -> list[int]:
+    """The assistant's turns from message `first` on, but for those that are not to be learned."""
+    turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
+    if not turns:
+        raise BadRow("the messages have no assistant turn after the prompt")
+    learned = [turn for turn in turns if trained[turn]]
+    if not learned:
+        raise BadRow("no turn of the assistant is to be learned: its messages say so by `weight`, `loss` or `train`")
+    return learned
 
 
 def _pictures_in(messages: Messages) -> int:
@@ -122,6 +150,8 @@ def unpack_demonstration(arrays: Sequence[Array], index: int) -> Demonstration:
 
 class SftDataset(DemonstrationDataset[Demonstration]):
     """Rows to imitate."""
+
+    rows_are = "demonstrations"
 
     def pack(self, item: Demonstration, /) -> Packed:
         return self._pack_demonstration(item)

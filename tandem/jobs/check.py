@@ -31,9 +31,11 @@ from tandem.controller.reward_model import ModelRewards
 from tandem.controller.roles import Actor, Critic
 from tandem.data.chat import encode, render
 from tandem.data.dataset import RLHFDataset
+from tandem.data.rows import BadRow
 from tandem.jobs.check_causes import LARGEST_AND_MEAN, difference, explain_logprobs, explain_publish, worst_tokens
 from tandem.jobs.check_conversation import conversation_problems
 from tandem.jobs.inputs import Inputs
+from tandem.models.end_of_sequence import end_mismatch
 from tandem.reward.manager import RewardManager
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Trajectory
 from tandem.workers.rollout import EVAL, seeded_requests
@@ -74,11 +76,9 @@ def check_tokenizer(config: TrainConfig, tokenizer: Any) -> Iterator[Verdict]:
     """Against the model's own configuration, against itself, and against the tokenizer that the engine has."""
     described = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     vocabulary: int = described.get_text_config().vocab_size
-    own: Any = described.get_text_config().eos_token_id
-    ends = set(own if isinstance(own, list) else [own]) - {None}
-    largest, end = max(tokenizer.get_vocab().values()), tokenizer.eos_token_id
-    sound = largest < vocabulary and (not ends or end in ends)
-    found = f"ids up to {largest} of {vocabulary}, end of sequence {end}, the model's {sorted(ends)}"
+    largest, mismatch = max(tokenizer.get_vocab().values()), end_mismatch(config.model.path, tokenizer)
+    sound = largest < vocabulary and mismatch is None
+    found = f"ids up to {largest} of {vocabulary}" + (f"; {mismatch}" if mismatch else "")
     yield Verdict("tokenizer ids", sound, found, "the tokenizer is of another model, or its ids are shifted")
     text = tokenizer.decode(encode(tokenizer, "3 + 4 = 7, said Ada.", special_tokens=False), skip_special_tokens=True)
     again = tokenizer.decode(encode(tokenizer, text, special_tokens=False), skip_special_tokens=True)
@@ -96,8 +96,12 @@ def check_tokenizer(config: TrainConfig, tokenizer: Any) -> Iterator[Verdict]:
 def _check_template(tokenizer: Any) -> Iterator[Verdict]:
     if tokenizer.chat_template is None:
         return
-    prompt = render(tokenizer, _QUESTION, generation_prompt=True)
-    conversation = render(tokenizer, _QUESTION + _ANSWER)
+    try:
+        prompt = render(tokenizer, _QUESTION, generation_prompt=True)
+        conversation = render(tokenizer, _QUESTION + _ANSWER)
+    except BadRow as error:
+        yield Verdict("chat template", False, "a question and its answer", str(error))
+        return
     cause = "what the model is asked is not how a conversation with its answer begins"
     yield Verdict("chat template", conversation.startswith(prompt), "prompt + answer = conversation", cause)
 

@@ -4,13 +4,21 @@ import os
 from collections.abc import Iterator
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import pools_of
 from tandem.errors import UserError
+from tandem.models.end_of_sequence import end_mismatch
 from tandem.models.families import sees_pictures
 from tandem.planning.command import verdict
 from tandem.planning.roles import moments
+
+
+def tokenizer_notes(config: TrainConfig | SftConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Of the tokenizer, beside the model's own files."""
+    if (mismatch := end_mismatch(config.model.path, tokenizer)) is not None:
+        yield f"model.path: {mismatch}"
 
 
 def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import ImagesConfig
 from tandem.config.tree import ServeConfig
-from tandem.data.chat import encode, render
+from tandem.data.chat import encode, render, require_shown
 from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
 from tandem.models.families import sees_pictures
 from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
+from tandem.models.rendering import TemplateFailed, rendered
 from tandem.models.tower import PictureTower
 from tandem.pictures.model import model_type
 from tandem.pictures.refusals import PICTURES_ON_VLLM
@@ -105,6 +106,7 @@ class EngineAnswerer:
         messages = with_pictures([message.plain() for message in params.messages], self.pictures)
         try:
             text = render(self.tokenizer, messages, generation_prompt=True)
+            require_shown(self.tokenizer, messages, generation_prompt=True)
         except BadRow as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from None
         ids = encode(self.tokenizer, text, special_tokens=False)
@@ -119,6 +121,7 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
     """
     model, generation = config.model, config.generation
     tokenizer, seen = load_tokenizer(model), None
+    _try_template(tokenizer)
     engines_see = generation.type == "native" or (
         generation.type == "vllm" and model_type(model.path) in PICTURES_ON_VLLM
     )
@@ -150,6 +153,13 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
         stop_strings=tuple(generation.stop_strings),
     )
     return EngineAnswerer(engine, tokenizer, name, defaults, pictures=seen)
+
+
+def _try_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError where the chat template does not end, now and not at the first request."""
+    if tokenizer.chat_template is not None:
+        with suppress(TemplateFailed):  # it may want other messages
+            rendered(tokenizer, [{"role": "user", "content": "u"}], generation_prompt=True)
 
 
 def run(

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.model import ChatTemplateConfig
 from tandem.errors import UserError
+from tandem.models.rendering import TemplateFailed, rendered
 
 _PROBE = "tandem"
 _IN_PARTS = (
@@ -40,8 +41,8 @@ def take_text(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _shows(tokenizer: PreTrainedTokenizerBase, content: Any) -> bool:
     try:
-        return _PROBE in str(tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
-    except Exception:  # noqa: BLE001 - a template is a program, which may raise anything
+        return _PROBE in rendered(tokenizer, [{"role": "user", "content": content}])
+    except TemplateFailed:
         return False
 
 

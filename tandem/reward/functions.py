@@ -164,7 +164,10 @@ def check_functions(
         problems.append("two functions have the same name, and metrics go by that; rename one")
     missing = [] if named else sorted(set(data_sources) - set(BUILT_IN))
     if missing:
-        problems.append(f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}")
+        problems.append(
+            f"no built-in reward for data_source {missing} (only {list(BUILT_IN)}); name yours as {_FORMS}, or one of "
+            f"these: {', '.join(sorted(set(BUILT_IN.values())))}"
+        )
     for where, prompts in (data or {}).items():
         problems += _absent_columns(functions, where, prompts, (counts or {}).get(where) or [1] * len(prompts))
         for reference in sorted({function.reference for function in functions} & set(BUILT_IN.values())):

@@ -88,7 +88,10 @@ def mapping(columns: Mapping[str, str]) -> ToRows:
         except (KeyError, IndexError, ValueError) as error:
             raise BadRow(f"--map: no column {error}; the row has {', '.join(row)}") from error
         if "data_source" in new:
-            truth, prompt = new.get("ground_truth"), str(new["prompt"])
+            truth, prompt = new.get("ground_truth"), new["prompt"]
+            if isinstance(prompt, list):
+                raise BadRow("--map: the prompt is messages, which stay as they are without data_source; leave it out")
+            prompt = str(prompt)
             extra = {**row, **{name: value for name, value in new.items() if name not in _OF_A_QUESTION}}
             made = verl_row(place, new["data_source"], new.get("ability", ""), prompt, truth, extra)
             system = [{"role": "system", "content": new["system"]}] if "system" in new else []

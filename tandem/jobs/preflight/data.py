@@ -11,6 +11,8 @@ from tandem.config.sampler import OwnSamplerConfig
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
 from tandem.config.validation import ValSetConfig
 from tandem.data.classes import dataset_class, sampler_class
+from tandem.data.columns import Kind, check_columns
+from tandem.data.messages import without_json_text
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
 from tandem.errors import UserError
 
@@ -99,7 +101,7 @@ def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:
         try:
             for number, row in islice(rows, of_each):
                 try:
-                    first.usable.append(_checked(row, config))
+                    first.usable.append(_checked(row, config, path))
                 except BadRow as error:
                     first.bad.append(f"{path}, row {number}: {error}")
             first.complete &= next(rows, None) is None
@@ -109,24 +111,34 @@ def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:
     return first
 
 
-def _checked(row: Row | BadRow, config: ModelsConfig) -> Row:
+def _checked(row: Row | BadRow, config: ModelsConfig, path: Path) -> Row:
     """Raises BadRow where columns are missing, empty or of another type; the datasets look into them."""
     if isinstance(row, BadRow):
         raise row
-    rated = isinstance(config, DpoConfig) and getattr(config.preference, "loss", None) == "kto"  # absent where unsound
-    if rated and (row.get("label") is not None or row.get("chosen") is None):
+    kind = _kind_of(config)
+    check_columns(row, kind, path)
+    row = without_json_text(row)
+    if kind == "rated" and (row.get("label") is not None or row.get("chosen") is None):
         cell(row, "label", bool)
-    elif isinstance(config, DpoConfig | RewardModelConfig):
-        kind = str if isinstance(row.get("chosen"), str) else list
-        cell(row, "chosen", kind)
-        cell(row, "rejected", kind)
-    elif isinstance(config, SftConfig) and row.get("messages") is not None:
+    elif kind in ("pairs", "rated"):
+        of = str if isinstance(row.get("chosen"), str) else list
+        cell(row, "chosen", of)
+        cell(row, "rejected", of)
+    elif kind == "demonstrations" and row.get("messages") is not None:
         cell(row, "messages", list)
     else:
-        kind = str if isinstance(row.get("prompt"), str) else list
-        cell(row, "prompt", kind)
-        if isinstance(config, SftConfig):
-            cell(row, "completion", kind)
+        of = str if isinstance(row.get("prompt"), str) else list
+        cell(row, "prompt", of)
+        if kind == "demonstrations":
+            cell(row, "completion", of)
         else:
             ground_truth_of(row)
     return without_pictures(row)
+
+
+def _kind_of(config: ModelsConfig) -> Kind:
+    if isinstance(config, DpoConfig):
+        return "rated" if getattr(config.preference, "loss", None) == "kto" else "pairs"  # absent where unsound
+    if isinstance(config, RewardModelConfig):
+        return "pairs"
+    return "demonstrations" if isinstance(config, SftConfig) else "prompts"

@@ -1,12 +1,14 @@
 """A tokenizer's chat template: messages -> text, with what published templates differ in."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from tandem.errors import UserError
+from tandem.models.rendering import TemplateFailed, rendered
+from tandem.models.shown_messages import left_out
+from tandem.models.template_dialects import prepared
 from tandem.rollout.environment import ToolSchema
 from tandem.types import Message
 
@@ -22,26 +24,22 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.text = template_of(tokenizer)
         self.arguments_as_text = False
-        self._has_thinking = "message.thinking" in self.text  # gpt-oss: its name for reasoning_content
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """The text of `messages` up to the policy's next turn. Raises TemplateRefuses."""
-        prepared: Any = [self._prepared(message) for message in messages]
-        shown: Any = [*tools] or None
+        """The text of `messages` up to the policy's next turn. Raises TemplateRefuses, and UserError for a template
+        that exceeds its limits."""
         try:
-            return str(
-                self._tokenizer.apply_chat_template(prepared, tools=shown, tokenize=False, add_generation_prompt=True)
-            )
-        except Exception as error:  # a template is a program, which may raise anything
-            raise TemplateRefuses(f"{type(error).__name__}: {error}") from error
+            return self._text(messages, tools)
+        except TemplateFailed as error:
+            raise TemplateRefuses(str(error)) from error
 
-    def _prepared(self, message: Message) -> Message:
-        """As this template expects it."""
-        if self._has_thinking and "reasoning_content" in message:
-            message = _with_thinking(message)
-        if self.arguments_as_text and message.get("tool_calls"):
-            message = message | {"tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
-        return message
+    def left_out(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str | None:
+        """What the template does not show of messages that it can render, in words; None where it shows all."""
+        return left_out(self.text, messages, tools, self._text)
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        taken = [prepared(message, self.text, arguments_as_text=self.arguments_as_text) for message in messages]
+        return rendered(self._tokenizer, taken, tools, generation_prompt=True)
 
 
 def with_text(message: Message) -> Message:
@@ -64,16 +62,3 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
             "chat_template.jinja to the model directory"
         )
     return template if isinstance(template, str) else "\n".join(template.values())
-
-
-def _with_thinking(message: Message) -> Message:
-    """gpt-oss refuses a turn that calls a tool, thinks and says something: the last two become one there."""
-    thought = message["reasoning_content"]
-    if message.get("tool_calls") and message["content"]:
-        return message | {"thinking": f"{thought}\n{message['content']}", "content": ""}
-    return message | {"thinking": thought}
-
-
-def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -81,8 +81,12 @@ class TemplateFormat:
         if tools:
             self.require_tools()
         messages = with_ids([with_text(message) for message in messages])
+        if self._template.left_out(messages, tools) is not None:
+            messages = with_calls(messages)  # Gemma 4's leaves out results that answer no call
         word = unused_word(messages, tools)
-        return self._controls.encode(self.rendered(*self._controls.hide(messages, tools, word)), word)
+        text = self.rendered(*self._controls.hide(messages, tools, word))
+        self._require_shown(messages, tools)
+        return self._controls.encode(text, word)
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         roles = {message["role"] for message in new}
@@ -90,6 +94,8 @@ class TemplateFormat:
             return None
         self._require("tool" if "tool" in roles else "user")
         new = with_ids([with_text(message) for message in new])
+        if roles - {"tool", "user"}:  # those were tried when this was made
+            self._require_shown([*ASKED, stand_in((), PROBE), *new], tools)
         word = unused_word(new, tools)
         stop, text = self.tail(*self._controls.hide(new, tools, word), word + _MARK)
         end = self._end_ids[stop]
@@ -154,6 +160,11 @@ class TemplateFormat:
         if why is not None:
             mend = "put one that can into its chat_template.jinja"
             raise UserError(f"{self.name}: the chat template {what}: {why}; {mend}")
+
+    def _require_shown(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """Raises UserError where the template leaves out what somebody says, of messages that it can render."""
+        if (problem := self._template.left_out(messages, tools)) is not None:
+            raise UserError(f"{self.name}: {problem}")
 
     def _refused(self, messages: Sequence[Message], error: TemplateRefuses) -> UserError:
         roles = ", ".join(message["role"] for message in messages)

@@ -1,0 +1,35 @@
+"""Whether a tokenizer and the model's own files name the same token as the end of an answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+
+def end_mismatch(directory: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What is said of a model directory whose `config.json` or `generation_config.json` names other ends of sequence
+    than the tokenizer; None where they agree, or name none."""
+    own: Any = tokenizer.eos_token_id
+    for name in ("config.json", "generation_config.json"):
+        ends = _ends(directory / name)
+        if ends and own not in ends:
+            told = "none" if own is None else f"{tokenizer.eos_token!r} ({own})"
+            spelled = ", ".join(f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})" for end in sorted(ends))
+            return (
+                f"the tokenizer's end of sequence is {told}, and that of {directory / name} {spelled}: a run stops at "
+                "any of them, and other programs may not; change eos_token of tokenizer_config.json, or eos_token_id"
+            )
+    return None
+
+
+def _ends(file: Path) -> set[int]:
+    """The ids that a file of a model directory names; none where it is not there, or names none."""
+    try:
+        described: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    if not isinstance(described, dict):
+        return set()
+    named: Any = described.get("eos_token_id", (described.get("text_config") or {}).get("eos_token_id"))
+    return {end for end in (named if isinstance(named, list) else [named]) if isinstance(end, int)}
