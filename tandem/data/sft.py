@@ -97,7 +97,8 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         """Token ids; which of them begin in one of the `turns`, which are learned; how many pictures they show."""
         text, spans = render(self._tokenizer, messages, tools=tools), list[tuple[int, int]]()
         for turn in turns:
-            through = render(self._tokenizer, messages[: turn + 1], tools=tools)
+            is_last = turn + 1 == len(messages)
+            through = text if is_last else render(self._tokenizer, messages[: turn + 1], tools=tools)
             spans.append(self._span(messages, turn, through, tools))
             if not text.startswith(through):
                 break
