@@ -12,6 +12,7 @@ which the verdicts are printed, so that nobody else can print them.
 import ast
 import builtins
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -24,10 +25,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tandem.sandbox.collected import run_collected
 from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
 from tandem.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
 
 LONGEST_ANSWER = 1 << 12
+ASKED_NOTHING = "it ends well without having asked the solution for anything"
+"""Of a test that every solution passes. No exception is told like that: those have a name and a colon."""
 
 
 def main() -> None:
@@ -122,6 +126,8 @@ def run_solution(task: Mapping[str, Any], channel: int) -> None:
     module = sys.modules["solution"] = types.ModuleType("solution")
     end = AnsweringEnd(channel, module.__dict__)
     try:
+        if task["modules"]:  # as builtins: a name of theirs is none of the solution's
+            module.__dict__["__builtins__"] = {**vars(builtins), **names_of(task["modules"])}
         for name in ("preamble", "solution"):  # each may begin with an import from __future__
             exec(compile(task[name], f"{name}.py", "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001 - a solution may raise anything
@@ -131,6 +137,16 @@ def run_solution(task: Mapping[str, Any], channel: int) -> None:
         end.serve()
 
 
+def names_of(modules: Sequence[str]) -> dict[str, Any]:
+    """The modules, and what `from MODULE import *` gives of each but names of builtins; the later one goes first."""
+    found: dict[str, Any] = {}
+    for name in modules:
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [key for key in vars(module) if key[0] != "_"]
+        found |= {key: getattr(module, key) for key in public if not hasattr(builtins, key)}
+    return found | {name: sys.modules[name] for name in modules}
+
+
 def run_test(task: Mapping[str, Any], channel: int, answer: int) -> None:
     """Run the test and say what came of it."""
     try:
@@ -138,8 +154,11 @@ def run_test(task: Mapping[str, Any], channel: int, answer: int) -> None:
         end = AskingEnd(channel)
         end.wait_until_loaded()
         sys.modules["solution"] = SolutionModule(end)
-        exec(compile(test, "test.py", "exec"), test_names(task, end, test))
-        reason = ""
+        names = test_names(task, end, test)
+        end.was_asked = False
+        exec(compile(test, "test.py", "exec"), names)
+        run_collected(names, names.called)
+        reason = "" if end.was_asked else ASKED_NOTHING
     except BaseException as error:  # noqa: BLE001 - SystemExit, too, is no pass
         reason = f"{type(error).__name__}: {error}"[:300]
     send(answer, reason)

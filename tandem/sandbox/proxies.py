@@ -55,6 +55,8 @@ class AskingEnd:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.was_asked = False
+        """Whether the test has asked for anything of the solution."""
         self._known: dict[int, Any] = {}
         """The solution's objects that crossed, by number."""
         self._numbers: dict[int, int] = {}
@@ -67,6 +69,7 @@ class AskingEnd:
         self._result()
 
     def ask(self, question: str, *values: Any) -> Any:
+        self.was_asked = True
         send(self._descriptor, {"ask": question, "values": pack(list(values), self._keep)})
         return self._result()
 

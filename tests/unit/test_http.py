@@ -183,7 +183,7 @@ def test_code_runs_on_a_sandbox_fusion_server(server: Server) -> None:
 def test_a_sandbox_that_fails_is_an_error_and_no_failed_test(server: Server) -> None:
     server.answer = lambda path, body: (200, {"status": "SandboxError", "message": "no disk"}, {})
     with pytest.raises(TandemError, match=r"/run_code could not run a program: no disk"):
-        unit_tests("mbpp", "x", ["assert 1"], sandbox_fusion_url=server.url)
+        unit_tests("mbpp", "x", ["assert x"], sandbox_fusion_url=server.url)
 
 
 def test_a_program_that_is_interrupted_does_not_wait_for_its_judge(server: Server) -> None:

@@ -19,7 +19,7 @@ from sandbox_solutions import RIGHT
 from tandem.config.reward import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
-from tandem.reward.rules.code import extract_code, unit_tests
+from tandem.reward.rules.code import unit_tests
 from tandem.sandbox import make, seccomp
 from tandem.sandbox.base import Limits
 from tandem.sandbox.local import LocalSandbox
@@ -194,8 +194,10 @@ assert (a == 2).all()
 """
 
     def test_a_package_that_is_asked_for_is_there(self) -> None:
-        alone = unit_tests("x", self.SOLUTION, [self.TEST])
+        alone = unit_tests("x", self.SOLUTION, ["assert f(0) == 0"])
         assert str(alone["reason"]).startswith("test 1 failed: ModuleNotFoundError: No module named 'numpy'")
+        with pytest.raises(ValueError, match="test 1 imports numpy, which the sandbox has not; name it in `packages`"):
+            unit_tests("x", self.SOLUTION, [self.TEST])
         assert unit_tests("x", self.SOLUTION, [self.TEST], packages=["numpy"])["reason"] is None
         changed = self.SOLUTION.replace("1.5", "1.25")
         assert "Not equal" in unit_tests("x", changed, [self.TEST], packages=["numpy"])["reason"]
@@ -340,21 +342,6 @@ def test_without_a_container_limits_still_hold() -> None:
     assert processes_of_sandboxes() == []
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("Here:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
-        ("```py\nold = 1\n```\nbetter:\n```\nx = 1\n```", "x = 1\n"),
-        ("<think>```python\nwrong\n```</think>```python\nx = 1\n```", "x = 1\n"),
-        ("```python\nx = 1\n", "x = 1\n"),
-        ("x = 1", "x = 1"),
-        ("", ""),
-    ],
-)
-def test_code_is_found(text: str, code: str) -> None:
-    assert extract_code(text) == code
-
-
 @sandboxed
 def test_a_solution_is_scored_by_its_tests() -> None:
     good, half = "def f(x): return x + 1", "def f(x): return 2"
@@ -363,9 +350,6 @@ def test_a_solution_is_scored_by_its_tests() -> None:
     verdict = unit_tests("mbpp", half, truth, partial=True)
     assert (verdict["score"], verdict["acc"], verdict["tests_passed"]) == (0.5, 0.0, 0.5)
     assert verdict["reason"] == "test 2 failed: AssertionError: "
-    for truth in ({"tests": []}, "{}", {"tests": "assert f(1) == 2"}, {"inputs": ["1"], "outputs": []}):
-        with pytest.raises(ValueError, match="holds no list of tests, nor inputs and as many outputs"):
-            unit_tests("mbpp", good, truth)
 
 
 @sandboxed

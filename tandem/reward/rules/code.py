@@ -1,15 +1,24 @@
 """Code with unit tests: does the program in the answer pass them, in a sandbox?"""
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from tandem.reward.rules.code_blocks import extract_code
+from tandem.reward.rules.code_checks import require_modules
+from tandem.reward.rules.code_truth import CallTests, ProgramTests, SourceTests, read_tests
 from tandem.reward.rules.own_words import Turns, own_words
+from tandem.sandbox.harness import ASKED_NOTHING
+from tandem.sandbox.local import LocalSandbox
 from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import call_test, run_programs, run_tests
 
-_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+LEETCODE_MODULES = (
+    *("typing", "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+"""What LeetCode gives a solution unasked, with all that is in them."""
+_SOLUTION_CLASS = re.compile(r"^class Solution\b", re.MULTILINE)
 
 
 def unit_tests(
@@ -25,7 +34,7 @@ def unit_tests(
 ) -> dict[str, Any]:
     """1 when every test passes, else 0 (`partial`: the share that passes), with the first failure as the reason.
 
-    `ground_truth` is one of these, or JSON of one:
+    `ground_truth` is one of these, or JSON of one; `code_truth.py` reads what data sets call otherwise:
 
     - tests: Python source, each raising where the solution is wrong; or {tests, preamble}, the preamble being what runs
       before the solution.
@@ -33,15 +42,23 @@ def unit_tests(
     - {inputs, outputs, fn_name}: arguments of a function or of a method of `Solution`, and what it returns; with a
       preamble, too.
 
-    `sandbox` are arguments of `make_sandbox`.
+    `sandbox` are arguments of `make_sandbox`. Raises ValueError where the ground truth tests nothing.
     """
-    truth = _truth(ground_truth)
+    tests = read_tests(ground_truth)
     runs_in, stopped = make_sandbox(**sandbox), None
     solution = extract_code(own_words(solution_str, turns))
-    if "tests" in truth:
-        reasons, stopped = run_tests(runs_in, solution, truth["tests"], test_timeout_s, truth.get("preamble") or "")
+    if isinstance(tests, SourceTests) and isinstance(runs_in, LocalSandbox):
+        require_modules(tests.tests, tests.preamble, runs_in.modules)
+    if isinstance(tests, ProgramTests):
+        reasons = run_programs(runs_in, solution, tests.inputs, tests.outputs, test_timeout_s)
     else:
-        reasons = run_programs(runs_in, solution, truth["inputs"], truth["outputs"], test_timeout_s)
+        calls = isinstance(tests, CallTests)
+        modules = LEETCODE_MODULES if calls or _SOLUTION_CLASS.search(solution) else ()
+        sources = list(_call_tests(tests)) if calls else tests.tests
+        reasons, stopped = run_tests(runs_in, solution, sources, test_timeout_s, tests.preamble, modules)
+    if ASKED_NOTHING in reasons:
+        number = reasons.index(ASKED_NOTHING) + 1
+        raise ValueError(f"test {number} of the ground truth tests nothing: {ASKED_NOTHING}: {ground_truth!r:.200}")
     passed = reasons.count("") / len(reasons)
     return {
         "score": passed if partial else float(passed == 1),
@@ -71,31 +88,11 @@ def evalplus(
     )
 
 
-def _truth(ground_truth: Any) -> Mapping[str, Any]:
-    """{tests, preamble}, or {inputs, outputs} of a program. Raises ValueError for anything else."""
-    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    truth = truth if isinstance(truth, Mapping) else {"tests": truth}
-    inputs, outputs = truth.get("inputs"), truth.get("outputs")
-    if inputs and outputs and len(inputs) == len(outputs):
-        if not (function := truth.get("fn_name")):
-            return truth
-        pairs = zip(inputs, outputs, strict=True)
-        tests = [call_test(function, arguments, expected) for arguments, expected in pairs]
-        truth = {"tests": tests, "preamble": truth.get("preamble")}
-    if not truth.get("tests") or isinstance(truth["tests"], str):
-        raise ValueError(
-            f"the ground truth {ground_truth!r:.200} holds no list of tests, nor inputs and as many outputs"
-        )
-    return truth
-
-
 def check(*, partial: bool = False, test_timeout_s: float = 10.0, **sandbox: Any) -> None:
     """Before a run: raises UserError where there is no sandbox."""
     make_sandbox(**sandbox)
 
 
-def extract_code(text: str) -> str:
-    """The last fenced block after the reasoning, also one that was cut off; without any, the whole text."""
-    answer = text.rpartition("</think>")[2]
-    blocks = _BLOCK.findall(answer)
-    return blocks[-1] if blocks else answer
+def _call_tests(tests: CallTests) -> Iterator[str]:
+    for arguments, expected in zip(tests.arguments, tests.expected, strict=True):
+        yield call_test(tests.function, arguments, expected)
