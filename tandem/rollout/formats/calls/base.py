@@ -7,6 +7,10 @@ from typing import Any, Protocol
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
 
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
+"""Where a call in JSON has its arguments; models write each of them, whatever their format says."""
+_OTHER_KEYS = ("id", "call_id", "tool_call_id", "type", "index")
+"""What a call may have beside them, and nobody asks for but for `id`."""
 _SHOWN = 200
 """Characters of a broken call that are said back to the policy."""
 
@@ -76,16 +80,46 @@ def whole_json(text: str, what: str) -> Any:
     return value
 
 
-def call_of(value: Any, arguments: str = "arguments") -> ToolCall:
-    """A call from {name, `arguments`}. Raises BrokenCall."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+def call_of(value: Any) -> ToolCall:
+    """A call from {name, arguments}, or from {function: {name, arguments}} as OpenAI's interface has it.
+
+    Raises BrokenCall, also where something of it would be lost: under a key that has no meaning, or under two keys of
+    ARGUMENT_KEYS.
+    """
+    given = _flat(value)
+    name = given.pop("name", None) or given.pop("function", None)
+    if not isinstance(name, str):
         raise BrokenCall("it has no name of a tool")
-    given = value.get(arguments)
-    if isinstance(given, str) and given:
-        given = whole_json(given, f"its {arguments} are")
-    if given is not None and given != "" and not isinstance(given, dict):
-        raise BrokenCall(f"its {arguments} are no JSON object")
-    return ToolCall(str(value.get("id") or ""), value["name"], given or {})
+    filled = [key for key in ARGUMENT_KEYS if given.get(key) not in (None, "", {})]
+    if len(filled) > 1:
+        raise BrokenCall(f"its arguments stand under {' and '.join(filled)}; one of them is enough")
+    if lost := sorted(given.keys() - {*ARGUMENT_KEYS, *_OTHER_KEYS}):
+        raise BrokenCall(f"it has {', '.join(map(repr, lost))} beside its name; arguments stand inside of 'arguments'")
+    return ToolCall(str(given.get("id") or ""), name, _object(given[filled[0]], filled[0]) if filled else {})
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    """The keys of a call, those of an object under `function` among them. Raises BrokenCall."""
+    if not isinstance(value, dict):
+        raise BrokenCall("it has no name of a tool")
+    inner = value.get("function")
+    if not isinstance(inner, dict):
+        return {**value}
+    outer = {key: item for key, item in value.items() if key != "function"}
+    if twice := sorted(outer.keys() & inner.keys()):
+        raise BrokenCall(f"it has {', '.join(map(repr, twice))} inside and outside of 'function'")
+    return outer | inner
+
+
+def _object(given: Any, key: str) -> dict[str, Any]:
+    """Arguments, which may be JSON in a text. Raises BrokenCall."""
+    if isinstance(given, str):
+        given = whole_json(given, f"its {key} are") if given.strip() else {}
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise BrokenCall(f"its {key} are no JSON object")
+    return given
 
 
 def broken(error: BrokenCall, text: str) -> str:
@@ -126,4 +160,13 @@ def _no_number(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in made if keys.count(key) > 1)!r} stands twice in an object")
+    return made
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_once, strict=False)
+"""Line feeds within a text may stand as they are."""

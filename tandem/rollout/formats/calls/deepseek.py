@@ -13,30 +13,39 @@ _FENCED = re.compile(r"\s*(\S+)\s*```(?:json)?\s*")
 
 
 def read_deepseek(text: str, tools: Sequence[ToolSchema]) -> Answer:
-    del tools  # JSON carries types
-    reasoning, text = split_thinking(text, _CALLS)
-    said, _, called = text.partition(_CALLS)
+    del tools  # JSON carries types, and the tags mark a call, whatever its name
+    begins = _CALLS if _CALLS in text else _OPEN
+    reasoning, text = split_thinking(text, begins)
+    said, begun, called = text.partition(begins)
+    between, *parts = called.split(_OPEN) if begun == _CALLS else ["", *called.split(_OPEN)] if begun else [""]
     calls, failures = list[ToolCall](), list[str]()
-    for part in called.split(_OPEN)[1:]:
+    for part in parts:
         try:
-            calls.append(_call(part))
+            call, after = _call(part)
+            calls.append(call)
+            said += after
         except BrokenCall as error:
-            failed, closed, _ = part.partition(_CLOSE)
+            failed, closed, after = part.partition(_CLOSE)
             failures.append(broken(error, failed))
-            said += _OPEN + failed + closed
-    if called.strip() and not calls and not failures:
+            said += _OPEN + failed + closed + after.replace(_END, "")
+    if begun and not parts:
         failures.append(broken(BrokenCall(f"it does not begin with {_OPEN}"), called.partition(_END)[0]))
-        said += _CALLS + called
+        said += begun + called
+    elif between.strip():
+        said += between
     return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
 
 
-def _call(part: str) -> ToolCall:
+def _call(part: str) -> tuple[ToolCall, str]:
+    """The call that follows its opening tag, and what is said behind its closing one. Raises BrokenCall."""
     name, separated, rest = part.partition(_SEPARATOR)
     if not separated:
         raise BrokenCall(f"it has no {_SEPARATOR}")
     if (fenced := _FENCED.match(rest)) and name.strip() == "function":
         name, rest = fenced[1], rest[fenced.end() :]
     arguments, rest = json_at(rest)
-    if rest.strip(" \n`") and not rest.lstrip(" \n`").startswith(_CLOSE):
-        raise BrokenCall(f"its JSON is followed by {rest.strip()[:40]!r} and not by {_CLOSE}")
-    return call_of({"name": name.strip(), "arguments": arguments})
+    rest = rest.lstrip(" \n`")
+    if rest and not rest.startswith((_CLOSE, _END)):
+        raise BrokenCall(f"its JSON is followed by {rest[:40]!r} and not by {_CLOSE}")
+    call = call_of({"name": name.strip(), "arguments": arguments})
+    return call, rest.removeprefix(_CLOSE).replace(_END, "")

@@ -15,14 +15,19 @@ _START = "<|start|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_BEGUN = re.compile(r"(?:<\|channel\|>\s*\w+\s+to=\S+|^\s*to=\S+<\|channel\|>).*", re.DOTALL)
+"""The header of a call, where no message follows."""
 
 
 def read_gpt_oss(text: str, tools: Sequence[ToolSchema]) -> Answer:
-    del tools  # JSON carries types
+    del tools  # JSON carries types, and the header marks a call, whatever its name
     thoughts, said, calls, failures = list[str](), list[str](), list[ToolCall](), list[str]()
     for header, body in _messages(text):
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-        if recipient:
+        if not header and (begun := _BEGUN.search(body)):
+            failures.append(broken(BrokenCall("it ends before its arguments"), begun[0]))
+            said.append(body)
+        elif recipient:
             try:
                 calls.append(_call(recipient[1], body))
             except BrokenCall as error:
@@ -48,5 +53,6 @@ def _messages(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _call(recipient: str, body: str) -> ToolCall:
-    arguments = whole_json(body, "its JSON is") if body.strip() else {}
-    return call_of({"name": recipient.removeprefix("functions."), "arguments": arguments})
+    if not body.strip():
+        raise BrokenCall("it ends before its arguments")
+    return call_of({"name": recipient.removeprefix("functions."), "arguments": whole_json(body, "its JSON is")})

@@ -6,29 +6,45 @@ from tandem.rollout.environment import Answer, ToolCall, ToolSchema
 from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, cut, joined_thinking, json_at, split_thinking
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BETWEEN = " \t\r\n,;]"
+"""What may stand between and behind calls in one pair of tags."""
 
 
 def read_hermes(text: str, tools: Sequence[ToolSchema]) -> Answer:
-    del tools  # JSON carries types
+    del tools  # JSON carries types, and the tags mark a call, whatever its name
     reasoning, text = split_thinking(text, _OPEN)
     said, calls, failures = "", list[ToolCall](), list[str]()
     while _OPEN in text:
         before, _, text = text.partition(_OPEN)
-        said += before
-        try:
-            value, rest = json_at(text)
-            calls.append(_closed(value, rest))
-            later, text = split_thinking(rest.lstrip().removeprefix(_CLOSE), _OPEN)
-            reasoning = joined_thinking(reasoning, later)
-        except BrokenCall as error:
-            call, text = cut(text, _OPEN, _CLOSE)
-            failures.append(broken(error, call))
-            said += _OPEN + call
+        kept, text = _read_tag(text, calls, failures)
+        said += before + kept
+        later, text = split_thinking(text, _OPEN)
+        reasoning = joined_thinking(reasoning, later)
     return Answer((said + text).strip(), tuple(calls), reasoning, tuple(failures))
 
 
-def _closed(value: object, rest: str) -> ToolCall:
-    """The call, which its closing tag or the end of the turn follows. Raises BrokenCall."""
-    if rest.strip() and not rest.lstrip().startswith(_CLOSE):
-        raise BrokenCall(f"its JSON is followed by {rest.strip()[:40]!r} and not by {_CLOSE}")
-    return call_of(value)
+def _read_tag(text: str, calls: list[ToolCall], failures: list[str]) -> tuple[str, str]:
+    """Read what follows an opening tag: one call, or several in a row, also in a list.
+
+    Returns what stays text of it, and what follows the closing tag, which may be missing.
+    """
+    kept, left = "", text
+    while True:
+        try:
+            value, rest = json_at(left.lstrip().removeprefix("[") if left is text else left)
+            more = rest.lstrip(_BETWEEN)
+            if more and not more.startswith(("{", _OPEN, _CLOSE)):
+                raise BrokenCall(f"its JSON is followed by {rest.strip()[:40]!r} and not by {_CLOSE}")
+        except BrokenCall as error:
+            failed, behind = cut(left, _OPEN, _CLOSE)
+            failures.append(broken(error, failed))
+            return kept + _OPEN + failed, behind
+        written = left[: len(left) - len(rest)]
+        try:
+            calls.append(call_of(value))
+        except BrokenCall as error:
+            failures.append(broken(error, written))
+            kept += _OPEN + written + _CLOSE
+        if not more.startswith("{"):
+            return kept, more.removeprefix(_CLOSE)
+        left = more

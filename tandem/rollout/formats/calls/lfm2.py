@@ -12,7 +12,7 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def read_lfm2(text: str, tools: Sequence[ToolSchema]) -> Answer:
-    del tools  # literals carry types
+    del tools  # literals carry types, and the tags mark a call, whatever its name
     reasoning, text = split_thinking(text, _OPEN)
     said, *blocks = text.split(_OPEN)
     calls, failures = list[ToolCall](), list[str]()
@@ -39,6 +39,8 @@ def _listed(block: str) -> list[ast.expr]:
         tree = ast.parse(block.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise BrokenCall(f"it cannot be read: {error}") from error
+    if isinstance(tree, ast.List) and not tree.elts:
+        raise BrokenCall("it calls nothing")
     return tree.elts if isinstance(tree, ast.List) else [tree]
 
 
@@ -47,7 +49,15 @@ def _call(node: ast.expr) -> ToolCall:
         raise BrokenCall("it is no NAME(key=value, …)")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise BrokenCall("its arguments are not all key=value")
-    return ToolCall("", ast.unparse(node.func), {str(word.arg): _value(word.value) for word in node.keywords})
+    return ToolCall("", ast.unparse(node.func), _once([(str(word.arg), _value(word.value)) for word in node.keywords]))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises BrokenCall where a key stands twice, as one of its values would be lost."""
+    for place, (key, _) in enumerate(pairs):
+        if any(key == later for later, _ in pairs[place + 1 :]):
+            raise BrokenCall(f"{key!r} stands twice in it")
+    return dict(pairs)
 
 
 def _value(node: ast.expr) -> Any:
@@ -57,7 +67,9 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.List):
         return [_value(item) for item in node.elts]
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {str(_value(key)): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+        return _once(
+            [(str(_value(key)), _value(value)) for key, value in zip(node.keys, node.values, strict=True) if key]
+        )
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:

@@ -8,20 +8,23 @@ from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\])?(?=\s*\{)")
+_BETWEEN = " \t\r\n,"
 _NEXT = re.compile(r'(?<=\}),\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"arguments"')
 """Both keys, since an argument may be a list of objects too."""
 
 
 def read_mistral(text: str, tools: Sequence[ToolSchema]) -> Answer:
-    del tools  # JSON carries types
+    del tools  # JSON carries types, and the tag marks a call, whatever its name
     reasoning, text = split_thinking(text, _OPEN, ("[THINK]", "[/THINK]"))
     said, *parts = text.split(_OPEN)
     calls, failures = list[ToolCall](), list[str]()
     for part in parts:
         try:
-            if part.lstrip().startswith("["):
-                before, failed = len(calls), _read_list(part.lstrip()[1:], calls, failures)
-                said += unread(_OPEN + part, failed, len(calls) - before)
+            if part.lstrip().startswith(("[", "{")):
+                before, (failed, rest) = len(calls), _read_list(part.lstrip(), calls, failures)
+                if len(calls) == before and not failed:
+                    raise BrokenCall("it calls nothing")
+                said += unread(_OPEN + part.removesuffix(rest), failed, len(calls) - before) + rest
             else:
                 calls.append(_named(part))
         except BrokenCall as error:
@@ -39,10 +42,14 @@ def _named(text: str) -> ToolCall:
     return call_of({"name": head[1], "arguments": arguments, "id": head[2]})
 
 
-def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> list[str]:
-    """A JSON list of calls, one at a time: one that is no JSON ends where the next begins. The text of broken ones."""
-    unreadable = list[str]()
-    while text := text.strip(" \n,]"):
+def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> tuple[list[str], str]:
+    """A JSON list of calls, or one without brackets, one at a time: one that is no JSON ends where the next begins.
+
+    Returns the text of broken ones, and what follows the list.
+    """
+    unreadable, listed = list[str](), text.startswith("[")
+    text = text.removeprefix("[").lstrip(_BETWEEN)
+    while text.startswith("{") or (listed and text and not text.startswith("]")):
         rest = None
         try:
             value, rest = json_at(text)
@@ -53,5 +60,5 @@ def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> list[st
                 rest = text[following.start() :] if following else ""
             unreadable.append(text[: len(text) - len(rest)])
             failures.append(broken(error, unreadable[-1]))
-        text = rest
-    return unreadable
+        text = rest.lstrip(_BETWEEN)
+    return unreadable, text.removeprefix("]")

@@ -3,11 +3,12 @@
 `tokenizer.parse_response` raises for a whole turn where one of its calls is broken.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transformers.utils.chat_parsing.content_parsers import process_field
+from transformers.utils.chat_parsing.content_parsers import parse_content, process_field
 from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -21,7 +22,7 @@ GEMMA4: Mapping[str, Any] = {
     "fields": {
         "thinking": {"open": "<|channel>thought", "close_pattern": r"<channel\|>\s*", "content": "text"},
         "tool_calls": {
-            "open_pattern": r"<\|tool_call>call:(?P<name>[^{\s]+)",
+            "open_pattern": r"<\|tool_call>(?:call:)?(?P<name>[^{\s<]*)",
             "close_pattern": r"<tool_call\|>\s*",
             "repeats": True,
             "content": "json",
@@ -33,6 +34,7 @@ GEMMA4: Mapping[str, Any] = {
 }
 """`<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`."""
 _UNREAD = "text of a call"
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
 
 
 def by_response_template(template: Mapping[str, Any]) -> ReadsAnswer:
@@ -69,7 +71,7 @@ def by_response_template(template: Mapping[str, Any]) -> ReadsAnswer:
 
 def _as_written(text: str, body: str, field: Any) -> str:
     """A call with what opens it, from the `text` of the turn."""
-    openings = (found for found in field.open_re.finditer(text) if text.startswith(body, found.end()))
+    openings = (found for found in field.open_re.finditer(text) if text[found.end() :].lstrip().startswith(body))
     opening = next((found[0] for found in openings), "")
     return opening + body
 
@@ -77,10 +79,32 @@ def _as_written(text: str, body: str, field: Any) -> str:
 def _call(body: str, field: Any, captures: Mapping[str, str]) -> ToolCall:
     """Raises BrokenCall."""
     try:
+        if _written(body, field) > _kept(parse_content(body, field.content, field.content_args)):
+            raise BrokenCall("one of its keys stands twice")
         made = process_field(body, field, dict(captures))
+    except BrokenCall:
+        raise
     except (ValueError, KeyError, RecursionError) as error:
         raise BrokenCall(f"it cannot be read: {str(error).splitlines()[0]}") from error
     return call_of(made.get("function", made) if isinstance(made, dict) else made)
+
+
+def _written(body: str, field: Any) -> int:
+    """How many keys with values are written in a body. Of those that stand twice the parsers keep one."""
+    if field.content == "xml-inline" and not field.content_args.get("merge_duplicates"):
+        return len(re.findall(field.content_args["tag_pattern"], body, re.DOTALL))
+    if field.content != "json":
+        return 0
+    for opening, closing in field.content_args.get("string_delims", ()):
+        body = re.sub(f"{re.escape(opening)}.*?{re.escape(closing)}", "", body, flags=re.DOTALL)
+    return _QUOTED.sub("", body).count(":")
+
+
+def _kept(value: Any) -> int:
+    """How many keys there are in a value, at any depth."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(_kept, value.values()))
+    return sum(map(_kept, value)) if isinstance(value, list) else 0
 
 
 def _cast(call: ToolCall, tools: Sequence[ToolSchema]) -> ToolCall:

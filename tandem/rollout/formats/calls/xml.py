@@ -48,12 +48,12 @@ def _read(
         try:
             made, text = call(text, tools)
             calls.append(made)
-            later, text = _split_thinking(text, begins)
-            reasoning = joined_thinking(reasoning, later)
         except BrokenCall as error:
             failed, text = cut(text, "<tool_call>", _CLOSE)
             failures.append(broken(error, failed))
             said += found[0] + failed
+        later, text = _split_thinking(text, begins)
+        reasoning = joined_thinking(reasoning, later)
     return Answer((said + text).strip(), tuple(calls), reasoning, tuple(failures))
 
 
@@ -74,12 +74,12 @@ def _function(text: str, tools: Sequence[ToolSchema]) -> tuple[ToolCall, str]:
 
 
 def _glm(text: str, tools: Sequence[ToolSchema]) -> tuple[ToolCall, str]:
-    head = re.match(r"\s*([^\s<]+)", text)
+    head = re.match(r"\s*([^\s<{\[\"']+)", text)
     if not head:
         raise BrokenCall("it has no name of a tool")
     name = head[1]
     arguments, text = _arguments(name, text[head.end() :], tools, _ARGUMENT)
-    if text.strip() and not text.lstrip().startswith(_CLOSE):
+    if not text.lstrip().startswith(_CLOSE):  # more arguments may have been meant
         raise BrokenCall(f"{_CLOSE} is missing where {text.strip()[:40]!r} stands")
     return ToolCall("", name, arguments), _after(text)
 
@@ -90,6 +90,8 @@ def _arguments(
     arguments: dict[str, object] = {}
     while found := pattern.match(text):
         key = found[1].strip()
+        if key in arguments:
+            raise BrokenCall(f"{key!r} stands twice in it")
         arguments[key] = cast(found[2], name, key, tools)
         text = text[found.end() :]
     return arguments, text
