@@ -2,15 +2,29 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem.cli import main
 from tandem.config.reward import RewardConfig
+from tandem.errors import UserError
 from tandem.reward.bench import answers, examine, mutated
+from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt
 
+
+def _refusal() -> str:
+    try:
+        make_sandbox()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+REFUSAL = _refusal()
+sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
 DATA = Path(__file__).parents[3] / "shared" / "data"
 MEASURED = [r"So $\boxed{1,500}$.", "x\n#### -7.5", r"\boxed{x^2}", "#### 7 of them"]
 FUNCTIONS = """
@@ -50,6 +64,10 @@ def rows(file: Path) -> Path:
         ("The answer is (A).", "The answer is (B)."),
         ("The answer is (D).", "The answer is (A)."),
         ("```python\ndef f(): return 1\n```", "```python\ndef f(): return None and 1\n```"),
+        ("```python\nprint(int(input()) + 1)\n```", "```python\nprint(None, int(input()) + 1)\n```"),
+        ("def f(): return 1", "def f(): return None and 1"),
+        ("```python\nx = 1\n```", None),
+        ("from 3 and 4 it is\n#### 7", "from 3 and 4 it is\n#### 8"),
         (r"\boxed{\frac{9}{2}}", r"\boxed{\frac{9}{3}}"),
         ("no number", None),
     ],
@@ -126,6 +144,43 @@ def test_right_answers_stand_in_the_column_that_is_named(
     assert counts["false negatives"] == "0"
     assert main(["reward", "test", f"{file}:naive", "--data", str(numbers), "--answer", "extra_info.number"]) == 2
     assert "--answer extra_info.number: a right answer is text, not 1" in capsys.readouterr().err
+
+
+CODE: list[dict[str, Any]] = [
+    {
+        "ground_truth": json.dumps({"inputs": [["2", "1 2"]], "outputs": [["1.5"]]}),
+        "solution": "```python\nn = int(input())\nprint(sum(map(int, input().split())) / n)\n```",
+    },
+    {
+        "ground_truth": json.dumps({"fn_name": "f", "inputs": ["[1, 2]\n3"], "outputs": ["6"]}),
+        "solution": "```python\nclass Solution:\n    def f(self, a: List[int], b): return sum(a) + b\n```",
+    },
+]
+
+
+@sandboxed
+@pytest.mark.parametrize("row", CODE)
+def test_the_code_reward_makes_no_mistake(
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "x", **row}))
+    counts = report(capsys, "tandem.reward.rules.code:unit_tests", "--data", str(tmp_path / "code.jsonl"))
+    sums = [counts[what] for what in ("false positives", "false negatives", "exceptions", "time-outs")]
+    assert sums == ["0", "0", "0", "0"]
+    kinds = {kind: right for kind, right, _ in answers(row["solution"], None)}
+    assert kinds["program that ends at once"] is False and kinds["its output behind the program"] is True
+
+
+@sandboxed
+def test_tests_that_test_nothing_are_errors_with_their_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = {"prompt": "x", "ground_truth": {"inputs": [""], "outputs": [""]}, "solution": "print()"}
+    (tmp_path / "code.jsonl").write_text(json.dumps(empty))
+    counts = report(capsys, "tandem.reward.rules.code:unit_tests", "--data", str(tmp_path / "code.jsonl"))
+    assert (counts["false positives"], counts["false negatives"]) == ("0", "0") and int(counts["exceptions"]) >= 9
+    assert (
+        counts["reference answer"].startswith("row 1: ")
+        and "every expected output is empty" in counts["reference answer"]
+    )
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the published files are not in {DATA}")
