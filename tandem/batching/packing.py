@@ -27,10 +27,11 @@ from tandem.types import (
 )
 
 
-def to_batch(groups: Sequence[Group]) -> Batch:
+def to_batch(groups: Sequence[Group], *, reads_rewards: bool = True) -> Batch:
     """The trajectories of a step, groups in order, a row a branch.
 
-    A row whose trajectory has no score, or whose environment failed, is neither `scored` nor masked in.
+    A row whose trajectory has no score, or whose environment failed, is neither `scored` nor masked in. Where nothing
+    is learned from rewards, a whole answer that no function scores is masked in all the same.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     branches = [trajectory.every_branch for trajectory in trajectories]
@@ -48,13 +49,21 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     batch.scored = np.repeat(np.array([reward is not None for reward in rewards], dtype=np.bool_), counts)
     values = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
     batch.rewards = np.repeat(values, counts)
-    batch.loss_mask &= np.repeat(batch.scored, np.diff(batch.response_offsets))
+    learned = batch.scored if reads_rewards else batch.scored | np.repeat(_only_unscored(groups), counts)
+    batch.loss_mask &= np.repeat(learned, np.diff(batch.response_offsets))
     batch.versions = _head_to_tail([row.versions for row in rows], np.int32)
     batch.tokens.rollout_logprobs = _head_to_tail([row.rollout_logprobs for row in rows], np.float32)
     weights = [score.environment_weight for group in groups for score in group.scores]
     batch.tokens.turn_rewards = _turn_rewards(rows, np.repeat(np.array(weights), counts))
     batch.experts = _experts(rows)
     return batch
+
+
+def _only_unscored(groups: Sequence[Group]) -> BoolArray:
+    """`[B]` of trajectories: no reward function has an opinion of it, and nothing else is wrong with it."""
+    failed = (Status.ABORTED, Status.ENVIRONMENT_ERROR)
+    pairs = [pair for group in groups for pair in zip(group.trajectories, group.scores, strict=True)]
+    return np.array([s.failure is Status.NOT_SCORED and t.status not in failed for t, s in pairs], dtype=np.bool_)
 
 
 def _turn_rewards(rows: Sequence[Branch], weights_B: FloatArray) -> FloatArray | None:

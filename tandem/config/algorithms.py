@@ -3,11 +3,12 @@
 Any advantage goes with any loss that makes sense; a published name brings the defaults of its paper.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, rule
 from tandem.config.paths import Reference
 from tandem.config.sections import FoundIn
 from tandem.config.teacher import TeacherConfig
@@ -41,13 +42,12 @@ class OptimizerConfig(Section):
     min_lr_ratio: Share = 0.0
     warmup_steps: NonNegativeInt = 0
 
-    @model_validator(mode="after")
-    def _of_its_type(self) -> Self:
+    @rule()
+    def _of_its_type(self) -> Iterator[str]:
         fields = type(self).model_fields  # a run's dumped configuration gives every key
-        given = [key for key in ("adamw_lr", "momentum") if getattr(self, key) != fields[key].default]
-        if self.type != "muon" and given:
-            raise ValueError(f"{given[0]} is of type: muon, not of {self.type}")
-        return self
+        for key in ("adamw_lr", "momentum"):
+            if self.type != "muon" and getattr(self, key) != fields[key].default:
+                yield f"{key} is of type: muon, not of {self.type}"
 
 
 class PreferenceConfig(Section):
@@ -76,15 +76,20 @@ class PreferenceConfig(Section):
         """The loss compares with the policy as it was before training."""
         return self.loss not in ("simpo", "orpo")
 
-    @model_validator(mode="after")
-    def _of_its_loss(self) -> Self:
+    @rule()
+    def _of_dpo(self) -> Iterator[str]:
         if self.loss != "dpo" and (self.label_smoothing or self.length_normalized):
-            raise ValueError(f"label_smoothing and length_normalized are of loss: dpo, not of {self.loss}")
+            yield f"label_smoothing and length_normalized are of loss: dpo, not of {self.loss}"
+
+    @rule()
+    def _of_simpo(self) -> Iterator[str]:
         if self.loss != "simpo" and self.target_margin:
-            raise ValueError(f"target_margin is of loss: simpo, not of {self.loss}")
+            yield f"target_margin is of loss: simpo, not of {self.loss}"
+
+    @rule()
+    def _of_kto(self) -> Iterator[str]:
         if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight are of loss: kto, not of {self.loss}")
-        return self
+            yield f"desirable_weight and undesirable_weight are of loss: kto, not of {self.loss}"
 
 
 class LossConfig(Section):
@@ -99,8 +104,9 @@ class LossConfig(Section):
     bounds_ratio: ClassVar[bool] = True
     """Something keeps that ratio near 1, so that answers several steps old can be learned from."""
 
-    def check(self, algorithm: "PolicyGradientConfig") -> None:
-        """Raises ValueError where the loss makes no sense with the algorithm."""
+    def find_mistakes(self, algorithm: "PolicyGradientConfig") -> Iterator[str]:
+        """Where the loss makes no sense with the algorithm."""
+        yield from ()
 
 
 BUILTIN = FoundIn("tandem.algorithms.builtin")
@@ -133,19 +139,20 @@ class KLConfig(Section):
     """reference = (1 - refresh_share) * reference + refresh_share * policy (TR-DPO, arXiv:2404.09656). 1: the policy's
     weights; TRL's `sync_ref_model` has 0.6 every 512 steps."""
 
-    @model_validator(mode="after")
-    def _adaptive_needs_reward(self) -> Self:
+    @rule()
+    def _adaptive_needs_reward(self) -> Iterator[str]:
         if self.control == "adaptive" and self.place != "reward":
-            raise ValueError(f"control: adaptive works with place: reward, not with place: {self.place}")
-        return self
+            yield f"control: adaptive works with place: reward, not with place: {self.place}"
 
-    @model_validator(mode="after")
-    def _refresh_has_a_reference(self) -> Self:
+    @rule()
+    def _refresh_has_a_reference(self) -> Iterator[str]:
         if self.refresh_steps and self.place == "none":
-            raise ValueError("place: none has no reference to refresh; leave refresh_steps out, or give a place")
+            yield "place: none has no reference to refresh; leave refresh_steps out, or give a place"
+
+    @rule()
+    def _share_has_a_refresh(self) -> Iterator[str]:
         if not self.refresh_steps and self.refresh_share != 1:
-            raise ValueError(f"refresh_share: {self.refresh_share} without refresh_steps does nothing; give both")
-        return self
+            yield f"refresh_share: {self.refresh_share} without refresh_steps does nothing; give both"
 
 
 class RolloutCorrectionConfig(Section):
@@ -167,20 +174,23 @@ class RolloutCorrectionConfig(Section):
     """Take the engine's log-probs for those of the old policy, which saves a pass; the loss's own ratio corrects.
     Default: with `trainer.max_staleness` of 1 or more and `type: none`."""
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    @rule()
+    def _takes_or_compares(self) -> Iterator[str]:
         if self.skip_old_logprobs and self.type != "none":
-            raise ValueError(
+            yield (
                 f"skip_old_logprobs: it takes the engine's log-probs for the trainer's, and type: {self.type} compares "
                 "them; set one of the two keys"
             )
+
+    @rule()
+    def _masks_from_below(self) -> Iterator[str]:
         if self.lower and self.type != "mask":
-            raise ValueError(f"lower: is of type: mask alone, not of {self.type}")
+            yield f"lower: is of type: mask alone, not of {self.type}"
+
+    @rule()
+    def _leaves_ratios(self) -> Iterator[str]:
         if self.lower >= self.upper:
-            raise ValueError(
-                f"lower: {self.lower:g} and upper: {self.upper:g} leave no ratio between them; lower < upper"
-            )
-        return self
+            yield f"lower: {self.lower:g} and upper: {self.upper:g} leave no ratio between them; lower < upper"
 
     def takes_engine_logprobs(self, max_staleness: int) -> bool:
         """`skip_old_logprobs`, or its default at this `trainer.max_staleness`."""
@@ -225,8 +235,16 @@ class PolicyGradientConfig(Section):
     """Advantages may differ between the tokens of a trajectory."""
     has_teacher: ClassVar[bool] = False
     """Another model tells the log-probs of the sampled tokens: `model.teacher_path`, or a served one."""
-    needs_trainer_logprobs: ClassVar[bool] = False
-    """Advantages need the log-probs of the weights before the step: those of older weights do not do."""
+
+    @property
+    def needs_trainer_logprobs(self) -> bool:
+        """Advantages need the log-probs of the weights before the step: those of older weights do not do."""
+        return False
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Something is learned from rewards, and not from a teacher alone."""
+        return True
 
     @property
     def served_teacher(self) -> TeacherConfig | None:
@@ -238,13 +256,10 @@ class PolicyGradientConfig(Section):
         """How many of the tokens that a teacher finds likely the loss reads the policy's log-probs of."""
         return 0
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill_from_own_defaults(cls, given: Any) -> Any:
+    def filled(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """A loss or KL that is given in part is filled up from the algorithm's own; another type of loss is not."""
-        if not isinstance(given, dict):
-            return given
-        filled = dict(cast(dict[str, Any], given))
+        filled = dict(given)
         for name in ("loss", "kl"):
             part = filled.get(name)
             if isinstance(part, dict):
@@ -254,29 +269,30 @@ class PolicyGradientConfig(Section):
                     filled[name] = {**own, **part}
         return filled
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        self.loss.check(self)
-        self._check_turn_rewards()
-        if self.resample_rounds and self.group_size == 1:
-            raise ValueError("resample_rounds: rewards of one sample are always equal; give group_size 2 or more")
-        return self
+    @rule()
+    def _has_a_loss_that_fits(self) -> Iterator[str]:
+        yield from self.loss.find_mistakes(self)
 
-    def _check_turn_rewards(self) -> None:
-        if self.turn_rewards == "whole":
-            return
-        if not self.takes_turn_rewards:
-            raise ValueError(
-                f"turn_rewards: by_turn: advantages of type: {self.type} are of whole trajectories; use grpo"
-            )
-        if self.normalize_rewards or self.clip_rewards is not None:
-            raise ValueError(
+    @rule()
+    def _resamples_groups(self) -> Iterator[str]:
+        if self.resample_rounds and self.group_size == 1:
+            yield "resample_rounds: rewards of one sample are always equal; give group_size 2 or more"
+
+    @rule()
+    def _takes_its_turn_rewards(self) -> Iterator[str]:
+        if self.turn_rewards == "by_turn" and not self.takes_turn_rewards:
+            yield f"turn_rewards: by_turn: advantages of type: {self.type} are of whole trajectories; use grpo"
+
+    @rule()
+    def _leaves_turn_rewards(self) -> Iterator[str]:
+        if self.turn_rewards == "by_turn" and (self.normalize_rewards or self.clip_rewards is not None):
+            yield (
                 "turn_rewards: by_turn takes rewards as they are: leave out normalize_rewards and clip_rewards, which "
                 "know only whole ones"
             )
 
-    def check_staleness(self, max_staleness: int) -> None:
-        """Raises ValueError where tokens of older weights would be trained on as if they were of the newest."""
+    def find_stale_mistakes(self, max_staleness: int) -> Iterator[str]:
+        """Where tokens of older weights would be trained on as if they were of the newest."""
         if max_staleness == 0:
             return
         correction, loss = self.rollout_correction, self.loss
@@ -284,18 +300,19 @@ class PolicyGradientConfig(Section):
         stale = f"trainer.max_staleness: {max_staleness}"
         mend = "set rollout_correction.type: truncate or mask"
         if correction.type == "none" and loss.ratio_to == "nothing":
-            raise ValueError(
+            yield (
                 f"loss.type: {loss.type} has no ratio to the policy that sampled, so with {stale} nothing corrects for "
                 f"answers of older weights; {mend}, or loss.type: clip"
             )
+            return
         if correction.type == "none" and loss.ratio_to == "old_policy" and not engines:
-            raise ValueError(
+            yield (
                 f"rollout_correction.skip_old_logprobs: false leaves nothing with {stale} that corrects for answers of "
                 f"older weights; leave it out, or {mend}"
             )
         if self.needs_trainer_logprobs and engines:
             mend = "set rollout_correction.skip_old_logprobs: false" if loss.ratio_to == "engine" else mend
-            raise ValueError(
+            yield (
                 f"type: {self.type} needs the log-probs of the weights before the step, and with {stale} the engine's, "
                 f"of older weights, stand in for them; {mend}"
             )
@@ -322,12 +339,11 @@ class GroupConfig(PolicyGradientConfig):
     """Samples a prompt; alone, every advantage is 0."""
 
 
-def refuse_shaped_rewards(algorithm: PolicyGradientConfig, reason: str) -> None:
-    """Raises ValueError where something changes the rewards of an algorithm that needs them as they are."""
+def find_shaped_rewards(algorithm: PolicyGradientConfig, reason: str) -> Iterator[str]:
+    """Where something changes the rewards of an algorithm that needs them as they are."""
     if algorithm.shapes_rewards:
-        raise ValueError(
-            f"{algorithm.type} {reason}, so nothing may shape them: neither KL, nor length, normalisation and clipping"
-        )
+        shapes = "neither KL, nor length, normalisation and clipping"
+        yield f"{algorithm.type} {reason}, so nothing may shape them: {shapes}"
 
 
 class CriticConfig(PolicyGradientConfig):
@@ -354,7 +370,13 @@ def _whose(section: object) -> str:
     return "own" if isinstance(name, OwnAlgorithmConfig) or ":" in str(getattr(name, "type", name)) else "built_in"
 
 
+def _of_usual_type(given: Any) -> Any:
+    """A section without a type is the usual algorithm's, as no section is."""
+    return {"type": "grpo", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
+
+
 AlgorithmConfig = Annotated[
     Annotated[PolicyGradientConfig, BUILTIN, Tag("built_in")] | Annotated[OwnAlgorithmConfig, Tag("own")],
     Discriminator(_whose),
+    BeforeValidator(_of_usual_type),
 ]

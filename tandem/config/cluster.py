@@ -1,10 +1,11 @@
 """Processes, and which roles share them."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Tag, model_validator
+from pydantic import Tag
 
-from tandem.config.base import PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.base import PositiveFloat, PositiveInt, Section, by_type, rule
 
 
 class LocalClusterConfig(Section):
@@ -50,11 +51,14 @@ class PlacementConfig(Section):
         first = next(iter(self.pools), "")
         return self.roles.get(one, first) != self.roles.get(other, first)
 
-    @model_validator(mode="after")
-    def _pools_exist(self) -> Self:
+    @rule()
+    def _pools_exist(self) -> Iterator[str]:
         for role, pool in self.roles.items():
             if pool not in self.pools:
-                raise ValueError(f"roles.{role}: pool {pool!r} is not in placement.pools ({', '.join(self.pools)})")
-        if empty := [name for name, nodes in self.pools.items() if not nodes]:
-            raise ValueError(f"pools.{empty[0]}: has no node; give processes a node, as [8]")
-        return self
+                yield f"roles.{role}: pool {pool!r} is not in placement.pools ({', '.join(self.pools)})"
+
+    @rule()
+    def _pools_have_nodes(self) -> Iterator[str]:
+        for name, nodes in self.pools.items():
+            if not nodes:
+                yield f"pools.{name}: has no node; give processes a node, as [8]"

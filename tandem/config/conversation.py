@@ -1,11 +1,21 @@
 """The section `conversation`: who answers the policy, in how many turns, and how its calls are written."""
 
 import shlex
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Tag, field_validator
 
-from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.base import (
+    MayChange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    by_type,
+    rule,
+)
 from tandem.config.ecosystem import GymnasiumConfig, OpenEnvConfig, ReasoningGymConfig, TextArenaConfig
 from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.config.paths import LocalPath, Reference, absolute_reference
@@ -34,6 +44,8 @@ class VerlToolsConfig(Section):
 
 class SearchToolsConfig(Section):
     """Search in an index of passages, which each rank reads itself: `tandem search index` makes one."""
+
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("description",)
 
     type: Literal["search"]
     index: LocalPath
@@ -110,6 +122,8 @@ class VerlUserConfig(Section):
 class ModelUserConfig(Section):
     """A user that a model plays, behind an OpenAI-compatible interface such as `tandem serve`."""
 
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("instructions", "ends_with")
+
     type: Literal["model"]
     base_url: str
     """As `http://127.0.0.1:8000/v1`."""
@@ -144,17 +158,18 @@ class ToolsEnvironmentConfig(Section):
     """Who answers when the policy speaks without a call."""
     limits: ToolLimitsConfig = ToolLimitsConfig()
 
-    @model_validator(mode="after")
-    def _someone_answers(self) -> Self:
+    @rule()
+    def _someone_answers(self) -> Iterator[str]:
         if not self.tools and self.user is None:
-            raise ValueError("give tools or a user: nobody would answer the policy")
-        return self
+            yield "give tools or a user: nobody would answer the policy"
 
 
 class EndpointEnvironmentConfig(Section):
     """An agent program, which asks the policy over an OpenAI-compatible endpoint of ours and knows nothing of training:
     one run of it is one trajectory. Each of its calls is a turn, of which `conversation.max_turns` counts. It needs the
     extra `serve`."""
+
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("command",)
 
     type: Literal["endpoint"]
     function: Reference | None = None
@@ -181,11 +196,10 @@ class EndpointEnvironmentConfig(Section):
             raise ValueError(f"{command!r} is no command: it names no program")
         return command
 
-    @model_validator(mode="after")
-    def _one_program(self) -> Self:
+    @rule()
+    def _one_program(self) -> Iterator[str]:
         if (self.function is None) == (self.command is None):
-            raise ValueError("give exactly one of function and command")
-        return self
+            yield "give exactly one of function and command"
 
 
 class OwnEnvironmentConfig(Section):
@@ -241,9 +255,7 @@ class ConversationConfig(Section):
     """How often a conversation is begun anew, with a fresh environment and the same seed, when its environment failed;
     after that it is masked out and counted."""
 
-    @field_validator("max_turn_tokens")
-    @classmethod
-    def _agents_say_themselves(cls, tokens: int | None, info: ValidationInfo) -> int | None:
-        if tokens is not None and isinstance(info.data.get("environment"), EndpointEnvironmentConfig):
-            raise ValueError("an agent says with each call how many tokens it wants; leave it out")
-        return tokens
+    @rule("max_turn_tokens")
+    def _agents_say_themselves(self) -> Iterator[str]:
+        if self.max_turn_tokens is not None and isinstance(self.environment, EndpointEnvironmentConfig):
+            yield f"an agent says with each call how many tokens it wants; leave it out, not {self.max_turn_tokens}"

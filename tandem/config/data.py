@@ -1,11 +1,12 @@
 """Rows: their files and sets, their pictures and videos, how many a step takes."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field
 
-from tandem.config.base import MayChange, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from tandem.config.base import MayChange, NonNegativeFloat, PositiveFloat, PositiveInt, Section, rule
 from tandem.config.mixture import MixtureConfig, SetName
 from tandem.config.paths import DataPaths, LocalPath, Reference
 from tandem.config.sampler import EpochsSamplerConfig, SamplerConfig
@@ -20,11 +21,10 @@ class PixelLimits(Section):
     max_pixels: PositiveInt | None = None
     """A larger one is reduced to as many. Default: that of the model's processor."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    @rule()
+    def _in_order(self) -> Iterator[str]:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}")
-        return self
+            yield f"min_pixels: {self.min_pixels:,} is more than max_pixels: {self.max_pixels:,}"
 
 
 class ImagesConfig(PixelLimits):
@@ -73,12 +73,10 @@ class DataFilesConfig(Section):
     videos: VideosConfig = VideosConfig()
     cache: MayChange[RowCacheConfig] = RowCacheConfig()
 
-    @field_validator("mixture")
-    @classmethod
-    def _is_alone(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
-        if mixture and info.data.get("train_files"):
-            raise ValueError("give the files as train_files or as sets of mixture, not both")
-        return mixture
+    @rule("mixture")
+    def _is_alone(self) -> Iterator[str]:
+        if self.mixture and self.train_files:
+            yield "give the files as train_files or as sets of mixture, not both"
 
     @property
     def train_paths(self) -> list[Path]:
@@ -111,19 +109,15 @@ class DataConfig(DataFilesConfig):
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row."""
 
-    @field_validator("dataset")
-    @classmethod
-    def _has_no_sets(cls, dataset: str | None, info: ValidationInfo) -> str | None:
-        if dataset is not None and info.data.get("mixture"):
-            raise ValueError("mixture is of sets of files; leave it out, or mix rows in the class")
-        return dataset
+    @rule("dataset")
+    def _has_no_sets(self) -> Iterator[str]:
+        if self.dataset is not None and self.mixture:
+            yield "mixture is of sets of files; leave it out, or mix rows in the class"
 
-    @field_validator("sampler")
-    @classmethod
-    def _draws_from_one_set(cls, sampler: SamplerConfig, info: ValidationInfo) -> SamplerConfig:
-        if sampler.type != "epochs" and info.data.get("mixture"):
-            raise ValueError(f"type: {sampler.type} draws from one set; leave out mixture, or take epochs")
-        return sampler
+    @rule("sampler")
+    def _draws_from_one_set(self) -> Iterator[str]:
+        if self.sampler.type != "epochs" and self.mixture:
+            yield f"type: {self.sampler.type} draws from one set; leave out mixture, or take epochs"
 
     @property
     def val_paths(self) -> list[Path]:

@@ -1,10 +1,20 @@
 """The section `generation`: how tokens are drawn, and the engine that draws them."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag
 
-from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, by_type
+from tandem.config.base import (
+    MayChange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    by_type,
+    rule,
+)
 from tandem.types import LEAST_TEMPERATURE, check_temperature
 
 
@@ -23,6 +33,8 @@ class EvalSamplingConfig(Section):
 class SamplingConfig(Section):
     """What every engine has."""
 
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("stop_strings",)
+
     temperature: PositiveFloat = Field(default=1.0, ge=LEAST_TEMPERATURE)
     top_p: PositiveFloat = Field(default=1.0, le=1)
     top_k: NonNegativeInt = 0
@@ -39,15 +51,14 @@ class SamplingConfig(Section):
     null: false for native engines, true for others, whose batches depend on time anyway."""
     eval: EvalSamplingConfig = EvalSamplingConfig()
 
-    @model_validator(mode="after")
-    def _has_room_for_validation(self) -> Self:
+    @rule()
+    def _has_room_for_validation(self) -> Iterator[str]:
         own = self.eval.max_response_tokens
         if own is not None and own > self.max_response_tokens:
-            raise ValueError(
+            yield (
                 f"eval.max_response_tokens: {own:,} is more than max_response_tokens: {self.max_response_tokens:,}, "
                 "for which engines have room; raise that"
             )
-        return self
 
     @property
     def balanced(self) -> bool:
@@ -114,12 +125,11 @@ class ReplicatedGenerationConfig(SamplingConfig):
     def balanced(self) -> bool:
         return self.balance is not False
 
-    @model_validator(mode="after")
-    def _says_the_share_once(self) -> Self:
+    @rule()
+    def _says_the_share_once(self) -> Iterator[str]:
         twice = [name for name in ("gpu_memory_utilization", "mem_fraction_static") if name in self.engine_args]
         if self.memory_share is not None and twice:
-            raise ValueError(f"memory_share is what engine_args.{twice[0]} says, too; leave one of them out")
-        return self
+            yield f"memory_share is what engine_args.{twice[0]} says, too; leave one of them out"
 
 
 def default_memory_share(beside_models: bool, takes_turns: bool) -> float:

@@ -1,16 +1,19 @@
 """The section `reward.judge`: a language model that reads answers, says what it thinks of them, and is read."""
 
-from typing import Self
+from collections.abc import Iterator
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section
+from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section, rule
 from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.paths import LocalPath, Reference
 
 
 class JudgeConfig(Section):
     """A generative reward model: `model.judge_path`, or a served one at `url`."""
+
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("rubric",)
 
     url: str | None = None
     """Up to `/v1`, of any OpenAI-compatible server, in the place of `model.judge_path`."""
@@ -39,11 +42,13 @@ class JudgeConfig(Section):
     generation: GenerationConfig = Field(default=NativeGenerationConfig(max_response_tokens=512), validate_default=True)
     """Of `model.judge_path`: its engine. `temperature` is that of later attempts."""
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
+    @rule()
+    def _has_url_and_model(self) -> Iterator[str]:
         if (self.url is None) != (self.model is None):
             given, lacking = ("model", "url") if self.url is None else ("url", "model")
-            raise ValueError(f"{given}: a served judge has a url and a model; give {lacking}, too")
+            yield f"{given}: a served judge has a url and a model; give {lacking}, too"
+
+    @rule()
+    def _has_a_parser(self) -> Iterator[str]:
         if self.parser not in ("number", "verdict") and ":" not in self.parser:
-            raise ValueError(f"parser: {self.parser!r} is neither number nor verdict, nor path/to/file.py:function")
-        return self
+            yield f"parser: {self.parser!r} is neither number nor verdict, nor path/to/file.py:function"

@@ -1,10 +1,9 @@
 """MCP servers whose tools the policy may call (Model Context Protocol, modelcontextprotocol.io)."""
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section
+from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section, rule
 from tandem.config.paths import LocalPath
 
 
@@ -26,6 +25,8 @@ class _McpSection(Section):
 class McpToolsConfig(_McpSection):
     """The tools of an MCP server: one that answers at `url`, or one that `command` starts, once a rank."""
 
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("command",)
+
     type: Literal["mcp"]
     url: str | None = None
     """Of its streamable HTTP endpoint, such as `http://127.0.0.1:8001/mcp`."""
@@ -38,17 +39,25 @@ class McpToolsConfig(_McpSection):
     pass_variables: list[str] = []
     """Names of environment variables that the program gets as they are here: secrets stay out of the configuration."""
 
-    @model_validator(mode="after")
-    def _check_one_way(self) -> Self:
+    @rule()
+    def _has_one_way(self) -> Iterator[str]:
         if (self.url is None) == (not self.command):
-            raise ValueError("give one of `url` and `command`: where the server answers, or what starts it")
+            yield "give one of `url` and `command`: where the server answers, or what starts it"
+
+    @rule()
+    def _has_an_address(self) -> Iterator[str]:
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url: {self.url!r} is no address of a streamable HTTP endpoint, http://HOST:PORT/mcp")
-        if self.url is not None and (self.env or self.pass_variables):
-            raise ValueError("env and pass_variables are for a `command`; a server at a `url` has its own environment")
-        if self.url is None and self.token_variable is not None:
-            raise ValueError("token_variable is for a `url`; give a `command` its secrets by `pass_variables`")
-        return self
+            yield f"url: {self.url!r} is no address of a streamable HTTP endpoint, http://HOST:PORT/mcp"
+
+    @rule()
+    def _tells_a_program_alone(self) -> Iterator[str]:
+        if self.url is not None and not self.command and (self.env or self.pass_variables):
+            yield "env and pass_variables are for a `command`; a server at a `url` has its own environment"
+
+    @rule()
+    def _shows_its_token_to_a_url(self) -> Iterator[str]:
+        if self.url is None and self.command and self.token_variable is not None:
+            yield "token_variable is for a `url`; give a `command` its secrets by `pass_variables`"
 
 
 class McpFileConfig(_McpSection):

@@ -1,6 +1,6 @@
 """The models of a run: where they are, what of them learns, how messages become their text."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tandem.config.base import MayChange, PositiveInt, Section
 from tandem.config.paths import LocalPath, ModelPath
@@ -19,6 +19,8 @@ class LoraConfig(Section):
 
 class ChatTemplateConfig(Section):
     """How messages become text. What is given here is in the tokenizer that the run saves, too."""
+
+    FREE_TEXT: ClassVar[tuple[str, ...]] = ("system_prompt",)
 
     file: LocalPath | None = None
     """A Jinja template in the place of the tokenizer's own."""

@@ -74,7 +74,9 @@ def model_directory(path: Path, info: ValidationInfo) -> Path:
 
 
 def data_files(given: Any, info: ValidationInfo) -> Any:
-    """A list of files, with those of a split in the place of each id of the Hub."""
+    """A list of files, with those of a split in the place of each id of the Hub. One file may stand without a list."""
+    if isinstance(given, str | Path):
+        given = [given]
     if not isinstance(given, list):
         return given
     found: list[Any] = []

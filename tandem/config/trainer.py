@@ -1,10 +1,9 @@
 """How long a run is, when it validates and saves, and what it goes on from."""
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import model_validator
-
-from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
+from tandem.config.base import MayChange, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, rule
 from tandem.config.paths import CheckpointPath, LocalPath
 
 
@@ -50,14 +49,12 @@ class TrainerConfig(Section):
     max_restarts: MayChange[NonNegativeInt] = 0
     """How often the run goes on from its last checkpoint by itself after workers died or hung."""
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    @rule()
+    def _one_length(self) -> Iterator[str]:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give exactly one of steps and epochs")
-        return self
+            yield "give exactly one of steps and epochs"
 
-    @model_validator(mode="after")
-    def _mode_of_a_metric(self) -> Self:
+    @rule()
+    def _mode_of_a_metric(self) -> Iterator[str]:
         if self.best_mode and not self.best_metric:
-            raise ValueError(f"best_mode: {self.best_mode}, but there is no best_metric; give one, or leave it out")
-        return self
+            yield f"best_mode: {self.best_mode}, but there is no best_metric; give one, or leave it out"

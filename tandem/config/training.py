@@ -1,11 +1,12 @@
 """The section `training`: the engine that trains, and how the model lies on the ranks."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Tag, model_validator
+from pydantic import Tag
 
 from tandem.config.algorithms import OptimizerConfig
-from tandem.config.base import MayChange, NonNegativeFloat, PositiveInt, Section, by_type
+from tandem.config.base import MayChange, NonNegativeFloat, PositiveInt, Section, by_type, rule
 
 
 class TrainingSection(Section):
@@ -59,11 +60,10 @@ class FsdpTrainingConfig(TrainingSection):
     context_parallel: MayChange[PositiveInt] = 1
     """Ranks that share the tokens of a micro-batch: for responses too long for one."""
 
-    @model_validator(mode="after")
-    def _options_go_together(self) -> Self:
+    @rule()
+    def _offloads_once(self) -> Iterator[str]:
         if self.cpu_offload and self.optimizer_offload:
-            raise ValueError("cpu_offload has the optimizer in host memory already; leave optimizer_offload out")
-        return self
+            yield "cpu_offload has the optimizer in host memory already; leave optimizer_offload out"
 
     def mesh(self, ranks: int) -> dict[str, int]:
         return {"data": ranks // self.context_parallel, "context": self.context_parallel}
@@ -119,15 +119,20 @@ class MegatronTrainingConfig(TrainingSection):
         alone = self.tensor_parallel if self.expert_parallel == 1 else 1
         return self.expert_tensor_parallel or alone
 
-    @model_validator(mode="after")
-    def _degrees_go_together(self) -> Self:
+    @rule()
+    def _has_a_pipeline(self) -> Iterator[str]:
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
-            raise ValueError("virtual_pipeline needs pipeline_parallel over 1")
+            yield "virtual_pipeline needs pipeline_parallel over 1"
+
+    @rule()
+    def _has_tensor_ranks(self) -> Iterator[str]:
         if self.sequence_parallel and self.tensor_parallel == 1:
-            raise ValueError("sequence_parallel needs tensor_parallel over 1")
+            yield "sequence_parallel needs tensor_parallel over 1"
+
+    @rule()
+    def _has_expert_ranks(self) -> Iterator[str]:
         if self.expert_parallel == 1 and self.expert_ranks != self.tensor_parallel:
-            raise ValueError("expert_tensor_parallel other than tensor_parallel needs expert_parallel over 1")
-        return self
+            yield "expert_tensor_parallel other than tensor_parallel needs expert_parallel over 1"
 
     def mesh(self, ranks: int) -> dict[str, int]:
         inner = {"context": self.context_parallel, "tensor": self.tensor_parallel}

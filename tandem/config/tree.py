@@ -1,12 +1,17 @@
-"""The configurations of commands, made of sections; validators raise, and rewrite paths alone."""
+"""The configurations of commands, made of sections, and what several sections must keep together.
 
+Each rule reads of the sections what it needs and no more, for of a configuration with mistakes it runs on what is
+sound: a section, or a value, that was refused is not there to be read (`valid_part.py`).
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from tandem.config.algorithms import AlgorithmConfig, CriticConfig, OwnAlgorithmConfig, PreferenceConfig
-from tandem.config.base import MayChange, NonNegativeInt, Section
+from tandem.config.base import MayChange, NonNegativeInt, Section, rule
 from tandem.config.cluster import ClusterConfig, LocalClusterConfig, PlacementConfig, RoleName
 from tandem.config.conversation import ConversationConfig
 from tandem.config.data import DataConfig, SftDataConfig
@@ -69,15 +74,10 @@ class SftConfig(RunConfig):
 
     data: SftDataConfig
 
-    @field_validator("trainer")
-    @classmethod
-    def _generates_nothing(cls, trainer: TrainerConfig) -> TrainerConfig:
-        if trainer.max_staleness:
-            raise ValueError(
-                f"max_staleness: {trainer.max_staleness}, but this command generates no answers that could be stale; "
-                "leave it out"
-            )
-        return trainer
+    @rule("trainer")
+    def _generates_nothing(self) -> Iterator[str]:
+        if stale := self.trainer.max_staleness:
+            yield f"max_staleness: {stale}, but this command generates no answers that could be stale; leave it out"
 
 
 class RewardModelConfig(SftConfig):
@@ -89,16 +89,13 @@ class DpoConfig(SftConfig):
 
     preference: PreferenceConfig = PreferenceConfig()
 
-    @field_validator("preference")
-    @classmethod
-    def _rows_to_mismatch(cls, preference: PreferenceConfig, info: ValidationInfo) -> PreferenceConfig:
-        data = info.data.get("data")  # None where unsound
-        if preference.loss == "kto" and data is not None and data.rows_per_step < 2:
-            raise ValueError(
+    @rule("preference")
+    def _rows_to_mismatch(self) -> Iterator[str]:
+        if self.preference.loss == "kto" and self.data.rows_per_step < 2:
+            yield (
                 "loss: kto estimates the KL from prompts with other rows' answers of the same step; "
                 "give data.rows_per_step of 2 or more"
             )
-        return preference
 
 
 class RolloutConfig(ModelsConfig):
@@ -111,59 +108,56 @@ class RolloutConfig(ModelsConfig):
     reward: RewardConfig = RewardConfig()
     placement: MayChange[PlacementConfig] = Field(default=PlacementConfig(), validate_default=True)
 
-    @field_validator("generation")
-    @classmethod
-    def _has_room_for_validation(cls, generation: GenerationConfig, info: ValidationInfo) -> GenerationConfig:
-        data: DataConfig | None = info.data.get("data")  # None where unsound
-        most = generation.max_response_tokens
-        for name, one in (data.val_sets if data else {}).items():
+    @rule("generation")
+    def _has_room_for_validation(self) -> Iterator[str]:
+        most = self.generation.max_response_tokens
+        for name, one in self.data.val_sets.items():
             if one.max_response_tokens is not None and one.max_response_tokens > most:
-                raise ValueError(
+                yield (
                     f"max_response_tokens: {most:,}, for which engines have room, is less than "
                     f"data.val_sets.{name}.max_response_tokens: {one.max_response_tokens:,}; raise it"
                 )
-        return generation
 
-    @field_validator("placement")
-    @classmethod
-    def _fits_cluster(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
-        cluster = info.data.get("cluster")  # None where unsound
-        if cluster and placement.pools:
-            if cluster.ranks is not None:
-                raise ValueError(
-                    f"pools: say how many processes there are, so leave out cluster.ranks: {cluster.ranks}"
-                )
-            if cluster.type == "local" and any(len(nodes) > 1 for nodes in placement.pools.values()):
-                raise ValueError("pools: cluster.type: local is one node; give each pool one number, or use ray")
-        return placement
+    @rule("placement")
+    def _counts_processes_once(self) -> Iterator[str]:
+        if self.placement.pools and self.cluster.ranks is not None:
+            yield f"pools: say how many processes there are, so leave out cluster.ranks: {self.cluster.ranks}"
 
-    @field_validator("reward")
-    @classmethod
-    def _has_one_judge(cls, reward: RewardConfig, info: ValidationInfo) -> RewardConfig:
-        model = info.data.get("model")  # None where unsound
-        if model is None or reward.judge is None:
-            return reward
-        if model.judge_path and reward.judge.url:
-            raise ValueError(f"judge.url: {reward.judge.url}, but model.judge_path is a judge, too; give one of them")
-        if not model.judge_path and not reward.judge.url:
-            raise ValueError("judge: there is none; give its directory as model.judge_path, or a url")
-        return reward
+    @rule("placement")
+    def _has_as_many_nodes(self) -> Iterator[str]:
+        several = any(len(nodes) > 1 for nodes in self.placement.pools.values())
+        if several and self.cluster.type == "local":
+            yield "pools: cluster.type: local is one node; give each pool one number, or use ray"
 
-    @field_validator("placement")
-    @classmethod
-    def _judge_has_room(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
+    @rule("reward")
+    def _has_one_judge(self) -> Iterator[str]:
+        if self.reward.judge is None:
+            return
+        if self.reward.judge.url is not None and self.model.judge_path is not None:
+            yield f"judge.url: {self.reward.judge.url}, but model.judge_path is a judge, too; give one of them"
+        if self.reward.judge.url is None and self.model.judge_path is None:
+            yield "judge: there is none; give its directory as model.judge_path, or a url"
+
+    @rule("placement")
+    def _judge_has_room(self) -> Iterator[str]:
         """Engines in processes of their own take a share of each device that nobody else has counted."""
-        model, reward = info.data.get("model"), info.data.get("reward")  # None where unsound
-        engine = reward.judge.generation.type if reward and reward.judge else "native"
-        first = next(iter(placement.pools), "")
-        roles: tuple[RoleName, ...] = ("actor", "rollout")
-        shares = placement.roles.get("judge", first) in {placement.roles.get(role, first) for role in roles}
-        if model and model.judge_path and engine != "native" and shares:
-            raise ValueError(
+        engine = self.reward.judge.generation.type if self.reward.judge else "native"
+        shares = any(not self.placement.apart("judge", role) for role in ("actor", "rollout"))
+        if self.model.judge_path and engine != "native" and shares:
+            yield (
                 f"roles: reward.judge.generation.type: {engine} takes devices of its own; give judge a pool in "
                 "placement.roles, or use native"
             )
-        return placement
+
+    @rule("placement")
+    def _engine_keeps_its_weights(self) -> Iterator[str]:
+        """While a reward model scores on the engine's devices the engine sleeps, and may have to answer again after."""
+        drops_weights = self.generation.type != "native" and self.generation.sleep == "weights"
+        if drops_weights and self.model.reward_model_path and not self.placement.apart("reward_model", "rollout"):
+            yield (
+                "roles: model.reward_model_path scores on the engine's devices, which must keep its weights meanwhile; "
+                "set generation.sleep: cache, or place reward_model on a pool of its own"
+            )
 
     @property
     def judged_elsewhere(self) -> bool:
@@ -172,20 +166,9 @@ class RolloutConfig(ModelsConfig):
         judged = self.reward.judge is not None or model.judge_path is not None
         return judged or model.reward_model_path is not None or self.conversation is not None
 
-    @field_validator("placement")
-    @classmethod
-    def _engine_keeps_its_weights(cls, placement: PlacementConfig, info: ValidationInfo) -> PlacementConfig:
-        """While a reward model scores on the engine's devices the engine sleeps, and may have to answer again after."""
-        model, generation = info.data.get("model"), info.data.get("generation")  # None where unsound
-        drops_weights = generation and generation.type != "native" and generation.sleep == "weights"
-        first_pool = next(iter(placement.pools), "")
-        shared = placement.roles.get("reward_model", first_pool) == placement.roles.get("rollout", first_pool)
-        if model and model.reward_model_path and drops_weights and shared:
-            raise ValueError(
-                "roles: model.reward_model_path scores on the engine's devices, which must keep its weights meanwhile; "
-                "set generation.sleep: cache, or place reward_model on a pool of its own"
-            )
-        return placement
+    def needs_reward(self, key: str) -> bool:
+        """Whether a reward function must be there for the rows of a key of files, as `data.train_files`."""
+        return not self.judged_elsewhere
 
     def nodes_of(self, role: RoleName) -> list[int]:
         pools = self.placement.pools
@@ -207,77 +190,77 @@ class TrainConfig(RolloutConfig, RunConfig):
 
     algorithm: AlgorithmConfig = Field(default={"type": "grpo"}, validate_default=True)
 
-    @field_validator("algorithm")
-    @classmethod
-    def _fits(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
-        model, data = info.data.get("model"), info.data.get("data")  # None where unsound
-        if model and model.critic_path and not isinstance(algorithm, CriticConfig):
-            raise ValueError(f"{algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo")
-        if data and data.prompts_per_step < algorithm.minibatches:
-            prompts = f"data.prompts_per_step: {data.prompts_per_step}"
-            raise ValueError(f"minibatches: {algorithm.minibatches} cannot share {prompts}; lower it")
-        trainer = info.data.get("trainer")
-        if isinstance(algorithm, CriticConfig) and trainer and trainer.steps:
-            warmup, steps = algorithm.critic_warmup_steps, trainer.steps
+    @rule("algorithm")
+    def _has_a_critic(self) -> Iterator[str]:
+        if not isinstance(self.algorithm, CriticConfig) and self.model.critic_path:
+            yield f"{self.algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo"
+
+    @rule("algorithm")
+    def _shares_prompts(self) -> Iterator[str]:
+        if self.data.prompts_per_step < self.algorithm.minibatches:
+            prompts = f"data.prompts_per_step: {self.data.prompts_per_step}"
+            yield f"minibatches: {self.algorithm.minibatches} cannot share {prompts}; lower it"
+
+    @rule("algorithm")
+    def _leaves_the_policy_steps(self) -> Iterator[str]:
+        if isinstance(self.algorithm, CriticConfig) and self.trainer.steps:
+            warmup, steps = self.algorithm.critic_warmup_steps, self.trainer.steps
             if warmup >= steps:
-                raise ValueError(f"critic_warmup_steps: {warmup} leaves the policy none of trainer.steps: {steps}")
-        return algorithm
+                yield f"critic_warmup_steps: {warmup} leaves the policy none of trainer.steps: {steps}"
 
-    @field_validator("algorithm")
-    @classmethod
-    def _can_refresh_its_reference(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
-        if not algorithm.kl.refresh_steps:
-            return algorithm
-        model, training, placement = (info.data.get(key) for key in ("model", "training", "placement"))
-        refused = None  # sections are None where unsound
-        if model and model.lora:
+    @rule("algorithm")
+    def _has_a_reference_of_its_own(self) -> Iterator[str]:
+        if self.algorithm.kl.refresh_steps and self.model.lora:
             refused = "with model.lora the reference is the policy without adapters, which nothing changes"
-        elif training and training.type != "fsdp":
-            refused = f"training.type: {training.type} cannot copy weights from the policy; use fsdp"
-        elif placement and placement.apart("actor", "reference"):
+            yield f"kl.refresh_steps: {refused}, or leave it out"
+
+    @rule("algorithm")
+    def _copies_weights(self) -> Iterator[str]:
+        if self.algorithm.kl.refresh_steps and self.training.type != "fsdp":
+            refused = f"training.type: {self.training.type} cannot copy weights from the policy; use fsdp"
+            yield f"kl.refresh_steps: {refused}, or leave it out"
+
+    @rule("algorithm")
+    def _has_its_reference_near(self) -> Iterator[str]:
+        if self.algorithm.kl.refresh_steps and self.placement.apart("actor", "reference"):
             refused = "actor and reference are in different pools; place them in one"
-        if refused:
-            raise ValueError(f"kl.refresh_steps: {refused}, or leave it out")
-        return algorithm
+            yield f"kl.refresh_steps: {refused}, or leave it out"
 
-    @field_validator("algorithm")
-    @classmethod
-    def _has_its_teacher(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
-        model = info.data.get("model")  # None where unsound
-        if model is None or isinstance(algorithm, OwnAlgorithmConfig):
-            return algorithm
-        served = algorithm.served_teacher
-        if algorithm.has_teacher and model.teacher_path is None and served is None:
-            raise ValueError(
-                f"{algorithm.type} learns from a teacher; give its directory as model.teacher_path, or the section "
-                "algorithm.teacher of a served one"
+    @rule("algorithm")
+    def _has_its_teacher(self) -> Iterator[str]:
+        if isinstance(self.algorithm, OwnAlgorithmConfig):
+            return
+        served = self.algorithm.served_teacher
+        if self.algorithm.has_teacher and served is None and self.model.teacher_path is None:
+            yield (
+                f"{self.algorithm.type} learns from a teacher; give its directory as model.teacher_path, or the "
+                "section algorithm.teacher of a served one"
             )
-        if served is not None and model.teacher_path:
-            raise ValueError("teacher: model.teacher_path is another one; give one of them")
-        if model.teacher_path and not algorithm.has_teacher:
+        if served is not None and self.model.teacher_path:
+            yield "teacher: model.teacher_path is another one; give one of them"
+        if not self.algorithm.has_teacher and self.model.teacher_path:
             mend = "remove model.teacher_path or use algorithm.type: on_policy_distillation"
-            raise ValueError(f"{algorithm.type} has no teacher; {mend}")
-        return algorithm
+            yield f"{self.algorithm.type} has no teacher; {mend}"
 
-    @field_validator("algorithm")
-    @classmethod
-    def _can_ask_its_teacher(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
-        generation, training = info.data.get("generation"), info.data.get("training")  # None where unsound
-        if algorithm.served_teacher is not None and generation and generation.temperature != 1:
-            raise ValueError(
+    @rule("algorithm")
+    def _asks_its_teacher_at_1(self) -> Iterator[str]:
+        if self.algorithm.served_teacher is not None and self.generation.temperature != 1:
+            yield (
                 "teacher: servers tell log-probs at temperature 1, and the student's would be at "
-                f"generation.temperature: {generation.temperature:g}; give 1, or a model.teacher_path"
+                f"generation.temperature: {self.generation.temperature:g}; give 1, or a model.teacher_path"
             )
-        if algorithm.top_tokens and training and training.type != "fsdp":
-            raise ValueError(f"top_k: training.type: {training.type} tells no distributions yet; use fsdp, or top_k: 0")
-        return algorithm
 
-    @field_validator("algorithm")
-    @classmethod
-    def _corrects_for_staleness(cls, algorithm: AlgorithmConfig, info: ValidationInfo) -> AlgorithmConfig:
-        if trainer := info.data.get("trainer"):  # None where unsound
-            algorithm.check_staleness(trainer.max_staleness)
-        return algorithm
+    @rule("algorithm")
+    def _compares_distributions(self) -> Iterator[str]:
+        if self.algorithm.top_tokens and self.training.type != "fsdp":
+            yield f"top_k: training.type: {self.training.type} tells no distributions yet; use fsdp, or top_k: 0"
+
+    @rule("algorithm")
+    def _corrects_for_staleness(self) -> Iterator[str]:
+        yield from self.algorithm.find_stale_mistakes(self.trainer.max_staleness)
+
+    def needs_reward(self, key: str) -> bool:
+        return super().needs_reward(key) and (key.startswith("data.val_") or self.algorithm.reads_rewards)
 
     @property
     def critic_warmup_steps(self) -> int:

@@ -1,49 +1,51 @@
 """The valid part of an invalid configuration: with it, its other mistakes are found and reported together."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from difflib import get_close_matches
-from typing import Any, TypeVar, cast, get_args, get_origin
+from functools import cache, partial
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from tandem.config import verl_keys
-from tandem.config.base import Section
+from tandem.config.base import Section, rules_of
+from tandem.config.keys import holds_sections_by_name, section_of
 from tandem.config.sections import sections_at
-from tandem.config.tree import Tree
 
 Kind = TypeVar("Kind", bound=Section)
+_Context = Mapping[str, Any] | None
 
 
-def valid_part(kind: type[Kind], tree: Mapping[str, Any]) -> Kind:
-    """A section, or a whole configuration, of the values that are valid by themselves.
+def valid_part(kind: type[Kind], tree: Mapping[str, Any], context: _Context = None) -> Kind:
+    """A section, or a whole configuration, of the values that are valid by themselves; unknown keys are passed over.
 
-    Reading any other raises AttributeError: what was refused, and what an unknown key beside it may mean. In a section
-    that may be any key with a default; in a whole configuration it is a section with a name like it. What a section
-    asks of its values together is not asked here.
+    Reading a value that was refused raises AttributeError. What a section asks of its values together is not asked
+    here, but by `broken_rules`.
     """
-    unknown_keys = tree.keys() - kind.model_fields.keys() - set(verl_keys.SECTIONS)
-    may_be_meant: Collection[str] = kind.model_fields
-    if issubclass(kind, Tree):
-        may_be_meant = {name for key in unknown_keys for name in get_close_matches(key, kind.model_fields)}
+    tree = kind.filled(tree)
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        if name not in tree and unknown_keys and name in may_be_meant:
-            continue
         try:
-            values[name] = _validated(name, field, tree)
+            values[name] = _validated(kind, name, tree, context)
         except ValidationError:
-            inner = _section_of(field, tree.get(name))
-            if inner is not None and get_origin(field.annotation) is dict:  # sections by name
-                named = cast(Mapping[str, Mapping[str, Any]], tree[name]).items()
-                values[name] = {key: valid_part(inner, one) for key, one in named if _is_mapping(one)}
-            elif inner is not None:
-                values[name] = valid_part(inner, tree[name])
+            part = _part(kind, name, field, tree.get(name), context)
+            if part is not None:
+                values[name] = part
     section = kind.model_construct(**values)
     for name in kind.model_fields.keys() - values.keys():
         vars(section).pop(name, None)  # a default, where model_construct found one
     return section
+
+
+def broken_rules(section: Section, prefix: str = "") -> Iterator[str]:
+    """What the rules of a section, and of all sections in it, find in their valid part, each behind its key."""
+    for one in rules_of(type(section)):
+        key = ".".join(part for part in (prefix, one.key) if part)
+        for told in found_by(partial(one.find, section), whole=False):
+            yield f"{key}: {told}" if key else told
+    for name in type(section).model_fields:
+        for key, inner in _sections_in(vars(section).get(name), f"{prefix}.{name}" if prefix else name):
+            yield from broken_rules(inner, key)
 
 
 def found_by(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
@@ -60,29 +62,49 @@ def found_by(check: Callable[[], Iterator[str]], whole: bool) -> Iterator[str]:
         yield str(error)
 
 
-def _validated(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> Any:
+def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Section]]:
+    if isinstance(value, Section):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in cast(dict[str, Any], value).items():
+            yield from _sections_in(inner, f"{key}.{name}")
+    elif isinstance(value, list):
+        for place, inner in enumerate(cast(list[Any], value)):
+            yield from _sections_in(inner, f"{key}.{place}")
+
+
+def _validated(kind: type[Section], name: str, tree: Mapping[str, Any], context: _Context) -> Any:
     """One value, or its default. Raises ValidationError."""
-    alone: Any = create_model(name, __base__=Section, **cast(Any, {name: (field.annotation, copy(field))}))
-    return getattr(alone.model_validate({name: tree[name]} if name in tree else {}), name)
+    given = {name: tree[name]} if name in tree else {}
+    return getattr(_alone(kind, name).model_validate(given, context=cast(Any, context)), name)
 
 
-def _section_of(field: FieldInfo, given: Any) -> type[Section] | None:
-    """The section that a value was meant to be: of several, the one with its type."""
-    if not isinstance(given, Mapping):
+@cache
+def _alone(kind: type[Section], name: str) -> type[Section]:
+    """A section of one key of another, which is compiled once for all configurations with mistakes."""
+    field = kind.model_fields[name]
+    return create_model(name, __base__=Section, **cast(Any, {name: (field.annotation, copy(field))}))
+
+
+def _part(kind: type[Section], name: str, field: FieldInfo, given: Any, context: _Context) -> Any:
+    """The valid part of a refused section, of sections by name, or of a list with sections; None of any other value."""
+    if isinstance(given, list) and sections_at(field):
+        return [_item(kind, name, field, one, context) for one in cast(list[Any], given)]
+    inner = section_of(field, given)
+    if inner is None:
         return None
-    wanted = cast(Mapping[str, Any], given).get("type", _default_type(field))
-    for section in sections_at(field):
-        types = section.model_fields.get("type")
-        if types is None or wanted in get_args(types.annotation):
-            return section
-    return None
+    if holds_sections_by_name(field):
+        named = cast(Mapping[str, Any], given).items()
+        return {
+            key: valid_part(inner, cast(dict[str, Any], one), context) for key, one in named if isinstance(one, dict)
+        }
+    return valid_part(inner, cast(Mapping[str, Any], given), context)
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _default_type(field: FieldInfo) -> Any:
-    """The type of the section that stands at a key by default."""
-    default: Any = field.default
-    return cast(dict[str, Any], default).get("type") if isinstance(default, dict) else getattr(default, "type", None)
+def _item(kind: type[Section], name: str, field: FieldInfo, given: Any, context: _Context) -> Any:
+    """One of a list: valid, the valid part of a section, or in the place of anything else a section without values."""
+    try:
+        return _validated(kind, name, {name: [given]}, context)[0]
+    except ValidationError:
+        inner = section_of(field, given)
+        return Section.model_construct() if inner is None else valid_part(inner, given, context)

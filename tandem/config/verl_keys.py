@@ -123,7 +123,7 @@ COUNTERPARTS: Mapping[str, str] = {
 def describe(key: str, value: Any) -> list[str]:
     """What to say of an unknown key, one message for every key below it; empty where it is none of verl's."""
     if key.partition(".")[0] in SECTIONS or key in COUNTERPARTS:
-        return [_message(leaf) for leaf in _leaves(key, value)]
+        return [_message(leaf) for leaf in leaves(key, value)]
     return []
 
 
@@ -134,9 +134,10 @@ def _message(key: str) -> str:
     return f"{key}: a key of verl that has no counterpart here; leave it out (docs/configuration.md has all keys)"
 
 
-def _leaves(key: str, value: Any) -> Iterator[str]:
+def leaves(key: str, value: Any) -> Iterator[str]:
+    """The keys below one, of the sections in its value."""
     if not isinstance(value, dict) or not value:
         yield key
         return
     for name, inner in cast(dict[Any, Any], value).items():
-        yield from _leaves(f"{key}.{name}", inner)
+        yield from leaves(f"{key}.{name}", inner)

@@ -9,11 +9,14 @@ https://yaml.org/spec/1.2.2/#103-core-schema. Merge keys (`<<`) of YAML 1.1 stil
 """
 
 import re
-from typing import Any, cast
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
 
 import yaml
 from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode, ScalarNode
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.scanner import ScannerError
 
 YAMLError = yaml.YAMLError
 _DEEPEST, _MOST = 100, 1_000_000
@@ -38,6 +41,10 @@ def read(text: str) -> Any:
         tree = yaml.load(text, _Loader)
     except RecursionError:
         raise YAMLError("it is nested too deeply") from None
+    except ScannerError as error:
+        if "'\\t'" in str(error.problem):
+            error.problem = "a tab begins here, and YAML wants spaces"
+        raise
     except _OF_VALUES as error:
         raise YAMLError(f"a value is not of its type ({error})") from None
     try:
@@ -68,19 +75,46 @@ def write(tree: Any) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+@contextmanager
+def _told_as_yaml(node: ScalarNode) -> Generator[None]:
+    """Where a tag says a kind that the text is not of (`!!int many`), or a number has thousands of digits."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConstructorError(None, None, str(error), node.start_mark) from None
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}
+
+    def refuse(self, node: Node) -> NoReturn:
+        raise ConstructorError(None, None, f"{node.tag} is no kind of YAML 1.2's core schema", node.start_mark)
+
+    def construct_bool(self, node: ScalarNode) -> bool:
+        text = self.construct_scalar(node).lower()
+        if text not in ("true", "false"):
+            raise ConstructorError(None, None, f"{node.value!r} is neither true nor false", node.start_mark)
+        return text == "true"
 
     def construct_int(self, node: ScalarNode) -> int:
         text = self.construct_scalar(node)
         bases = {"0o": 8, "0x": 16}
-        number = int(text.removeprefix("0o"), bases[text[:2]]) if text[:2] in bases else int(text)
-        str(number)  # ValueError: of so many digits that no message could show it
-        return number
+        with _told_as_yaml(node):
+            number = int(text.removeprefix("0o"), bases[text[:2]]) if text[:2] in bases else int(text)
+            str(number)  # ValueError: of so many digits that no message could show it
+            return number
 
     def construct_float(self, node: ScalarNode) -> float:
         text = self.construct_scalar(node).lower()
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        with _told_as_yaml(node):
+            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def construct_whole_mapping(self, node: MappingNode) -> dict[Any, Any]:
+        """At once, with all that is in it: what holds itself is refused."""
+        return self.construct_mapping(node, deep=True)
+
+    def construct_whole_list(self, node: SequenceNode) -> list[Any]:
+        return self.construct_sequence(node, deep=True)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key, ScalarNode)]
@@ -98,5 +132,10 @@ class _Dumper(yaml.SafeDumper):
 for _kind, _pattern, _first in _SCHEMA:
     for _class in cast(list[Any], [_Loader, _Dumper]):
         _class.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}bool", _Loader.construct_bool)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_int)
 _Loader.add_constructor(f"{_TAG}float", _Loader.construct_float)
+_Loader.add_constructor(f"{_TAG}map", _Loader.construct_whole_mapping)
+_Loader.add_constructor(f"{_TAG}seq", _Loader.construct_whole_list)
+for _kind in ("timestamp", "binary", "set", "omap", "pairs"):  # of YAML 1.1
+    _Loader.add_constructor(_TAG + _kind, _Loader.refuse)

@@ -62,7 +62,7 @@ def learn_step(
 ) -> Step:
     """Prepare, compute advantages, update, publish: what follows on scored groups."""
     clock = Clock()
-    batch = to_batch(groups)
+    batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
     phases.to_training()
     with placed_step(batch, algorithm, config, step) as placed:
         clock("preparation", lambda: prepare(roles, algorithm, config, placed))

@@ -18,10 +18,9 @@ from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
-from tandem.jobs.rl import RlJob, failed_answers_saved
+from tandem.jobs.rl import RlJob, failed_answers_saved, make_reward_manager
 from tandem.jobs.run import run_job
 from tandem.pictures.store import PictureStore
-from tandem.reward.manager import RewardManager
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.signals import StopReason
@@ -38,7 +37,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     sampler = make_sampler(config.data, train, trainer.seed)
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
     trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
-    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, trainer.seed)) as reward:
+    with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
         placement = Placement(cluster, pools_of(config))
         placement.sources.append(reward)
         roles = make_experience_roles(config, inputs.tokenizer, placement, reward)
@@ -89,7 +88,7 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
         )
     trained = config.trainer.model_copy(update={"eval_every": 0, "max_staleness": _staleness(files, config, saved)})
     config = config.model_copy(update={"trainer": trained})
-    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+    with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
         placement = Placement(cluster, pools_of(config))
         return run_job(config, lambda branch: ReplayJob(files, config, inputs, placement, reward, None, branch))
 
@@ -100,13 +99,11 @@ def _staleness(files: Sequence[Path], config: TrainConfig, saved: Path) -> int:
     configured, most = config.trainer.max_staleness, max(staleness_of(path) for path in files)
     if most <= configured:
         return configured
-    try:
-        config.algorithm.check_staleness(most)
-    except ValueError as error:
+    if mistakes := list(config.algorithm.find_stale_mistakes(most)):
         raise UserError(
             f"--debug-train {saved}: answers are of weights up to {most} steps older than those of their step. "
-            f"algorithm: {error}; or give a single file of step 1"
-        ) from error
+            f"algorithm: {'; '.join(mistakes)}; or give a single file of step 1"
+        )
     print(
         f"--debug-train {saved}: answers are of weights up to {most} steps older than those of their step; they are "
         f"trained on as with trainer.max_staleness: {most}",

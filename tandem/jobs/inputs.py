@@ -19,6 +19,7 @@ from tandem.data.mixture import make_sampler, set_sizes
 from tandem.data.own import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
+from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
 from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.pictures.shown import ModelPictures
@@ -66,9 +67,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         for key, prompts in data.items():
             _catch(problems, _check_agent_names, config.conversation, prompts, key=key)
             _catch(problems, _check_videos, config.generation, config.conversation, prompts, key=key)
-        sources = {prompt.data_source for prompts in data.values() for prompt in prompts}
-        judged = [] if config.judged_elsewhere else sorted(sources)
-        _catch(problems, check_functions, config.reward, judged, data, counts)
+        _catch(problems, check_functions, config.reward, unnamed_sources(config, data), data, counts)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
     if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):

@@ -220,9 +220,14 @@ def failed_answers_saved(config: TrainConfig, step: int) -> Iterator[None]:
         raise
 
 
+def make_reward_manager(config: TrainConfig) -> RewardManager:
+    """Raises UserError when a function cannot be loaded."""
+    return RewardManager(config.reward, config.trainer.seed, needed=config.algorithm.reads_rewards)
+
+
 def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StopReason | None:
     """`tandem train`: what stopped the run before its last step, if one did."""
-    with closing(make_cluster(config)) as cluster, closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+    with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
 
         def make_job(branch: Branch | None) -> RlJob:
             return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, branch=branch)

@@ -24,7 +24,7 @@ from tandem.jobs import preference, sft
 from tandem.jobs.callbacks import Callback
 from tandem.jobs.inputs import Inputs, read_inputs
 from tandem.jobs.result import Run
-from tandem.jobs.rl import RlJob
+from tandem.jobs.rl import RlJob, make_reward_manager
 from tandem.jobs.run import claim_run_dir, find_start, run_job
 from tandem.reward.manager import RewardManager
 from tandem.signals import StopReason
@@ -71,7 +71,7 @@ class Trainer:
         with ExitStack() as opened:
             opened.enter_context(claim_run_dir(self.config))
             self._cluster = opened.enter_context(closing(make_cluster(self.config, self._pools)))
-            self._reward = self._reward or RewardManager(self.config.reward, self.config.trainer.seed)
+            self._reward = self._reward or make_reward_manager(self.config)
             for reward in (self._reward, self._val_reward):
                 if isinstance(reward, RewardManager):
                     opened.enter_context(closing(reward))

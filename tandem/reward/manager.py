@@ -57,10 +57,11 @@ class RewardManager:
     `submit` too has each group scored as soon as its answers are there.
     """
 
-    def __init__(self, config: RewardConfig, seed: int = 0) -> None:
-        """Raises UserError when a function cannot be loaded."""
+    def __init__(self, config: RewardConfig, seed: int = 0, *, needed: bool = True) -> None:
+        """Raises UserError when a function cannot be loaded. `needed`: something is learned from the rewards."""
         self._config = config
         self._seed = seed
+        self._needed = needed
         self._functions = {function.reference: function for function in check_functions(config, ())}
         self._shown: set[tuple[str, Status | None]] = set()
         given = {reference: function.given for reference, function in self._functions.items()}
@@ -126,7 +127,8 @@ class RewardManager:
         their environments failed; and where neither a function nor an environment has given any of them a reward."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
-        if scores and not self._config.functions and all(score.failure is Status.NOT_SCORED for score in scores):
+        unscored = scores and all(score.failure is Status.NOT_SCORED for score in scores)
+        if unscored and self._needed and not self._config.functions:
             source = groups[0].trajectories[0].prompt.data_source
             raise RewardShareExceeded(
                 f"none of {len(scores)} trajectories has a reward: their environments gave none, no function is in "

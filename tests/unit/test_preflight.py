@@ -260,7 +260,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "tracking.own=['{0}/rewards.py:Half']", ["tracking.own[0]: {0}/rewards.py:Half lacks close of tandem.T"]),
     (
         "sft",
-        "tracking.own=[{{tracker: 'a.b:C', options: {{api_key: x}}}}]",
+        "tracking.own=[{{tracker: '{0}/rewards.py:Whole', options: {{api_key: x}}}}]",
         ["tracking.own.0.options: api_key: looks like a secret"],
     ),
     # the run
@@ -311,6 +311,7 @@ def place(sort4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "class Half(Tracker):\n"
         "    def __init__(self, options, run):\n        pass\n\n"
         "    def log(self, step, metrics):\n        pass\n\n\n"
+        "class Whole(Half):\n    def close(self, status):\n        pass\n\n\n"
         "def score(completion):\n    return 0.0\n\n\n"
         "def needs(completion, difficulty):\n    return 0.0\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -28,10 +29,10 @@ class DPPOLossConfig(LossConfig):
     max_ratio: float = Field(default=20.0, gt=1)
     """Importance weights are cut here."""
 
-    def check(self, algorithm: PolicyGradientConfig) -> None:
+    def find_mistakes(self, algorithm: PolicyGradientConfig) -> Iterator[str]:
         correction = algorithm.rollout_correction.type
         if correction != "none":
-            raise ValueError(
+            yield (
                 f"rollout_correction.type: {correction} would correct twice: the ratio of loss.type: dppo is to the "
                 "engine's own log-probs already; leave it out"
             )

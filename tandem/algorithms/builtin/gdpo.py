@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tandem.algorithms.base import Rollouts, Signal
 from tandem.algorithms.group_relative import GroupRelative, Siblings
-from tandem.config.algorithms import GroupConfig, refuse_shaped_rewards
+from tandem.config.algorithms import GroupConfig, find_shaped_rewards
+from tandem.config.base import rule
 from tandem.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,10 +24,9 @@ class GDPOConfig(GroupConfig):
     rewards: dict[str, float] = Field(min_length=1)
     """Weights of parts: names of reward functions, where there are several, or keys that they return."""
 
-    @model_validator(mode="after")
-    def _needs_raw_rewards(self) -> Self:
-        refuse_shaped_rewards(self, "reads the parts of the reward")
-        return self
+    @rule()
+    def _needs_raw_rewards(self) -> Iterator[str]:
+        yield from find_shaped_rewards(self, "reads the parts of the reward")
 
 
 class GDPO(GroupRelative[GDPOConfig]):

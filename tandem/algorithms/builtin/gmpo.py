@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.builtin.grpo import GRPO, GRPOFamilyConfig
@@ -21,10 +22,10 @@ class GMPOLossConfig(LossConfig):
     """Token ratios count within exp(-this) … exp(this)."""
     aggregation: Aggregation = "sequence_mean_token_mean"
 
-    def check(self, algorithm: PolicyGradientConfig) -> None:
+    def find_mistakes(self, algorithm: PolicyGradientConfig) -> Iterator[str]:
         judges = "turns" if algorithm.turn_rewards == "by_turn" else "tokens"
         if algorithm.advantages_by_token or judges == "turns":
-            raise ValueError(f"loss.type: gmpo weighs whole responses, but {algorithm.type} judges {judges}; use gspo")
+            yield f"loss.type: gmpo weighs whole responses, but {algorithm.type} judges {judges}; use gspo"
 
 
 class GMPOConfig(GRPOFamilyConfig):

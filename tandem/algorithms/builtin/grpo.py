@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.group_relative import GroupRelative, Siblings
 from tandem.config.algorithms import GroupConfig
+from tandem.config.base import rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,14 +22,13 @@ class GRPOFamilyConfig(GroupConfig):
     normalize_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
 
-    @model_validator(mode="after")
-    def _turns_have_no_deviation(self) -> Self:
+    @rule()
+    def _turns_have_no_deviation(self) -> Iterator[str]:
         if self.turn_rewards == "by_turn" and self.normalize_by_std:
-            raise ValueError(
+            yield (
                 "turn_rewards: by_turn: the deviation of whole rewards is no scale for those of turns, and is 0 where "
                 "turns alone differ; give normalize_by_std: false"
             )
-        return self
 
 
 class GRPOConfig(GRPOFamilyConfig):

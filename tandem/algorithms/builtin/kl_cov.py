@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Rollouts
@@ -24,11 +25,9 @@ class KLCovLossConfig(LossConfig):
 
     bounds_ratio: ClassVar[bool] = False
 
-    def check(self, algorithm: PolicyGradientConfig) -> None:
+    def find_mistakes(self, algorithm: PolicyGradientConfig) -> Iterator[str]:
         if algorithm.epochs * algorithm.minibatches == 1:
-            raise ValueError(
-                "loss.type: kl_cov does nothing on one optimizer step a batch; raise minibatches or epochs"
-            )
+            yield "loss.type: kl_cov does nothing on one optimizer step a batch; raise minibatches or epochs"
 
 
 class KLCovLoss(PolicyLoss[KLCovLossConfig]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-from pydantic import model_validator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.base import Rollouts
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
 from tandem.algorithms.group_relative import GroupRelative, Siblings
-from tandem.config.algorithms import GroupConfig, PolicyLossConfig, refuse_shaped_rewards
+from tandem.config.algorithms import GroupConfig, PolicyLossConfig, find_shaped_rewards
+from tandem.config.base import rule
 from tandem.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,10 +22,9 @@ class MaxRLConfig(GroupConfig):
     type: Literal["maxrl"] = "maxrl"
     loss: PolicyLossConfig = ReinforceLossConfig()
 
-    @model_validator(mode="after")
-    def _needs_raw_rewards(self) -> Self:
-        refuse_shaped_rewards(self, "divides by the mean reward")
-        return self
+    @rule()
+    def _needs_raw_rewards(self) -> Iterator[str]:
+        yield from find_shaped_rewards(self, "divides by the mean reward")
 
 
 class MaxRL(GroupRelative[MaxRLConfig]):

@@ -3,16 +3,15 @@ with the teacher's likeliest tokens, the distance of the two distributions is th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.group_relative import GroupRelative, Siblings
 from tandem.algorithms.returns import discounted_returns
-from tandem.config.algorithms import PolicyGradientConfig, refuse_shaped_rewards
-from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from tandem.config.algorithms import PolicyGradientConfig, find_shaped_rewards
+from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, rule
 from tandem.config.teacher import TeacherConfig
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ class OnPolicyDistillationConfig(PolicyGradientConfig):
     """How much likelier the teacher finds each token that the student sampled (GKD, arXiv:2306.13649)."""
 
     advantages_by_token: ClassVar[bool] = True
-    needs_trainer_logprobs: ClassVar[bool] = True
     has_teacher: ClassVar[bool] = True
 
     type: Literal["on_policy_distillation"] = "on_policy_distillation"
@@ -49,25 +47,40 @@ class OnPolicyDistillationConfig(PolicyGradientConfig):
     def top_tokens(self) -> int:
         return self.top_k
 
-    @model_validator(mode="after")
-    def _compares_distributions(self) -> Self:
-        if self.top_k and self.gamma:
-            raise ValueError("gamma: with top_k each token answers for its own distribution; leave it out")
-        if self.top_k and self.loss.type != "clip":
-            raise ValueError(f"loss.type: {self.loss.type} reads no distributions; with top_k use clip")
-        return self
+    @property
+    def needs_trainer_logprobs(self) -> bool:
+        return not self.top_k
 
-    @model_validator(mode="after")
-    def _uses_what_is_given(self) -> Self:
+    @property
+    def reads_rewards(self) -> bool:
+        return self.reward_weight > 0
+
+    @rule()
+    def _discounts_tokens(self) -> Iterator[str]:
+        if self.top_k and self.gamma:
+            yield "gamma: with top_k each token answers for its own distribution; leave it out"
+
+    @rule()
+    def _has_a_loss_of_distributions(self) -> Iterator[str]:
+        if self.top_k and self.loss.type != "clip":
+            yield f"loss.type: {self.loss.type} reads no distributions; with top_k use clip"
+
+    @rule()
+    def _compares_siblings(self) -> Iterator[str]:
         if self.reward_weight and self.group_size == 1:
-            raise ValueError("reward_weight: rewards are compared between siblings; give group_size 2 or more")
+            yield "reward_weight: rewards are compared between siblings; give group_size 2 or more"
+
+    @rule()
+    def _resamples_nothing(self) -> Iterator[str]:
         if self.resample_rounds:
-            raise ValueError("resample_rounds: groups with equal rewards teach as much as others here; leave it out")
+            yield "resample_rounds: groups with equal rewards teach as much as others here; leave it out"
+
+    @rule()
+    def _leaves_rewards(self) -> Iterator[str]:
         if not self.reward_weight:
-            refuse_shaped_rewards(self, "with reward_weight: 0 learns nothing from rewards")
+            yield from find_shaped_rewards(self, "with reward_weight: 0 learns nothing from rewards")
         elif self.kl.place == "reward":
-            raise ValueError("kl.place: reward is no part of these advantages; give kl.place: loss")
-        return self
+            yield "kl.place: reward is no part of these advantages; give kl.place: loss"
 
 
 class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):

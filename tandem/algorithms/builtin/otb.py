@@ -19,10 +19,13 @@ class OTBConfig(GroupConfig):
     """The siblings' weighted mean at each token is the baseline (arXiv:2602.07078)."""
 
     advantages_by_token: ClassVar[bool] = True
-    needs_trainer_logprobs: ClassVar[bool] = True
 
     type: Literal["otb"] = "otb"
     loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
+
+    @property
+    def needs_trainer_logprobs(self) -> bool:
+        return True
 
 
 class OTB(PolicyGradient[OTBConfig]):

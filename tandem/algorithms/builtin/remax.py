@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-from pydantic import model_validator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.base import Advantages, Rollouts, Signal
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.config.algorithms import PolicyGradientConfig, PolicyLossConfig
-from tandem.config.base import PositiveInt
+from tandem.config.base import PositiveInt, rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,11 +22,10 @@ class ReMaxConfig(PolicyGradientConfig):
     group_size: PositiveInt = 1
     loss: PolicyLossConfig = ReinforceLossConfig(aggregation="sequence_mean_token_sum")
 
-    @model_validator(mode="after")
-    def _punishes_no_length(self) -> Self:
+    @rule()
+    def _punishes_no_length(self) -> Iterator[str]:
         if self.overlong_buffer:
-            raise ValueError("overlong_buffer: remax compares with the greedy answer, which is not punished for length")
-        return self
+            yield "overlong_buffer: remax compares with the greedy answer, which is not punished for length"
 
 
 class ReMax(PolicyGradient[ReMaxConfig]):

@@ -1,7 +1,7 @@
 """Reward functions, and algorithms of the user's own: are they there, and do rows have what they need?"""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +23,17 @@ def find_function_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> 
     if not isinstance(config, RolloutConfig):
         return
     prompts = {key: [_prompt(row) for row in rows.usable] for key, rows in first_rows.items()}
-    sources = sorted({prompt.data_source for some in prompts.values() for prompt in some})
     try:
-        check_functions(config.reward, [] if config.judged_elsewhere else sources, prompts)
+        check_functions(config.reward, unnamed_sources(config, prompts), prompts)
     except UserError as error:
         yield str(error)
+
+
+def unnamed_sources(config: RolloutConfig, prompts: Mapping[str, Sequence[Prompt]]) -> list[str]:
+    """The sources of rows whose answers a built-in function has to score, as the configuration names none."""
+    if config.reward.functions:
+        return []
+    return sorted({prompt.data_source for key, some in prompts.items() if config.needs_reward(key) for prompt in some})
 
 
 def find_judge_mistakes(config: Any) -> Iterator[str]:
