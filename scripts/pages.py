@@ -34,7 +34,13 @@ holds whole paths, so that a run resumes from anywhere. What is passed on as it 
 
 Files and overrides are YAML 1.2: `1e-3` and `1e3` are numbers, `0o17` is 15 and `017` is 17, booleans are `true` and
 `false`. `yes`, `no`, `on` and `off` are text, which keys of kind `bool` understand all the same. The same key twice in
-one section is an error.
+one section is an error. Nothing is written as `null`; `None` is refused. Variables (`$HOME`, `${…}`) are not filled
+in, and refused where a path, a number or a name is wanted: the shell fills them in on the command line. A section whose
+keys are all left out is one of defaults, and a section `algorithm` without a type is GRPO. Where a list of files is
+wanted, one file may stand.
+
+All mistakes are told in one start, with what stands behind a misspelt name: that is taken for the name that was
+probably meant. The rules that sections keep together are the methods marked `@rule` of their classes.
 
 A run that is continued with `--resume` may change the keys marked *may change* (`tandem/config/resume.py`): resources,
 time-outs, what is recorded, and how long the run goes. The others decide what the run learns, and stay as they were.

@@ -21,6 +21,8 @@ from tandem.stored import DamagedFile, read_text, read_yaml
 
 Config = TypeVar("Config", bound=Tree)
 _DATA_FILES = (".jsonl", ".parquet", ".csv", ".arrow", ".jsonl.gz")
+_LIKE = 0.75
+"""How much a misspelt section is like its name, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class ParsedConfig(Generic[Config]):
 def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> ParsedConfig[Config]:
     """Read `path`, apply `a.b=value` overrides (values are YAML), validate. Raises UserError for what is no YAML."""
     tree = {name: section for name, section in _read_yaml(path).items() if name not in kind.NOT_READ}
-    if tree and not any(name in verl_keys.SECTIONS or get_close_matches(str(name), kind.model_fields) for name in tree):
+    known = [*kind.model_fields, *verl_keys.SECTIONS]
+    if tree and not any(get_close_matches(str(name), known, cutoff=_LIKE) for name in tree):
         raise UserError(
             f"{path}: is no configuration of this command, which has sections ({', '.join(kind.model_fields)}); it "
             f"holds {', '.join(map(str, list(tree)[:5]))}"

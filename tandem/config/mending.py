@@ -38,7 +38,8 @@ def mend(kind: type[Tree], tree: dict[str, Any], errors: Sequence[ErrorDetails])
     for others, the defaults of those are not to be trusted: they are refused.
     """
     mended = deepcopy(tree)
-    changed = [_mend(kind, mended, error) for error in errors]
+    misspelt_first = sorted(errors, key=lambda error: not hides_others(error))  # their sections are not missing
+    changed = [_mend(kind, mended, error) for error in misspelt_first]
     return mended if any(changed) else None
 
 
@@ -50,14 +51,14 @@ def _mend(kind: type[Tree], tree: dict[str, Any], error: ErrorDetails) -> bool:
     except (KeyError, IndexError, TypeError):
         return False
     if error["type"] == "extra_forbidden":
-        return name in section and _rename(kind, tree, section, ".".join(map(str, parents)), name)
+        return name in section and _rename(kind, tree, section, _without_places(parents), name)
     if error["type"] == "union_tag_invalid" and isinstance(error["input"], dict):
         meant = meant_type(error)
         if meant is not None:
             section[name]["type"] = meant
         return meant is not None
     empty = error["type"] == "missing" or (error["type"] in _NO_SECTION and error["input"] is None)
-    if empty and isinstance(name, str) and _is_section(kind, [*parents, name]):
+    if empty and isinstance(name, str) and section.get(name) is None and _is_section(kind, [*parents, name]):
         section[name] = {}
         return True
     return False
@@ -76,6 +77,11 @@ def _rename(kind: type[Tree], tree: dict[str, Any], section: dict[Any, Any], par
     for other in {*keys_of_like_meaning(kind, key), *others, *([meant] if meant else [])} - {key}:
         _distrust(tree, other)
     return True
+
+
+def _without_places(keys: Sequence[str | int]) -> str:
+    """Of a section in a list the key that all of the list have."""
+    return ".".join(key for key in keys if isinstance(key, str))
 
 
 def _distrust(tree: dict[str, Any], key: str) -> None:

@@ -53,6 +53,8 @@ def _describe(key: str, errors: Sequence[ErrorDetails], kind: type[Tree]) -> lis
 def _reason(error: ErrorDetails) -> str:
     if error["type"] in ("list_type", "tuple_type") and isinstance(error["input"], str | int | float):
         return f"input should be a list, as [{error['input']}]"
+    if error["type"] == "path_type":
+        return "input should be a path"
     message = error["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
 

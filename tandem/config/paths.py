@@ -28,6 +28,8 @@ HUB_PINS = "hub pins"
 
 
 def absolute(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("a path has no NUL character")
     try:
         return path.expanduser().absolute()
     except RuntimeError as error:  # ~name of a user that does not exist

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_origin
 
 from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -88,7 +88,7 @@ def _alone(kind: type[Section], name: str) -> type[Section]:
 
 def _part(kind: type[Section], name: str, field: FieldInfo, given: Any, context: _Context) -> Any:
     """The valid part of a refused section, of sections by name, or of a list with sections; None of any other value."""
-    if isinstance(given, list) and sections_at(field):
+    if isinstance(given, list) and get_origin(field.annotation) is list and sections_at(field):
         return [_item(kind, name, field, one, context) for one in cast(list[Any], given)]
     inner = section_of(field, given)
     if inner is None:

@@ -109,6 +109,11 @@ class _Loader(yaml.SafeLoader):
         with _told_as_yaml(node):
             return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
+    def construct_text(self, node: ScalarNode) -> str:
+        text = self.construct_scalar(node)
+        with _told_as_yaml(node):  # half a surrogate pair could be written nowhere
+            return text.encode("utf-8").decode("utf-8")
+
     def construct_whole_mapping(self, node: MappingNode) -> dict[Any, Any]:
         """At once, with all that is in it: what holds itself is refused."""
         return self.construct_mapping(node, deep=True)
@@ -135,6 +140,7 @@ for _kind, _pattern, _first in _SCHEMA:
 _Loader.add_constructor(f"{_TAG}bool", _Loader.construct_bool)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_int)
 _Loader.add_constructor(f"{_TAG}float", _Loader.construct_float)
+_Loader.add_constructor(f"{_TAG}str", _Loader.construct_text)
 _Loader.add_constructor(f"{_TAG}map", _Loader.construct_whole_mapping)
 _Loader.add_constructor(f"{_TAG}seq", _Loader.construct_whole_list)
 for _kind in ("timestamp", "binary", "set", "omap", "pairs"):  # of YAML 1.1
