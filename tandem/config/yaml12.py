@@ -66,7 +66,8 @@ def check_size(tree: Any) -> None:
             raise ValueError(f"it is nested too deeply: lists and mappings more than {_DEEPEST} levels down")
         if count > _MOST:
             raise ValueError(f"it holds more than {_MOST:,} values, with what its aliases stand for")
-        inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        whole: Any = value
+        inner: Any = whole.values() if isinstance(value, dict) else whole if isinstance(value, list) else ()
         left += [(one, depth + 1) for one in inner]
 
 

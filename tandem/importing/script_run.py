@@ -25,7 +25,8 @@ if [ "$1" = ray ]; then  # a job of Ray is the command after --
         [ "$word" != -- ] || exec /tmp/bin/env "${@:place}"
     done
 fi
-if [[ "$1 $2 $3" =~ ^python[0-9.]*\ -c\ import\ ([A-Za-z_][A-Za-z_0-9]*)$ ]]; then
+import='^python[0-9.]* -c import ([A-Za-z_][A-Za-z_0-9]*)$'
+if [[ "$1 $2 $3" =~ $import ]]; then
     [[ " $TANDEM_MODULES " == *" ${BASH_REMATCH[1]} "* ]]
     exit
 fi
