@@ -58,7 +58,8 @@ def check_size(tree: Any) -> None:
     """Raises ValueError where lists and mappings are nested deeper, or hold more values, than in any file that people
     or programs write here. An alias counts as what it stands for: a few lines of them may stand for billions of values,
     and a list for itself."""
-    left, count = [(tree, 0)], 0
+    left: list[tuple[Any, int]] = [(tree, 0)]
+    count = 0
     while left:
         value, depth = left.pop()
         count += 1
@@ -66,9 +67,10 @@ def check_size(tree: Any) -> None:
             raise ValueError(f"it is nested too deeply: lists and mappings more than {_DEEPEST} levels down")
         if count > _MOST:
             raise ValueError(f"it holds more than {_MOST:,} values, with what its aliases stand for")
-        whole: Any = value
-        inner: Any = whole.values() if isinstance(value, dict) else whole if isinstance(value, list) else ()
-        left += [(one, depth + 1) for one in inner]
+        if isinstance(value, dict):
+            left += [(one, depth + 1) for one in cast(dict[Any, Any], value).values()]
+        elif isinstance(value, list):
+            left += [(one, depth + 1) for one in cast(list[Any], value)]
 
 
 def write(tree: Any) -> str:

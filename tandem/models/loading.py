@@ -97,8 +97,8 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
     listed: list[Any] = named if isinstance(named, list) else [named]
     if any(one is not None and type(one) is not int for one in listed):
         raise DamagedFile(file, f"eos_token_id: {named!r:.80} is neither a token id nor a list of them", MEND)
-    ends: Any = tokenizer.eos_token_id
-    return tuple(sorted({*listed, ends} - {None}))
+    own: Any = tokenizer.eos_token_id
+    return tuple(sorted({*listed, own} - {None}))
 
 
 def model_cost(config: ModelConfig, value_head: bool) -> RowCost:
