@@ -14,7 +14,14 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
 from tandem.controller.groups import Future
-from tandem.controller.learning import PlacedStep, needs_old_logprobs, placed_step, update, warms_up
+from tandem.controller.learning import (
+    PlacedStep,
+    check_rollout_logprobs,
+    needs_old_logprobs,
+    placed_step,
+    update,
+    warms_up,
+)
 from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
@@ -63,6 +70,7 @@ def learn_step(
     """Prepare, compute advantages, update, publish: what follows on scored groups."""
     clock = Clock()
     batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
+    check_rollout_logprobs(batch, step)
     phases.to_training()
     with placed_step(batch, algorithm, config, step) as placed:
         clock("preparation", lambda: prepare(roles, algorithm, config, placed))

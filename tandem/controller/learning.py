@@ -9,12 +9,14 @@ import torch
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
+from tandem.algorithms.group_relative import GroupRelative
 from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.batching.balance import Pass
 from tandem.batching.packing import split_groups, take_rows
 from tandem.config.tree import TrainConfig
 from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Critic
+from tandem.errors import EngineError
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
 from tandem.workers.placed import Cut
 
@@ -38,6 +40,38 @@ class PlacedStep(Placed):
         """The rows of each optimizer step, by epoch."""
 
 
+def check_rollout_logprobs(batch: Batch, step: int) -> None:
+    """Raises EngineError where the engines' log-probs are no finite numbers, as the weights are not."""
+    assert batch.tokens.rollout_logprobs is not None
+    bad_T = batch.loss_mask & ~np.isfinite(batch.tokens.rollout_logprobs)
+    if bad_T.any():
+        raise EngineError(
+            f"step {step}: the engine's log-probs of {bad_T.sum():,} of {batch.loss_mask.sum():,} tokens are no finite "
+            "numbers, so the weights that it serves are none: mostly training.optimizer.lr is too high. The last "
+            "checkpoint may be of before"
+        )
+
+
+def why_nothing_was_learned(batch: Batch, algorithm: Algorithm) -> str:
+    """Of a step in which no answer has an advantage, for a person."""
+    firsts = batch.first_branches
+    scored_B, groups_B, rewards_B = batch.scored[firsts], batch.groups[firsts], batch.rewards[firsts]
+    if not scored_B.any():
+        return "no answer has a reward (reward/not_scored, errors and timeouts count why)"
+    if not batch.loss_mask.any():
+        return "no answer with a reward has a token of the policy's own"
+    if {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
+        return "the teacher gives all tokens the probabilities that the policy gives them, as the same model does"
+    _, siblings = np.unique(groups_B[scored_B], return_counts=True)
+    if isinstance(algorithm, GroupRelative) and siblings.max() < 2:
+        return "no answer with a reward has a sibling with one, to which it could be compared"
+    if isinstance(algorithm, GroupRelative) and not _rewards_differ(batch)[batch.scored].any():
+        return "siblings all have the same reward"
+    if len(np.unique(rewards_B[scored_B])) == 1:
+        return "all answers have the same reward"
+    return "all advantages are 0, though rewards differ"
+
+
 def placed_step(batch: Batch, algorithm: Algorithm, config: TrainConfig, step: int) -> PlacedStep:
     """Rows are balanced over ranks in every pass of the step: those that score all rows, and each optimizer step.
 
@@ -56,11 +90,11 @@ def placed_step(batch: Batch, algorithm: Algorithm, config: TrainConfig, step: i
 
 
 def _rewards_differ(batch: Batch) -> BoolArray:
-    """bool `[B]`: the row's siblings do not all have its reward."""
+    """bool `[B]`: the row's siblings do not all have the same reward, of those that have one."""
     _, group_of_row_B = np.unique(batch.groups, return_inverse=True)
     highest, lowest = np.full((2, len(batch)), -np.inf)
-    np.maximum.at(highest, group_of_row_B, batch.rewards)
-    np.maximum.at(lowest, group_of_row_B, -batch.rewards)
+    np.maximum.at(highest, group_of_row_B, np.where(batch.scored, batch.rewards, -np.inf))
+    np.maximum.at(lowest, group_of_row_B, np.where(batch.scored, -batch.rewards, -np.inf))
     return (highest != -lowest)[group_of_row_B]
 
 

@@ -22,7 +22,7 @@ from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_producer, make_roles
 from tandem.controller.dataflow import Step, describe_batch, train_step
-from tandem.controller.learning import mismatch_warning, warms_up
+from tandem.controller.learning import mismatch_warning, warms_up, why_nothing_was_learned
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.roles import MovingReference
@@ -76,7 +76,9 @@ class RlJob:
         if branch is not None:
             print(branch.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
-        self._warned = self._told_of_rest = False
+        self._warned = False
+        self._told_of_rest: set[str] = set()
+        """Reasons for which a step has taught nothing, of which the user knows."""
         self._reward = reward
         if scores_groups(reward):
             placement.sources.append(reward)
@@ -91,20 +93,19 @@ class RlJob:
             path = trajectories_path(trainer.run_dir, step)
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
         self._warn_of_mismatch(done.batch, step)
-        self._tell_of_rest(step, done.metrics["actor/trained_share"])
+        self._tell_of_rest(step, done)
         described = describe_batch(done.batch, config, version=step - 1)
         of_sets = mixture_rewards(done.groups, self._sampler)
         return {**done.metrics, **described, **self._sampler.metrics(), **of_sets}
 
-    def _tell_of_rest(self, step: int, trained_share: float) -> None:
-        """Once a run, that a step has taught nothing."""
-        if trained_share == 0 and not self._told_of_rest and not warms_up(self._config, step):
-            print(
-                f"step {step}: no answer has an advantage, as siblings all have the same reward, and nothing was "
-                "learned from them (actor/trained_share is 0; of later steps it is not told)",
-                flush=True,
-            )
-            self._told_of_rest = True
+    def _tell_of_rest(self, step: int, done: Step) -> None:
+        """Once a run for each reason, that a step has taught nothing."""
+        if done.metrics["actor/trained_share"] > 0 or warms_up(self._config, step):
+            return
+        why = why_nothing_was_learned(done.batch, self._algorithm)
+        if why not in self._told_of_rest:
+            print(f"step {step}: nothing was learned, for {why} (actor/trained_share is 0; told once)", flush=True)
+            self._told_of_rest.add(why)
 
     def _warn_of_mismatch(self, batch: Batch, step: int) -> None:
         """Once a run, where the loss is anchored at the log-probs of an engine that is far from the trainer."""

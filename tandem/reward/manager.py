@@ -63,6 +63,8 @@ class RewardManager:
         self._seed = seed
         self._needed = needed
         self._functions = {function.reference: function for function in check_functions(config, ())}
+        self._has_scored = False
+        """Some trajectory had a reward in a check of the share."""
         self._shown: set[tuple[str, Status | None]] = set()
         given = {reference: function.given for reference, function in self._functions.items()}
         self._pool = WorkerPool(given, config.workers, config.timeout_s, config.import_timeout_s)
@@ -124,16 +126,15 @@ class RewardManager:
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward, or
-        their environments failed; and where neither a function nor an environment has given any of them a reward."""
+        their environments failed; and where neither a function nor an environment has given any of them a reward, nor,
+        where there are functions, any of those that were checked before."""
         groups = list(groups)
         scores = [score for group in groups for score in group.scores]
-        unscored = scores and all(score.failure is Status.NOT_SCORED for score in scores)
-        if unscored and self._needed and not self._config.functions:
-            source = groups[0].trajectories[0].prompt.data_source
+        self._has_scored |= any(score.value is not None for score in scores)
+        none = scores and all(score.failure is Status.NOT_SCORED for score in scores)
+        if none and self._needed and not (self._config.functions and self._has_scored):
             raise RewardShareExceeded(
-                f"none of {len(scores)} trajectories has a reward: their environments gave none, no function is in "
-                f"reward.functions, and none is built in for data_source {source!r}",
-                groups,
+                f"none of {len(scores)} trajectories has a reward: {self._why_none(groups)}", groups
             )
         for how, failures in _LOST.items():
             lost = [score for score in scores if score.failure in failures]
@@ -143,6 +144,22 @@ class RewardManager:
                     f"{self._config.max_error_share:g}. The first:\n{lost[0].error}",
                     groups,
                 )
+
+    def _why_none(self, groups: Sequence[Group]) -> str:
+        """Of groups that nothing has scored, and in which nothing failed."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        if all(trajectory.status is Status.ABORTED for trajectory in trajectories):
+            return "their generation was called off"
+        if not self._config.functions:
+            return (
+                "their environments gave none, no function is in reward.functions, and none is built in for "
+                f"data_source {trajectories[0].prompt.data_source!r}"
+            )
+        named = " and ".join(self._functions)
+        return (
+            f"{named} returned None for all of them, which means that the function does not apply, and nothing had a "
+            "reward before. Give rows to which one applies, or return a number"
+        )
 
     def forget(self) -> None:
         """Nobody wants the groups that were submitted, as those of a run that goes on from an earlier step."""

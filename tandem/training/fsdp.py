@@ -164,6 +164,7 @@ class FsdpEngine:
     def save(self, directory: Path) -> list[TensorFile]:
         if self._optimizer is None:
             return [self._save_frozen(directory / "state")]
+        self._trained.check_finite()
         files = copy_model(self.model, self._layout, self._copies, directory / "model")
         files += copy_adapters(self.model, self._layout, self._copies, directory / "adapter")
         files.append(self._trained.save(directory / "state", self._copies))

@@ -14,7 +14,7 @@ from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_fil
 from tandem.training.adamw_8bit import BlockwiseAdamW, block_of
 from tandem.training.copies import HostCopies
 from tandem.training.muon import ShardedMuon, hidden_matrices
-from tandem.training.shards import full_tensor, shards_of
+from tandem.training.shards import full_tensor, local_shard, shards_of
 
 _NUMBERS_AT_ONCE = 2**26
 """Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""
@@ -117,7 +117,10 @@ class MasterOptimizer:
         if not norm.isfinite():
             bad = (name for name, gradient in gradients.items() if not full_tensor(gradient.isfinite().all()))
             first = next(bad, "their sum")
-            raise EngineError(f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {first}")
+            raise EngineError(
+                f"optimizer step {step}: gradient norm is {norm.item()}; not finite first in {first}. The loss or the "
+                f"weights are no finite numbers: mostly the learning rate is too high ({self._config.lr:g})"
+            )
         nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         lr = learning_rate(self._config, step, self._total_steps)
         self._set_rates(lr)
@@ -132,6 +135,16 @@ class MasterOptimizer:
                 self._publish(names)
         self._schedule_step += 1
         return {"grad_norm": norm.item(), "lr": lr}
+
+    def check_finite(self) -> None:
+        """Raises EngineError where one of this rank's weights is not finite: a checkpoint of it would be of no use."""
+        for name, master in self.masters.items():
+            if not local_shard(master.detach()).isfinite().all():
+                raise EngineError(
+                    f"after optimizer step {int(self._schedule_step) - 1}: weights of {name} are no finite numbers, "
+                    f"and are not saved: mostly the learning rate is too high ({self._config.lr:g}). The last "
+                    "checkpoint is one of before"
+                )
 
     @contextmanager
     def _visit(self, names: Sequence[str]) -> Iterator[None]:

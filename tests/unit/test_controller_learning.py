@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from tandem.algorithms import make_algorithm
+from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
-from tandem.controller.learning import needs_old_logprobs, placed_step, update
+from tandem.controller.learning import (
+    check_rollout_logprobs,
+    needs_old_logprobs,
+    placed_step,
+    update,
+    why_nothing_was_learned,
+)
 from tandem.controller.placed import PlacedRows, PlacedSteps
-from tandem.types import Batch, FloatArray, StepMetrics
+from tandem.errors import EngineError
+from tandem.types import Batch, FloatArray, Group, Prompt, Score, Status, StepMetrics, Trajectory
 from tests.cluster_workers import ragged_batch
 
 
@@ -124,3 +132,41 @@ def test_a_row_without_advantage_is_left_out_where_it_has_no_gradient(training: 
 def test_advantages_that_read_log_probs_get_the_trainers(algorithm: dict[str, Any], wanted: bool) -> None:
     config = settings(**algorithm)
     assert needs_old_logprobs(config, make_algorithm(config.algorithm, 8)) is wanted
+
+
+def trajectory(sample: int) -> Trajectory:
+    ids, prompt = np.zeros(2, np.int32), Prompt(0, np.zeros(1, np.int32), "?", "test", None)
+    logprobs = np.zeros(2, np.float32)
+    return Trajectory(prompt, sample, ids, np.ones(2, np.bool_), logprobs, ids, "", Status.COMPLETED)
+
+
+NONE, WRONG, RIGHT = Score(None, failure=Status.NOT_SCORED), Score(0.0), Score(1.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "scores", "why"),
+    [
+        ("grpo", [[NONE, NONE], [NONE, NONE]], "no answer has a reward"),
+        ("grpo", [[RIGHT, NONE], [NONE, WRONG]], "no answer with a reward has a sibling with one"),
+        ("grpo", [[RIGHT, RIGHT], [WRONG, NONE]], "siblings all have the same reward"),
+        ("grpo", [[RIGHT, WRONG], [NONE, NONE]], "all advantages are 0, though rewards differ"),
+        ("reinforce_plus_plus", [[RIGHT, RIGHT], [RIGHT, NONE]], "all answers have the same reward"),
+        ("on_policy_distillation", [[RIGHT, RIGHT], [WRONG, WRONG]], "the teacher gives all tokens the probabilities"),
+        ("on_policy_distillation", [[NONE, NONE], [NONE, NONE]], "no answer has a reward"),
+    ],
+)
+def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why: str) -> None:
+    models = {"path": Path("m"), "teacher_path": Path("t") if "distillation" in algorithm else None}
+    tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": {"type": algorithm}}
+    made = make_algorithm(TrainConfig.model_validate(tree).algorithm, 8)
+    batch = to_batch([Group([trajectory(sample) for sample in range(2)], own) for own in scores])
+    assert why_nothing_was_learned(batch, made).startswith(why)
+
+
+def test_log_probs_of_an_engine_that_are_no_numbers_end_the_run() -> None:
+    batch = to_batch([Group([trajectory(0), trajectory(1)], [RIGHT, WRONG])])
+    check_rollout_logprobs(batch, 3)
+    assert batch.tokens.rollout_logprobs is not None
+    batch.tokens.rollout_logprobs[1] = np.nan
+    with pytest.raises(EngineError, match=r"step 3: the engine's log-probs of 1 of \d+ tokens are no finite numbers"):
+        check_rollout_logprobs(batch, 3)

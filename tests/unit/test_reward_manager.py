@@ -290,6 +290,18 @@ def test_the_run_stops_above_the_error_share(start: Start) -> None:
         manager.check_share([hand_made(Score(1.0), ERROR, NOT_SCORED), hand_made(TIMEOUT, ERROR)])
 
 
+def test_a_run_in_which_nothing_ever_had_a_reward_ends(start: Start) -> None:
+    manager = start("only_answers")
+    nothing = manager.score([siblings("n/a", "n/a")])
+    with pytest.raises(RewardShareExceeded, match=r"none of 2 traj.*only_answers returned None for all of them"):
+        manager.check_share(nothing)
+    manager.check_share(manager.score([siblings("4", "n/a")]))
+    manager.check_share(nothing)  # the function does not apply to this step's rows
+    called_off = start("only_answers").score([siblings("4", aborted="4")])
+    with pytest.raises(RewardShareExceeded, match="generation was called off"):
+        start("only_answers").check_share(called_off)
+
+
 def test_scoring_ends_once_the_share_is_bound_to_be_exceeded(start: Start) -> None:
     """Of ten answers two may fail; the status line says how many are through."""
     manager = start("right", timeout_s=0.3)

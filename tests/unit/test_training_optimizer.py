@@ -167,3 +167,15 @@ def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_wh
         for a, b in zip(stays.parameters(), visits.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert [tensor.device.type for tensor in away._state().values()] == ["cpu"] * len(away._state())
+
+
+def test_weights_that_are_no_numbers_are_not_saved() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = MasterOptimizer(layer, OptimizerConfig(lr=1e38, max_grad_norm=1.0), 1)
+    optimizer.check_finite()
+    layer(torch.ones(1, 2)).sum().backward()
+    for _ in range(5):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    with pytest.raises(EngineError, match=r"weights of \w+ are no finite.*rate is too high \(1e\+38\)"):
+        optimizer.check_finite()

@@ -9,16 +9,16 @@ does not belong there: it is told once, and answers nothing.
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self, cast
 
 import mcp_types
-from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-Item = SessionMessage | Exception
+Item = Any
+"""What a stream of the client brings: a message in its wrapping, or the exception that a line was none."""
 NO_CONNECTION = "no connection"
 """The `data` of errors that our side of the connection makes; a server's own -32000 (CONNECTION_CLOSED) has another."""
 _OF_A_STREAM = "SSE stream "
@@ -31,9 +31,10 @@ _SHOWN = 200
 class Exchange:
     """The requests of one connection, and what has come of them."""
 
-    def __init__(self, server: str) -> None:
-        """`server`: what messages call it."""
+    def __init__(self, server: str, wrapped: Callable[[mcp_types.JSONRPCMessage], Item]) -> None:
+        """`server`: what messages call it. `wrapped`: a message as the client's streams have it."""
         self._server = server
+        self._wrapped = wrapped
         self._asked: dict[int | str | None, str] = {}
         """The method of each request that has no answer yet, by the request's id."""
         self._last = 0
@@ -99,7 +100,7 @@ class Exchange:
         told = mcp_types.ErrorData(
             code=mcp_types.PARSE_ERROR, message=f"its answer is not what the protocol says: {reason}"
         )
-        return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=told))
+        return self._wrapped(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=told))
 
     def _tell(self, line: Any) -> None:
         if not self._has_told and str(line).strip():
@@ -212,6 +213,6 @@ class _Read(_Stream):
 
 
 class _Write(_Stream):
-    async def send(self, item: SessionMessage, /) -> None:
+    async def send(self, item: Item, /) -> None:
         self._exchange.sent(item.message)
         await self._stream.send(item)

@@ -17,6 +17,7 @@ import mcp_types
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from tandem.rollout.tools.mcp_answers import NO_CONNECTION, Exchange, Watched
@@ -154,7 +155,7 @@ class Connection:
         """The owner task: nothing else runs in it, and it raises nothing."""
         try:
             async with AsyncExitStack() as stack:
-                transport = Watched(await self._transport(stack), Exchange(self._server.name))
+                transport = Watched(await self._transport(stack), Exchange(self._server.name, SessionMessage))
                 client = await stack.enter_async_context(Client(transport, cache=None))
                 entered.set_result(client)
                 await self._closing.wait()
