@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from tandem.errors import TandemError, UserError
+from tandem.exits import no_exit
 
 ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 """Of data files."""
@@ -34,11 +35,16 @@ def load_named(reference: str, what: str) -> Any:
     if place.endswith((".py", ".pkl")) and not Path(place).expanduser().is_file():
         raise UserError(f"{what} {reference!r}: there is no file {place}")
     try:
-        return pickle.loads(Path(place).read_bytes()) if place.endswith(".pkl") else getattr(_import(place), name, None)
+        with no_exit():
+            return _read_pickle(place) if place.endswith(".pkl") else getattr(_import(place), name, None)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything
         raise UserError(f"{what} {reference!r}: importing {place} failed:\n{users_traceback(error)}") from error
+
+
+def _read_pickle(place: str) -> Any:
+    return pickle.loads(Path(place).read_bytes())
 
 
 def load_class(reference: str, key: str, what: str, methods: Sequence[str]) -> type[Any]:

@@ -281,11 +281,14 @@ class _Worker:
         self._send([(call.reference, call.seed, call.arguments, call.completions) for call in calls])
 
     def receive(self) -> list[Call] | None:
-        """Take the scores that it has sent; returns the calls that have them now, None at end of file."""
+        """Take the scores that it has sent; returns the calls that have them now, None at end of file. Raises UserError
+        where it could not load a function."""
         try:
             received = self.connection.recv()
         except (EOFError, ConnectionResetError):
             return None
+        if isinstance(received, UserError):
+            raise received
         if isinstance(received, str):
             self.loading, self._loading_since = received, time.monotonic()
             return []
@@ -334,7 +337,11 @@ def main() -> None:
         functions: dict[str, RewardFunction] = {}
         for reference, given in connection.recv().items():
             connection.send(reference)
-            functions[reference] = load(reference, arguments=given)
+            try:
+                functions[reference] = load(reference, arguments=given)
+            except UserError as error:  # its import may have gone well elsewhere
+                connection.send(error)
+                return
         connection.send([])  # it has loaded
         while True:
             _score(connection, functions, connection.recv())

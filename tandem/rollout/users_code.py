@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from tandem.exits import no_exit
 from tandem.rollout.threads import as_exception, in_thread
 
 
@@ -21,9 +22,11 @@ async def call(function: Callable[..., Any], /, *arguments: Any, **named: Any) -
 @contextmanager
 def exceptions_only() -> Generator[None]:
     """Around the user's code: what is raised in it and is no Exception comes out as one, such as SystemExit,
-    with which a command line's `main` ends. Ctrl-C stays what it is, and so does the cancelling of this task."""
+    with which a command line's `main` ends, and so does `os._exit`. Ctrl-C stays what it is, and so does the
+    cancelling of this task."""
     try:
-        yield
+        with no_exit():
+            yield
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except asyncio.CancelledError as error:
