@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
 LAYERS = {
     **dict.fromkeys(("types", "errors", "files", "http", "signals", "discovery", "config", "sandbox"), FOUNDATION),
-    **dict.fromkeys(("activity", "regions", "pictures", "hub", "stored", "model_files", "output"), FOUNDATION),
+    **dict.fromkeys(("activity", "regions", "pictures", "hub", "stored", "model_files", "output", "exits"), FOUNDATION),
     **dict.fromkeys(("models", "search"), MODELS),
     **dict.fromkeys(
         ("data", "rollout", "reward", "algorithms", "batching", "training", "weights", "generation"), STAGE
