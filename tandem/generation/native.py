@@ -14,7 +14,7 @@ Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 
 import asyncio
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from functools import partial
@@ -128,8 +128,8 @@ class NativeEngine:
             placeholder=tower.placeholder if tower else None,
             scores_full_prompts=True,
         )
-        self._waiting: deque[list[NativeSample]] = deque()
-        """Samples that have not started, in one list for each request."""
+        self._waiting: OrderedDict[Results, list[NativeSample]] = OrderedDict()
+        """Samples that have not started, in one list for each request, who came first first."""
         self._rows = Rows(max_running)
         self._prefix_cache_tokens = prefix_cache_tokens
         self.prefilled_tokens = 0
@@ -173,7 +173,7 @@ class NativeEngine:
         results: Results = asyncio.Queue()
         pending = len(request.seeds)
         if pending:
-            self._waiting.append([NativeSample(request, index, streamed, results) for index in range(pending)])
+            self._waiting[results] = [NativeSample(request, index, streamed, results) for index in range(pending)]
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step_until_idle())
         try:
@@ -277,16 +277,17 @@ class NativeEngine:
         free, tokens = self._rows.slots - len(self._rows), 0
         pages = -(-self._prefixes.tokens // PAGE) if self._paged else 0
         starts: list[_Start] = []
-        if free < min(sum(map(len, self._waiting)), -(-self._rows.slots // _ADMIT_SHARE)):
+        if free < min(sum(map(len, self._waiting.values())), -(-self._rows.slots // _ADMIT_SHARE)):
             return starts
         while self._waiting and tokens < self._prefill_tokens and free:
-            group, request = self._waiting[0], self._waiting[0][0].request
+            results, group = next(iter(self._waiting.items()))
+            request = group[0].request
             lengths = len(request.token_ids), len(request.token_ids) + request.sampling.max_tokens
             try:
                 count = self._cache.samples_that_fit(*lengths, min(free, len(group)), pages)
             except UserError as error:  # no pages could hold it: the others go on
-                self._waiting.popleft()
-                group[0].results.put_nowait(error)
+                del self._waiting[results]
+                results.put_nowait(error)
                 continue
             if not count and not starts and not self._rows and self._prefixes.tokens:
                 self._prefixes.clear()
@@ -295,9 +296,10 @@ class NativeEngine:
             if not count or (starts and count < len(group)):
                 break
             start = _Start(group[:count], self._prefix_of(request))
-            self._waiting.popleft()
             if count < len(group):
-                self._waiting.appendleft(group[count:])
+                self._waiting[results] = group[count:]
+            else:
+                del self._waiting[results]
             starts.append(start)
             pages += self._cache.pages_of(*lengths, count)
             free -= count
@@ -314,9 +316,9 @@ class NativeEngine:
         first = len(self._rows)
         prompt_B = np.repeat(np.arange(len(starts)), [len(start.samples) for start in starts])
         self._rows.start([start.samples for start in starts])
-        requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting)]
+        requests = [group[0].request for group in (*(start.samples for start in starts), *self._waiting.values())]
         longest = max(len(request.token_ids) + request.sampling.max_tokens for request in requests)
-        slots = len(self._rows) + sum(map(len, self._waiting))
+        slots = len(self._rows) + sum(map(len, self._waiting.values()))
         self._cache.reserve(self._rows.slots if self._paged else min(self._rows.slots, slots), longest)
         lengths = [len(start.prompt) for start in starts]
         most = [len(start.prompt) + start.samples[0].request.sampling.max_tokens for start in starts]
@@ -434,17 +436,19 @@ class NativeEngine:
     @torch.inference_mode()
     def _withdraw(self, results: Results) -> None:
         """Drop what is left of a request that nobody waits for any more."""
-        self._waiting = deque(group for group in self._waiting if group[0].results is not results)
+        waiting = self._waiting.pop(results, [])
+        if waiting and len(waiting) == len(waiting[0].request.seeds):
+            return  # none of them has started
         self._release([slot for slot, entry in enumerate(self._rows.samples) if entry.results is results])
 
     def _forget_pictures(self) -> None:
         """All that no sample shows; no prefix is kept."""
-        samples = (entry for group in (self._rows.samples, *self._waiting) for entry in group)
+        samples = (entry for group in (self._rows.samples, *self._waiting.values()) for entry in group)
         self._pictures.forget(entry.request.token_ids for entry in samples)
 
     def _clear(self) -> list[NativeSample]:
         """Forget every sample; returns them."""
-        entries = [entry for group in (self._rows.samples, *self._waiting) for entry in group]
+        entries = [entry for group in (self._rows.samples, *self._waiting.values()) for entry in group]
         self._rows.clear()
         self._waiting.clear()
         self._cache.forget_rows()

@@ -16,6 +16,7 @@ import itertools
 import select
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,7 +64,7 @@ class ReplicatedEngine:
         self._publishing = False
         self._published: set[int] = set()
         self._numbers = itertools.count()
-        self._waiting: dict[int, RoutedSample] = {}
+        self._waiting: OrderedDict[int, RoutedSample] = OrderedDict()
         """Samples that no replica has, oldest first."""
         self._failures = 0
         """Replicas lost since a sample last got an answer."""

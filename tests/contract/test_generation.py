@@ -26,6 +26,7 @@ from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
 from tandem.generation.native import NativeEngine
+from tandem.generation.native_sample import NativeSample
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.models.attention import ATTENTION
@@ -777,6 +778,18 @@ def test_a_caller_that_leaves_gives_its_rows_back_at_once() -> None:
         return answer
 
     assert tokens(run(leave())) == tokens(ask(native(), MIXED[0])[0])
+
+
+def test_a_caller_that_leaves_is_found_without_a_look_at_all_others_that_wait() -> None:
+    class Unseen(list[NativeSample]):
+        def __getitem__(self, place: Any) -> Any:
+            raise AssertionError("it was looked at")
+
+    engine, own, other = native(), asyncio.Queue[Any](), asyncio.Queue[Any]()
+    engine._waiting[other] = Unseen([NativeSample(request(1), 0, False, other)])
+    engine._waiting[own] = [NativeSample(request(2), 0, False, own)]
+    engine._withdraw(own)
+    assert list(engine._waiting) == [other]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
