@@ -1,6 +1,7 @@
 """Messages of a row -> the text that a chat template makes of them -> token ids."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,8 @@ from tandem.models.template_dialects import prepared
 from tandem.types import IntArray
 
 Tools = Sequence[dict[str, Any]]
+_LETTERS_A_TOKEN, _SHORT = 4, 1024
+"""A text of fewer letters than this many a token, and so many, is tokenised whole."""
 
 
 def render(
@@ -63,9 +66,44 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation
         return rendered(tokenizer, given, tools, generation_prompt=generation_prompt)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool) -> list[int]:
-    """Token ids of `text`. `special_tokens`: with what the tokenizer puts before plain text, such as a BOS token."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=special_tokens, verbose=False)
+class TooLong(Exception):
+    """A text that has more tokens than there is room for."""
+
+    def __init__(self, tokens: int) -> None:
+        """`tokens`: those of its beginning alone."""
+        super().__init__(f"more than {tokens:,} tokens")
+        self.tokens = tokens
+
+
+def refuse_long(text: str, most_tokens: float, count: Callable[[str], int]) -> None:
+    """Raises TooLong where a beginning of the text alone has more than twice `most_tokens`: the rest, which may be any
+    length, is not looked at.
+
+    Twice, since a few tokens at the end of a beginning may be others in the whole text. `count` says how many tokens a
+    text has.
+    """
+    end = _LETTERS_A_TOKEN * most_tokens + _SHORT
+    while end < len(text):
+        tokens = count(text[: int(end)])
+        if tokens > 2 * most_tokens:
+            raise TooLong(tokens)
+        end *= 2
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool, most_tokens: float = math.inf
+) -> list[int]:
+    """Token ids of `text`. `special_tokens`: with what the tokenizer puts before plain text, such as a BOS token.
+
+    Raises TooLong where they are sure to be more than `most_tokens`, before it costs what the whole text would; a few
+    more may be returned.
+    """
+
+    def ids_of(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=special_tokens, verbose=False)
+
+    refuse_long(text, most_tokens, lambda beginning: len(ids_of(beginning)))
+    ids = ids_of(text)
     # Some tokenizers also put EOS after plain text, but this text is to be continued.
     if special_tokens and ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token)):
         ids.pop()

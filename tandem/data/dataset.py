@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig, SftDataConfig
 from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
-from tandem.data.chat import encode, render, require_one_bos, require_shown
+from tandem.data.chat import TooLong, encode, render, require_one_bos, require_shown
 from tandem.data.columns import Kind, check_columns
 from tandem.data.forms import forms
 from tandem.data.messages import Messages, messages_of, refuse_prefill, without_json_text
@@ -296,11 +296,16 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         else:
             refuse_pictures(row, takes_pictures=self._sees)
             text = cell(row, "prompt", str)
-        token_ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=not templated), pictures)
+        limit = self._config.max_prompt_tokens
+        try:
+            ids = encode(self._tokenizer, text, special_tokens=not templated, most_tokens=limit)
+        except TooLong as error:
+            raise BadRow(f"column `prompt` is {error} long; data.max_prompt_tokens is {limit:,}") from None
+        token_ids, _, placed = self._expand(ids, pictures)
         if not len(token_ids):
             raise BadRow("the tokenizer makes no token of column `prompt`")
         require_one_bos(self._tokenizer, token_ids, templated=templated)
-        if len(token_ids) > (limit := self._config.max_prompt_tokens):
+        if len(token_ids) > limit:
             raise BadRow(f"column `prompt` is {length_of(token_ids, placed)}; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if has_source else "default"

@@ -5,8 +5,8 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,13 @@ OF_MESSAGES = ("prompt", "messages", "completion", "chosen", "rejected", "tools"
 _MARK = b"\xef\xbb\xbf"
 """A byte-order mark, which some editors write at the beginning of a file."""
 ROWS_PER_CHUNK = 1024
+ROW_MIB = 128
+"""The most that a row may have: several times as much is in memory while it is read."""
+_CHUNK_BYTES = 2**24
+"""A chunk takes no further row after so many."""
+_WHOLE_MIB = 1024
+"""The most of a file that is read as one value."""
+_MIB = 2**20
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 """Until the first line of progress, and between two."""
 _SHORT = 4096
@@ -83,17 +90,19 @@ class Chunk(NamedTuple):
     first: int
     """The number of the first one."""
     content: list[Any] | pa.RecordBatch
-    """Lines of JSON, entries of a list of JSON, or a batch."""
+    """Lines of JSON, entries of a list of JSON, or a batch; BadRow in the place of a line that is too long."""
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """Numbers and rows, without empty lines. Raises UserError where a batch holds what is no value of its type."""
         try:
-            listed: list[Any] = self.content if isinstance(self.content, list) else self.content.to_pylist()
+            listed: list[Any] = self.content if isinstance(self.content, list) else _rows_of(self.content)
         except (ValueError, pa.ArrowException) as error:
             raise unreadable(self.path, self.first - 1, error) from error
         for number, row in enumerate(listed, start=self.first):
             if not isinstance(self.content, list):
                 yield number, {name: without_nulls(v) if name in OF_MESSAGES else v for name, v in row.items()}
+            elif isinstance(row, BadRow):
+                yield number, row
             elif not isinstance(row, bytes):
                 yield number, _object(row, "the entry")
             elif row.strip():
@@ -137,7 +146,25 @@ def _has_rows(content: list[Any] | pa.RecordBatch) -> bool:
 def _read_parquet(path: Path) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         pictured = any(_may_hold_pictures(field) for field in file.schema_arrow)
-        yield from file.iter_batches(batch_size=16 if pictured else ROWS_PER_CHUNK)
+        most = 16 if pictured else ROWS_PER_CHUNK
+        yield from file.iter_batches(batch_size=min([most, *map(_rows_at_once, _groups(file))]))
+
+
+def _groups(file: pq.ParquetFile) -> Iterator[pq.RowGroupMetaData]:
+    return (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+
+
+def _rows_at_once(group: pq.RowGroupMetaData) -> int:
+    """So many rows of a group are read together that they take no more than a chunk should, on average."""
+    return max(1, _CHUNK_BYTES * group.num_rows // max(1, group.total_byte_size))
+
+
+def _rows_of(batch: pa.RecordBatch) -> list[Row | BadRow]:
+    """The rows of a batch, of which those that are too long are not made."""
+    if batch.nbytes <= ROW_MIB * _MIB:
+        return batch.to_pylist()
+    each = (batch.slice(place, 1) for place in range(batch.num_rows))
+    return [_too_long(one.nbytes) if one.nbytes > ROW_MIB * _MIB else one.to_pylist()[0] for one in each]
 
 
 def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
@@ -147,17 +174,46 @@ def _may_hold_pictures(field: "pa.Field[Any]") -> bool:
 
 def _read_json_lines(path: Path) -> Iterator[list[Any]]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-        first = lines.readline().removeprefix(_MARK)
-        if _is_json(path):
-            first = next(chain([first] if first.strip() else [], (line for line in lines if line.strip())), b"")
+        first = lines.readline(ROW_MIB * _MIB + 1).removeprefix(_MARK)
+        while _is_json(path) and first and not first.strip():
+            first = lines.readline(ROW_MIB * _MIB + 1)
         if _is_json(path) and (first.strip() == b"{" or first.lstrip().startswith(b"[")):  # one object, or a list
-            value = parse_json(first + lines.read())
+            rest = lines.read(_WHOLE_MIB * _MIB + 1)
+            if len(rest) > _WHOLE_MIB * _MIB:
+                mend = "which would have to be in memory at once; write an object a line (.jsonl)"
+                raise UserError(f"{path}: it is one JSON value of more than {_WHOLE_MIB:,} MiB, {mend}")
+            value = parse_json(first + rest)
             whole: list[Any] = value if isinstance(value, list) else [value]
             yield from (whole[at : at + ROWS_PER_CHUNK] for at in range(0, len(whole), ROWS_PER_CHUNK))
             return
-        all_lines = chain([first], lines)
-        while chunk := list(islice(all_lines, ROWS_PER_CHUNK)):
+        yield from _chunked(_lines(lines, first))
+
+
+def _lines(file: BufferedIOBase, line: bytes) -> Iterator[bytes | BadRow]:
+    """The lines of a file from its first one on. Of one that is too long no more is in memory than a row may have."""
+    while line:
+        length = len(line)
+        while length > ROW_MIB * _MIB and not line.endswith(b"\n") and (line := file.readline(_CHUNK_BYTES)):
+            length += len(line)
+        yield line if length <= ROW_MIB * _MIB else _too_long(length)
+        line = file.readline(ROW_MIB * _MIB + 1)
+
+
+def _chunked(lines: Iterable[bytes | BadRow]) -> Iterator[list[bytes | BadRow]]:
+    chunk, length = list[bytes | BadRow](), 0
+    for line in lines:
+        chunk.append(line)
+        length += len(line) if isinstance(line, bytes) else 0
+        if len(chunk) == ROWS_PER_CHUNK or length >= _CHUNK_BYTES:
             yield chunk
+            chunk, length = [], 0
+    if chunk:
+        yield chunk
+
+
+def _too_long(count: int) -> BadRow:
+    mend = "keep pictures, videos and long texts in files of their own, or split the row"
+    return BadRow(f"it has {count / _MIB:,.0f} MiB; a row may have {ROW_MIB}: {mend}")
 
 
 def _is_json(path: Path) -> bool:
@@ -174,9 +230,13 @@ def _parse_line(line: bytes) -> Row | BadRow:
 
 def _object(value: Any, what: str) -> Row | BadRow:
     try:
-        json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair, which no tokenizer takes
+        encoded = json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # fails on half a surrogate pair, which no tokenizer takes
     except (ValueError, RecursionError) as error:
         return BadRow(f"{what} is not valid JSON: {error}")
+    if len(encoded) > ROW_MIB * _MIB:
+        return _too_long(len(encoded))
     return value if isinstance(value, dict) else BadRow(f"{what} holds a {type(value).__name__}, not an object {{…}}")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tandem.config.data import SftDataConfig
 from tandem.data.cache import NotPackable
-from tandem.data.chat import Tools, encode, render, require_one_bos, require_shown
+from tandem.data.chat import TooLong, Tools, encode, refuse_long, render, require_one_bos, require_shown
 from tandem.data.dataset import Dataset, length_of
 from tandem.data.messages import Messages, messages_of, refuse_prefill, tools_of, trained_turns
 from tandem.data.packed import Array, Packed
@@ -84,8 +84,12 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         return Demonstration(len(self) + number, tokens[:cut], tokens[cut:], learned[cut:], placed)
 
     def _encode_strings(self, prompt: str, completion: str) -> tuple[list[int], BoolArray]:
-        prompt_ids = encode(self._tokenizer, prompt, special_tokens=True)
-        answer_ids = encode(self._tokenizer, completion, special_tokens=False)
+        limit = self._config.max_tokens
+        try:
+            prompt_ids = encode(self._tokenizer, prompt, special_tokens=True, most_tokens=limit)
+            answer_ids = encode(self._tokenizer, completion, special_tokens=False, most_tokens=limit)
+        except TooLong as error:
+            raise self._refused(error) from None
         eos = self._tokenizer.eos_token_id
         if isinstance(eos, int) and answer_ids[-1:] != [eos]:
             answer_ids.append(eos)
@@ -120,12 +124,22 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
         return len(before), len(through)
 
     def _encode_text(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], BoolArray]:
+        try:
+            refuse_long(text, self._config.max_tokens, self._length)
+        except TooLong as error:
+            raise self._refused(error) from None
         encoded: Any = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
         learned = np.zeros(len(starts), dtype=np.bool_)
         for begin, end in spans:
             learned |= (begin <= starts) & (starts < end)
         return encoded["input_ids"], learned
+
+    def _length(self, text: str) -> int:
+        return len(encode(self._tokenizer, text, special_tokens=False))
+
+    def _refused(self, error: TooLong) -> BadRow:
+        return BadRow(f"the row is {error} long; data.max_tokens is {self._config.max_tokens:,}")
 
 
 def _learned_turns(messages: Messages, first: int, trained: Sequence[bool]) -> list[int]:

@@ -121,6 +121,8 @@ BAD_ROWS = [
     ({"prompt": [message("a"), message("b", "system")]}, "refused by the chat template: system must come first"),
     ({"prompt": "\ud800"}, "the line is not valid JSON: .*surrogates"),
     ({"prompt": "x" * 41}, "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
+    ({"prompt": "x" * 100_000}, "column `prompt` is more than 1,184 tokens long; data.max_prompt_tokens is 40"),
+    (verl_row("x" * 100_000), "column `prompt` is more than 1,[0-9]+ tokens long; data.max_prompt_tokens is 40"),
     (verl_row("x" * 22), "column `prompt` is 41 tokens long; data.max_prompt_tokens is 40"),
     (verl_row(images=["a.png"]), "no store was given for them"),
     (verl_row(videos=["a.mp4"]), "files of videos are not decoded"),

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tandem.data.rows import BadRow, read_rows
+from tandem.data import rows as rows_module
+from tandem.data.rows import BadRow, read_chunks, read_rows
 from tandem.errors import UserError
 
 ROWS = [{"prompt": "a", "nested": {"list": [1, 2], "text": "é"}}, {"prompt": "b", "nested": {"list": [], "text": ""}}]
@@ -109,3 +112,58 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "part.jsonl").mkdir()
     with pytest.raises(UserError, match=r"part\.jsonl: .*directory"):
         list(read_rows(tmp_path / "part.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl", "rows.parquet", "rows.json"])
+def test_a_row_that_is_too_long_is_a_bad_row_and_the_next_one_is_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "ROW_MIB", 1)
+    path, given = tmp_path / name, [{"prompt": "a"}, {"prompt": "b" * (2**20 + 1)}, {"prompt": "c"}]
+    text = "".join(json.dumps(row) + "\n" for row in given).encode()
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(given), path)
+    elif name.endswith("json"):
+        path.write_text(json.dumps(given, indent=1))
+    else:
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    first, (number, bad), last = read_rows(path)
+    assert (first, last) == ((1, given[0]), (3, given[2])) and number == 2
+    assert isinstance(bad, BadRow) and "a row may have 1: keep" in str(bad)
+
+
+def test_a_compressed_row_of_any_length_takes_a_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one is dropped in pieces."""
+    monkeypatch.setattr(rows_module, "ROW_MIB", 4)
+    path = tmp_path / "rows.jsonl.gz"
+    deflate = zlib.compressobj(1, wbits=31)
+    zeros = b"0" * 2**24
+    with path.open("wb") as file:
+        file.write(deflate.compress(b'{"prompt": "'))
+        for _ in range(6):
+            file.write(deflate.compress(zeros))
+        file.write(deflate.compress(b'"}\n{"prompt": "next"}\n') + deflate.flush())
+    tracemalloc.start()
+    try:
+        (_, bad), following = read_rows(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(bad, BadRow) and "96 MiB" in str(bad) and following == (2, {"prompt": "next"})
+    assert most < 64 * 2**20
+
+
+def test_a_chunk_holds_no_more_rows_than_it_should_have_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "a" * 2**20}) + "\n" for _ in range(20)))
+    assert max(len(chunk.content) for chunk in read_chunks(path)) <= 17
+    pq.write_table(pa.Table.from_pylist([{"prompt": str(n) * 2**20} for n in range(20)]), tmp_path / "rows.parquet")
+    assert max(len(chunk.content) for chunk in read_chunks(tmp_path / "rows.parquet")) <= 17
+
+
+def test_a_file_that_is_one_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_WHOLE_MIB", 1)
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"prompt": "a" * 2**20}, {"prompt": "b"}], indent=1))
+    with pytest.raises(UserError, match=r"rows.json: it is one JSON value of more than 1 MiB.*an object a line"):
+        list(read_rows(path))

@@ -150,6 +150,9 @@ BAD_ROWS = [
     ({"messages": [USER, SYSTEM, assistant("a")]}, "refused by the chat template", CHAT_TEMPLATE),
     ({"messages": [USER, assistant("a")], "images": ["x"]}, "no store was given for them", CHAT_TEMPLATE),
     ({"prompt": "a" * 20, "completion": "b" * 20}, "the row is 41 tokens long; data.max_tokens is 40", CHAT_TEMPLATE),
+    ({"prompt": "a" * 10**5, "completion": "b"}, "the row is more than 1,184 tokens long; data.max", CHAT_TEMPLATE),
+    ({"prompt": "a", "completion": "b" * 10**5}, "the row is more than 1,184 tokens long; data.max", CHAT_TEMPLATE),
+    ({"messages": [USER, assistant("a" * 10**5)]}, "the row is more than 1,[0-9]+ tokens long", CHAT_TEMPLATE),
     ({"messages": [USER, assistant("a")]}, "cannot be split into turns by this chat template", ESTRANGED),
 ]
 
