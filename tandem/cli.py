@@ -19,7 +19,16 @@ from tandem import __version__
 from tandem.commands.data import data_app
 from tandem.commands.reward import reward_app
 from tandem.commands.search import search_app
-from tandem.commands.shared import ConfigAndOverrides, configure, naming, of_run, token
+from tandem.commands.shared import (
+    ClientTimeout,
+    ConfigAndOverrides,
+    MaxBodyMib,
+    MaxConnections,
+    configure,
+    naming,
+    of_run,
+    token,
+)
 from tandem.config.load import config_of, refuse
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, ServeConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError, for_terminal, with_notes
@@ -27,6 +36,7 @@ from tandem.files import make_room_for
 from tandem.importing.command import import_app
 from tandem.output import messages_may_end, output_may_end, silence
 from tandem.planning.command import plan
+from tandem.serving.limits import USUAL, ServerLimits
 from tandem.signals import StopReason
 from tandem.simulation.command import simulate
 
@@ -226,6 +236,12 @@ def serve(
     session_limit: Annotated[
         float, typer.Option(help="Seconds after which a session is closed that nobody ends.", min=1)
     ] = 3600,
+    max_samples: Annotated[
+        int, typer.Option(help="The most samples that one request may ask for: its prompts times n.", min=1)
+    ] = USUAL.samples,
+    max_connections: MaxConnections = USUAL.connections,
+    client_timeout: ClientTimeout = USUAL.client_timeout_s,
+    max_body_mib: MaxBodyMib = USUAL.body_mib,
 ) -> None:
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
     given = [naming("model.path", model), f"model.dtype={dtype}", f"generation.type={engine}"]
@@ -244,7 +260,8 @@ def serve(
         from tandem.jobs.serve import run
 
         sessions = Sessions(session_limit) if capture else None
-        stopped_by = run(config, reserved, secret, name or model.absolute().name, calls, sessions)
+        limits = ServerLimits(max_connections, client_timeout, max_body_mib, max_samples)
+        stopped_by = run(config, reserved, secret, name or model.absolute().name, calls, sessions, limits)
     print("stopped" if stopped_by is None else "stopped before there was anything to serve")
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)  # as shells have it

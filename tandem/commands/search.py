@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.shared import token
+from tandem.commands.shared import ClientTimeout, MaxBodyMib, MaxConnections, token
 from tandem.errors import UserError
+from tandem.serving.limits import USUAL, ServerLimits
 
 search_app = typer.Typer(no_args_is_help=True, help="Search in passages: an index, and a server of it.")
 
@@ -38,6 +39,9 @@ def search_serve(
     stdio: Annotated[bool, typer.Option("--stdio", help="MCP over standard input and output, without HTTP.")] = False,
     host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 8001,
+    max_connections: MaxConnections = USUAL.connections,
+    client_timeout: ClientTimeout = USUAL.client_timeout_s,
+    max_body_mib: MaxBodyMib = USUAL.body_mib,
 ) -> None:
     """Search as an MCP server, and over plain HTTP. Its token is TANDEM_API_KEY, else a new one that is printed."""
     try:
@@ -52,5 +56,6 @@ def search_serve(
         serve_over_stdio(index)
         return
     with closing(reserve(host, port)) as reserved:
-        serve_over_http(index, reserved, token())
+        limits = ServerLimits(max_connections, client_timeout, max_body_mib)
+        serve_over_http(index, reserved, token(), limits)
     print("stopped")

@@ -20,6 +20,12 @@ ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
 ]
 
+MaxConnections = Annotated[int, typer.Option(help="Open at once; others wait.", min=1)]
+ClientTimeout = Annotated[
+    float, typer.Option(help="Seconds that a client may keep the server waiting, for each thing it is to do.", min=0.1)
+]
+MaxBodyMib = Annotated[float, typer.Option(help="The longest body of a request, in MiB.", min=0.001)]
+
 
 def configure(
     kind: type[Config], arguments: Sequence[str] | None, resumed: str | None = None, *, writes_run: bool = True

@@ -9,6 +9,7 @@ from tandem.data.rows import BadRow, Row, cell, read_rows
 from tandem.errors import UserError
 from tandem.search.index import Passage, build_index, open_index
 from tandem.search.vectors import Embedding
+from tandem.serving.limits import ServerLimits
 
 
 def make_index(corpus: Path, out: Path, embedding: Embedding | None) -> int:
@@ -23,11 +24,11 @@ def serve_over_stdio(index: Path) -> None:
     make_mcp_server(open_index(index)).run("stdio")
 
 
-def serve_over_http(index: Path, reserved: socket.socket, token: str) -> None:
+def serve_over_http(index: Path, reserved: socket.socket, token: str, limits: ServerLimits) -> None:
     """As an MCP server and over plain HTTP, until Ctrl-C or SIGTERM."""
     from tandem.serving.search import run_search_server
 
-    asyncio.run(run_search_server(open_index(index), reserved, token))
+    asyncio.run(run_search_server(open_index(index), reserved, token, limits))
 
 
 def _passages(corpus: Path) -> Iterator[Passage]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import ImagesConfig
 from tandem.config.tree import ServeConfig
-from tandem.data.chat import encode, render, require_shown
+from tandem.data.chat import TooLong, encode, render, require_shown
 from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
@@ -37,12 +37,17 @@ from tandem.rollout.session import Policy, Rules, Session
 from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
+from tandem.serving.limits import USUAL, ServerLimits
 from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.serving.pictures import RecentPictures, refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
+from tandem.serving.turns import Turns
 from tandem.signals import heeded
 from tandem.types import Completion, Delta, Request, SamplingParams
+
+_AHEAD = 8
+"""The engine has 1 / this of its slots in samples that it begins when others end, without waiting for the next ones."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,19 @@ class EngineAnswerer:
     def prompts(self, params: AnyParameters) -> list[Line]:
         if isinstance(params, ChatParameters):
             return [self._chat(params)]
-        prompts = [self._text_ids(given) if isinstance(given, str) else given for given in params.prompt]
+        prompts = (
+            self._ids(given, "prompt", special_tokens=True) if isinstance(given, str) else given
+            for given in params.prompt
+        )
         return [Line(np.array(prompt, dtype=np.int32)) for prompt in prompts]
+
+    @property
+    def turns(self) -> Turns:
+        return self._turns
+
+    @cached_property
+    def _turns(self) -> Turns:
+        return Turns(lambda: max(1, self.limits.max_running + self.limits.max_running // _AHEAD))
 
     def policy(self) -> Policy:
         return self._policy
@@ -79,7 +95,7 @@ class EngineAnswerer:
     def _policy(self) -> Policy:
         return Policy(
             tokens=make_format(self.tokenizer, self.defaults.stop_token_ids, self.calls),
-            generate=self.generate,
+            generate=self._generate_in_turn,
             positions=lambda: self.limits.positions,
             decode=partial(self.decode, special_tokens=True),
             pictures=self.pictures,
@@ -94,8 +110,20 @@ class EngineAnswerer:
     def stream(self, request: Request) -> AsyncIterator[Delta]:
         return self.engine.stream(request)
 
-    def _text_ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text, special_tokens=True)
+    def _generate_in_turn(self, request: Request) -> AsyncIterator[Completion]:
+        """Each call of a session has turns of its own."""
+        return self.turns.take(object(), len(request.seeds), self.generate(request))
+
+    def _ids(self, text: str, param: str, *, special_tokens: bool) -> list[int]:
+        """Raises RequestError where the model has no room for them."""
+        try:
+            return encode(self.tokenizer, text, special_tokens=special_tokens, most_tokens=self.limits.positions)
+        except TooLong as error:
+            raise RequestError(
+                f"this model has {self.limits.positions} positions, and the prompt has {error}; shorten it",
+                param=param,
+                code="context_length_exceeded",
+            ) from None
 
     def _chat(self, params: ChatParameters) -> Line:
         if self.tokenizer.chat_template is None:
@@ -109,7 +137,7 @@ class EngineAnswerer:
             require_shown(self.tokenizer, messages, generation_prompt=True)
         except BadRow as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from None
-        ids = encode(self.tokenizer, text, special_tokens=False)
+        ids = self._ids(text, "messages", special_tokens=False)
         with refused(messages, self.pictures):
             return with_all_tokens(ids, messages, self.pictures)
 
@@ -163,7 +191,13 @@ def _try_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def run(
-    config: ServeConfig, reserved: socket.socket, token: str, name: str, calls: str, sessions: Sessions | None = None
+    config: ServeConfig,
+    reserved: socket.socket,
+    token: str,
+    name: str,
+    calls: str,
+    sessions: Sessions | None = None,
+    limits: ServerLimits = USUAL,
 ) -> signal.Signals | None:
     """Serve until Ctrl-C or SIGTERM. Returns the signal where one came before there was anything to serve.
 
@@ -176,32 +210,41 @@ def run(
         except _Stopped as stopped:
             return stopped.by
         with closing(answerer.engine):
-            asyncio.run(make_server(answerer, reserved, token, sessions).run_until_stopped())
+            asyncio.run(make_server(answerer, reserved, token, sessions, limits).run_until_stopped())
     return None
 
 
 def make_server(
-    answerer: EngineAnswerer, reserved: socket.socket, token: str, sessions: Sessions | None = None
+    answerer: EngineAnswerer,
+    reserved: socket.socket,
+    token: str,
+    sessions: Sessions | None = None,
+    limits: ServerLimits = USUAL,
 ) -> Server:
     """Raises UserError where there are to be sessions, and the model cannot hold conversations."""
-    capture = None if sessions is None else _capture(answerer, sessions, token)
-    app = make_app(answerer, token, capture)
+    capture = None if sessions is None else _capture(answerer, sessions, token, limits)
+    app = make_app(answerer, token, capture, limits=limits)
 
     def on_stop() -> None:
         app.state.endpoint.stopping = True
         if sessions is not None:
             sessions.close()
+        answerer.turns.stop()  # before others end, and it would be somebody's turn
         answerer.engine.abort()
 
     def on_start(url: str) -> None:
         print(f"{url}  model {answerer.name}", flush=True)
 
-    return Server(app, reserved, on_start=on_start, on_stop=on_stop)
+    return Server(app, reserved, limits=limits, on_start=on_start, on_stop=on_stop)
 
 
-def _capture(answerer: EngineAnswerer, sessions: Sessions, token: str) -> Capture:
+def _capture(answerer: EngineAnswerer, sessions: Sessions, token: str, limits: ServerLimits) -> Capture:
     policy, rules = answerer.policy(), Rules(answerer.defaults)
-    return Capture(sessions, token, lambda: Session(policy, rules, seed=secrets.randbits(63)), answerer.name)
+
+    def make() -> Session:
+        return Session(policy, rules, seed=secrets.randbits(63))
+
+    return Capture(sessions, token, make, answerer.name, limits)
 
 
 class _Stopped(BaseException):

@@ -65,12 +65,16 @@ class Answer:
                 choice.end(Status.TRUNCATED)
                 yield choice
             return
-        async with aclosing(merged([ask(asked_of_engines(request)) for request in self._requests])) as outputs:
+        async with aclosing(merged([self._in_turn(ask, request) for request in self._requests])) as outputs:
             async for number, output in outputs:
                 choice = self._choices[number * self._params.n + output.sample]
                 if not choice.ended:
                     self._push(choice, number, output)
                     yield choice
+
+    def _in_turn(self, ask: Callable[[Request], AsyncIterator[Any]], request: Request) -> AsyncIterator[Any]:
+        """What the engine answers, when it is this HTTP request's turn."""
+        return self._answerer.turns.take(self, len(request.seeds), ask(asked_of_engines(request)))
 
     @property
     def _asks_engine(self) -> bool:

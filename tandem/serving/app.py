@@ -1,13 +1,12 @@
 """Routes and authorization: the endpoint as an ASGI application, over any Answerer.
 
-/health                        without the token: 200, or 503 after an answer failed inside
+/health                        without the token: 200, or 503 after an answer failed inside, and no more
 /v1/models, /v1/models/NAME
 /v1/completions, /v1/chat/completions
 
 With sessions besides: serving/capture.py.
 """
 
-import asyncio
 import random
 import sys
 from collections.abc import AsyncGenerator
@@ -25,23 +24,27 @@ from tandem.rollout.session import Rules, Session
 from tandem.serving.answer import Answer
 from tandem.serving.base import Answerer
 from tandem.serving.capture import Capture
-from tandem.serving.chat import ChatResponse, asked_of
+from tandem.serving.chat import ChatResponse, asked_of, refuse_long_messages
+from tandem.serving.complaints import Complaints
 from tandem.serving.errors import RequestError, Stopping, body_of, status_of
 from tandem.serving.events import EventStream, while_connected
-from tandem.serving.http import HANDLERS, key_of, read_body, refused_key, same_key
-from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters, parse
+from tandem.serving.http import HANDLERS, Bodies, key_of, refused_key, same_key
+from tandem.serving.limits import USUAL, ServerLimits
+from tandem.serving.parameters import ChatParameters, CompletionParameters, parse
 from tandem.serving.requests import check_model
 
 
 class Endpoint:
     """The routes of the published interface, to be mounted at a base URL of clients."""
 
-    def __init__(self, answerer: Answerer) -> None:
+    def __init__(self, answerer: Answerer, limits: ServerLimits, complaints: Complaints) -> None:
         self._answerer = answerer
+        self._limits, self._complaints = limits, complaints
+        self._bodies = Bodies(limits)
         self.stopping = False
         """Whether new requests are refused."""
-        self.failure: str | None = None
-        """Why the last answer failed inside; None after one that did not."""
+        self.failing = False
+        """Whether the last answer failed inside."""
 
     def routes(self) -> list[Route]:
         return [
@@ -52,9 +55,7 @@ class Endpoint:
         ]
 
     async def health(self, request: HttpRequest) -> Response:
-        if self.failure is not None:
-            return JSONResponse({"status": "failing", "reason": self.failure}, status_code=503)
-        return JSONResponse({"status": "ok", "version": self._answerer.version})
+        return JSONResponse({"status": "failing"}, status_code=503) if self.failing else JSONResponse({"status": "ok"})
 
     async def _models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -69,11 +70,21 @@ class Endpoint:
         return {"id": self._answerer.name, "object": "model", "created": 0, "owned_by": "tandem"}
 
     async def _completions(self, request: HttpRequest) -> Response:
-        return await self._answer(request, parse(CompletionParameters, await read_body(request)))
+        def make(body: bytes) -> tuple[Answer, bool]:
+            params = parse(CompletionParameters, body, self._limits.samples)
+            return Answer(self._answerer, params), params.stream
+
+        return await self._answer(request, *await self._bodies.of(request, make))
 
     async def _chat(self, request: HttpRequest) -> Response:
-        params = parse(ChatParameters, await read_body(request))
-        return await (self._chat_with_tools(params) if params.tools else self._answer(request, params))
+        def make(body: bytes) -> tuple[ChatParameters, Answer | None]:
+            params = parse(ChatParameters, body, self._limits.samples)
+            return params, None if params.tools else Answer(self._answerer, params)
+
+        params, answer = await self._bodies.of(request, make)
+        if answer is None:
+            return await self._chat_with_tools(params)
+        return await self._answer(request, answer, params.stream)
 
     async def _chat_with_tools(self, params: ChatParameters) -> Response:
         """Answer in a session of its own, which nothing is recorded of."""
@@ -83,13 +94,13 @@ class Endpoint:
         policy = self._answerer.policy()
         session = Session(policy, Rules(self._answerer.defaults), seed=random.getrandbits(63))
         asked = await asked_of(params, policy)
+        await refuse_long_messages(asked, session)
         return ChatResponse(session, params, asked, on_left=session.close, on_failure=self._note)
 
-    async def _answer(self, request: HttpRequest, params: AnyParameters) -> Response:
-        answer = await asyncio.to_thread(Answer, self._answerer, params)  # a long text takes the tokenizer seconds
+    async def _answer(self, request: HttpRequest, answer: Answer, stream: bool) -> Response:
         if self.stopping:
             raise Stopping
-        if params.stream:
+        if stream:
             return EventStream(self._watched_chunks(answer))
         return JSONResponse(await while_connected(request.receive, self._watched_whole(answer)))
 
@@ -99,7 +110,7 @@ class Endpoint:
         except TandemError as error:
             self._note(error)
             raise
-        self.failure = None
+        self.failing = False
         return whole
 
     async def _watched_chunks(self, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
@@ -112,12 +123,14 @@ class Endpoint:
             self._note(error)
             yield body_of(error)
         else:
-            self.failure = None
+            self.failing = False
 
     def _note(self, error: TandemError) -> None:
         if status_of(error) == 500:
-            self.failure = str(error)
-            print(f"tandem serve: {error}", file=sys.stderr, flush=True)
+            self.failing = True
+            behind = self._complaints.note(type(error))
+            if behind is not None:
+                print(f"tandem serve: {error}{behind}", file=sys.stderr, flush=True)
 
 
 class TokenGuard:
@@ -132,10 +145,12 @@ class TokenGuard:
         await app(scope, receive, send)
 
 
-def make_app(answerer: Answerer, token: str, capture: Capture | None = None) -> Starlette:
+def make_app(
+    answerer: Answerer, token: str, capture: Capture | None = None, *, limits: ServerLimits = USUAL
+) -> Starlette:
     """The application of one answerer; `app.state.endpoint` is its Endpoint. With `capture`, whose admin key is the
     token, what is asked in sessions is recorded."""
-    endpoint = Endpoint(answerer)
+    endpoint = Endpoint(answerer, limits, Complaints())
     plain = Router(endpoint.routes())
     routes: list[BaseRoute] = [Route("/health", endpoint.health, methods=["GET"])]
     if capture is None:

@@ -7,6 +7,7 @@ from tandem.generation.base import EngineLimits
 from tandem.rollout.pictures import Line
 from tandem.rollout.session import Policy
 from tandem.serving.parameters import AnyParameters
+from tandem.serving.turns import Turns
 from tandem.types import Completion, Delta, Request, SamplingParams
 
 
@@ -32,6 +33,11 @@ class Answerer(Protocol):
     @property
     def version(self) -> int:
         """The policy version that answers now."""
+        ...
+
+    @property
+    def turns(self) -> Turns:
+        """Those of the requests that `generate` and `stream` are called for."""
         ...
 
     def prompts(self, params: AnyParameters) -> list[Line]:

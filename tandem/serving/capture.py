@@ -19,9 +19,10 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.rollout.session import Session
-from tandem.serving.chat import ChatResponse, asked_of
+from tandem.serving.chat import ChatResponse, asked_of, refuse_long_messages
 from tandem.serving.errors import RequestError
-from tandem.serving.http import HANDLERS, header, key_of, read_body, refused_key, same_key
+from tandem.serving.http import HANDLERS, Bodies, header, key_of, refused_key, same_key
+from tandem.serving.limits import USUAL, ServerLimits
 from tandem.serving.parameters import ChatParameters, parse
 from tandem.serving.sessions import Sessions
 from tandem.types import Branch
@@ -32,12 +33,15 @@ _LONGEST_NAME = 256
 class Capture:
     """Answers in sessions, and tells the trainer what they recorded."""
 
-    def __init__(self, sessions: Sessions, admin_key: str, make: Callable[[], Session], name: str) -> None:
+    def __init__(
+        self, sessions: Sessions, admin_key: str, make: Callable[[], Session], name: str, limits: ServerLimits = USUAL
+    ) -> None:
         """`make`: a fresh session; `name`: of the model, though sessions take any."""
         self._sessions = sessions
         self._admin_key = admin_key
         self._make = make
         self._name = name
+        self._limits, self._bodies = limits, Bodies(limits)
 
     def routes(self, otherwise: ASGIApp) -> list[BaseRoute]:
         """`otherwise`: what answers below /v1 where the admin key is given and no session is named."""
@@ -78,9 +82,11 @@ class Capture:
 
     async def _chat(self, request: HttpRequest) -> Response:
         session: Session = request.scope["session"]
-        params = parse(ChatParameters, await read_body(request))
+        samples = self._limits.samples
+        params = await self._bodies.of(request, lambda body: parse(ChatParameters, body, samples), quick=True)
         retries = request.headers.get("x-stainless-retry-count", "0")
         asked = await asked_of(params, session.policy)
+        await refuse_long_messages(asked, session)
         return ChatResponse(session, params, asked, retried=retries.isdecimal() and int(retries) > 0)
 
     async def _models(self, request: HttpRequest) -> Response:
@@ -108,7 +114,7 @@ class Capture:
         if not self._is_admin(request.scope) and not is_its_own:
             return refused_key("give the session's key, or the endpoint's token,")
         session = self._named(request)
-        session.reward = _reward_in(await read_body(request))
+        session.reward = await self._bodies.of(request, _reward_in, quick=True)
         return JSONResponse({"reward": session.reward})
 
     async def _end(self, request: HttpRequest) -> Response:

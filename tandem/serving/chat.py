@@ -12,8 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.errors import TandemError
-from tandem.rollout.session import Asked, Policy, Said, Session, SessionClosed
+from tandem.data.chat import TooLong, refuse_long
+from tandem.errors import TandemError, UserError
+from tandem.rollout.session import Asked, ContextLengthExceeded, Policy, Said, Session, SessionClosed
 from tandem.serving.choice import Choice, Piece, Token
 from tandem.serving.errors import RequestError, body_of
 from tandem.serving.events import send_events, while_connected
@@ -39,6 +40,33 @@ async def asked_of(params: ChatParameters, policy: Policy) -> Asked:
         stop=None if params.stop is None else tuple(params.stop),
         top_logprobs=params.top_logprobs or 0,
     )
+
+
+async def refuse_long_messages(asked: Asked, session: Session) -> None:
+    """Raises ContextLengthExceeded where what was said to the policy alone has far more tokens than there is room for:
+    the session would tokenise all of it while everybody waits."""
+    policy, texts = session.policy, list[str]()
+    for message in asked.messages:
+        if message["role"] != "assistant":  # templates may leave out what it thought
+            parts = message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]
+            texts += [part["text"] for part in parts if "text" in part]
+    said, positions = "\n".join(texts), policy.positions()
+    if len(said) <= positions:
+        return
+
+    def count(text: str) -> int:
+        return len(policy.tokens.open([{"role": "user", "content": text}], ()))
+
+    try:
+        await asyncio.to_thread(refuse_long, said, positions, count)
+    except UserError:  # the template takes no such message; the session tells what it makes of these
+        return
+    except TooLong as error:
+        session.truncated = True
+        raise ContextLengthExceeded(
+            f"the messages have {error}, which leaves no room for an answer: the model has {positions} positions; "
+            "shorten the messages"
+        ) from None
 
 
 class ChatResponse(Response):

@@ -5,6 +5,9 @@ from typing import Any
 from tandem.errors import TandemError, UserError
 from tandem.rollout.session import ContextLengthExceeded, CutShort, SessionClosed
 
+_MOST_LETTERS = 4000
+"""Of a message."""
+
 
 class RequestError(UserError):
     """A request that is refused: the client's mistake."""
@@ -48,4 +51,10 @@ def body_of(error: TandemError) -> dict[str, Any]:
         kind, param, code = "server_error", None, "stopping"
     else:
         kind, param, code = "server_error", None, "engine_error"
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _told(error), "type": kind, "param": param, "code": code}}
+
+
+def _told(error: TandemError) -> str:
+    """The message, which may repeat what the client has sent, and be as long."""
+    message = str(error)
+    return message if len(message) <= _MOST_LETTERS else f"{message[:_MOST_LETTERS]}…"

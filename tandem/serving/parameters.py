@@ -16,6 +16,8 @@ from tandem.types import check_temperature
 
 _MOST_SAMPLES = 128
 _MOST_STOPS = 32
+_MOST_MESSAGES, _MOST_TOOLS = 4096, 1024
+_PROBLEMS_TOLD = 10
 _INT32 = 2**31
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
@@ -126,8 +128,8 @@ class CompletionParameters(Parameters):
 class ChatParameters(Parameters):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] = Field(default_factory=list)
+    messages: list[Message] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    tools: list[Tool] = Field(default_factory=list, max_length=_MOST_TOOLS)
     tool_choice: str | dict[str, Any] = "auto"
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -160,9 +162,10 @@ AnyParameters = CompletionParameters | ChatParameters
 ParametersType = TypeVar("ParametersType", CompletionParameters, ChatParameters)
 
 
-def parse(kind: type[ParametersType], body: bytes) -> ParametersType:
-    """The parameters in a request's body. Raises RequestError."""
+def parse(kind: type[ParametersType], body: bytes, most_samples: int) -> ParametersType:
+    """The parameters in a request's body. Raises RequestError, also where they ask for more than `most_samples`."""
     given = {name: value for name, value in _read_object(body).items() if value is not None}
+    _check_prompts(given.get("prompt"), most_samples)
     neutral = NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS
     for name in given.keys() & neutral.keys():
         if not _is_one_of(given.pop(name), neutral[name]):
@@ -172,7 +175,25 @@ def parse(kind: type[ParametersType], body: bytes) -> ParametersType:
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=False)) from None
     params.check_combinations()
+    _check_samples(len(params.prompt) if isinstance(params, CompletionParameters) else 1, params.n, most_samples)
     return params
+
+
+def _check_prompts(prompt: Any, most_samples: int) -> None:
+    """Before any of them is looked at."""
+    if isinstance(prompt, list) and prompt and not _is_id(prompt[0]):
+        _check_samples(len(prompt), 1, most_samples)
+
+
+def _check_samples(prompts: int, n: int, most: int) -> None:
+    if prompts * n > most:
+        asked = f"{prompts:,} prompts" if n == 1 else f"{prompts:,} prompts of {n} samples each"
+        param = "prompt" if prompts > 1 else "n"
+        raise RequestError(
+            f"{param}: {asked} in one request; it may ask for {most:,} samples in all, so send several requests",
+            param=param,
+            code="too_many_samples",
+        )
 
 
 def _read_object(body: bytes) -> Mapping[str, Any]:
@@ -205,11 +226,12 @@ def _unsupported(name: str, mend: str) -> RequestError:
 
 
 def _refusal(problems: Sequence[Any]) -> RequestError:
-    """All of them in the message; `param` and `code` are the first one's."""
-    first = problems[0]
+    """The first ones in the message; `param` and `code` are the first one's."""
+    first, more = problems[0], len(problems) - _PROBLEMS_TOLD
     code = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
     return RequestError(
-        "; ".join(f"{_place(problem)}: {_reason(problem)}" for problem in problems),
+        "; ".join(f"{_place(problem)}: {_reason(problem)}" for problem in problems[:_PROBLEMS_TOLD])
+        + (f"; and {more:,} more" if more > 0 else ""),
         param=_place(first),
         code=code.get(first["type"], "invalid_value"),
     )

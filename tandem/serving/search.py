@@ -9,7 +9,10 @@ POST /retrieve  {queries: [...], topk, return_scores}    -> {result: [[{document
 
 import asyncio
 import json
+import logging
 import socket
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mcp.server import MCPServer
@@ -22,10 +25,16 @@ from starlette.routing import Mount, Route
 from tandem.search.index import Hit, Index, shown
 from tandem.serving.app import TokenGuard
 from tandem.serving.errors import RequestError
-from tandem.serving.http import HANDLERS, read_body
+from tandem.serving.events import while_connected
+from tandem.serving.http import HANDLERS, Bodies
+from tandem.serving.limits import ServerLimits
 from tandem.serving.server import Server
 
 _MOST_HITS = 100
+_MOST_PASSAGES = 10_000
+"""That one request to /retrieve may ask for: its queries times `topk`."""
+_AT_ONCE = 16
+"""Queries of a request that are answered before others have their turn."""
 
 
 class _Query(BaseModel):
@@ -49,32 +58,46 @@ Body = TypeVar("Body", bound=BaseModel)
 class SearchEndpoint:
     """The routes of plain HTTP."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, limits: ServerLimits) -> None:
         self._index = index
+        self._bodies = Bodies(limits)
 
     def routes(self) -> list[Route]:
         return [Route("/search", self._search, methods=["POST"]), Route("/retrieve", self._retrieve, methods=["POST"])]
 
     async def health(self, request: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok", "passages": len(self._index)})
+        return JSONResponse({"status": "ok"})
 
     async def _search(self, request: HttpRequest) -> Response:
-        given = await _body_of(_Query, request)
+        given = await self._bodies.of(request, partial(_read, _Query), quick=True)
         hits = await asyncio.to_thread(self._index.search, given.query, given.k)
         return JSONResponse({"results": [_described(hit) for hit in hits]})
 
     async def _retrieve(self, request: HttpRequest) -> Response:
-        given = await _body_of(_Queries, request)
-
-        def work() -> list[list[Hit]]:
-            return [self._index.search(query, given.topk or 3) for query in given.queries]
-
-        found = await asyncio.to_thread(work)
+        given = await self._bodies.of(request, partial(_read, _Queries), quick=True)
+        k = given.topk or 3
+        if len(given.queries) * k > _MOST_PASSAGES:
+            raise RequestError(
+                f"queries: {len(given.queries):,} of them with topk {k} ask for more than {_MOST_PASSAGES:,} passages, "
+                "which is the most of one request; send several requests",
+                param="queries",
+                code="invalid_value",
+            )
+        found = await while_connected(request.receive, self._find(given.queries, k))
         return JSONResponse({"result": [[_document(hit, given.return_scores) for hit in hits] for hits in found]})
+
+    async def _find(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """A few at a time, so that other requests are answered between them."""
+        found: list[list[Hit]] = []
+        for start in range(0, len(queries), _AT_ONCE):
+            some = queries[start : start + _AT_ONCE]
+            found += await asyncio.to_thread(lambda some=some: [self._index.search(query, k) for query in some])
+        return found
 
 
 def make_mcp_server(index: Index) -> MCPServer:
     """With one tool, `search`."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")  # else mcp takes one that opens files
     server = MCPServer("search", log_level="WARNING")
 
     @server.tool(structured_output=False)
@@ -90,9 +113,9 @@ def make_mcp_server(index: Index) -> MCPServer:
     return server
 
 
-async def run_search_server(index: Index, reserved: socket.socket, token: str) -> None:
+async def run_search_server(index: Index, reserved: socket.socket, token: str, limits: ServerLimits) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    mcp, endpoint = make_mcp_server(index), SearchEndpoint(index)
+    mcp, endpoint = make_mcp_server(index), SearchEndpoint(index, limits)
     mcp_app = mcp.streamable_http_app(host=reserved.getsockname()[0], json_response=True, stateless_http=True)
     inner = Starlette(routes=[*endpoint.routes(), *mcp_app.routes], exception_handlers=HANDLERS)
     app = Starlette(routes=[Route("/health", endpoint.health), Mount("/", TokenGuard(inner, token))])
@@ -102,12 +125,11 @@ async def run_search_server(index: Index, reserved: socket.socket, token: str) -
         print(f"{root}/search  {root}/mcp  {len(index)} passages", flush=True)
 
     async with mcp.session_manager.run():
-        await Server(app, reserved, on_start=on_start).run_until_stopped()
+        await Server(app, reserved, limits=limits, on_start=on_start).run_until_stopped()
 
 
-async def _body_of(kind: type[Body], request: HttpRequest) -> Body:
+def _read(kind: type[Body], body: bytes) -> Body:
     """Raises RequestError."""
-    body = await read_body(request)
     try:
         return kind.model_validate(json.loads(body))
     except ValidationError as error:

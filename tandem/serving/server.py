@@ -4,18 +4,26 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.errors import UserError
+from tandem.serving.complaints import Complaints, seldom_repeated
+from tandem.serving.connections import Connection, Listener, Places
+from tandem.serving.limits import HEAD_BYTES, USUAL, ServerLimits
 from tandem.signals import heeded
 
-_GRACE_S = 10
+_GRACE_S = 2
 """After a signal, for clients to take what was answered; connections that are still open then are cut."""
+_AFTER_GRACE_S = 2
+"""Then for what was made for them to end."""
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -46,6 +54,7 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         reserved: socket.socket,
         *,
+        limits: ServerLimits = USUAL,
         on_start: Callable[[str], None] = lambda url: None,
         on_stop: Callable[[], None] = lambda: None,
         takes_signals: bool = True,
@@ -61,18 +70,23 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_GRACE_S + _AFTER_GRACE_S,
                 timeout_keep_alive=keep_alive_s,
+                h11_max_incomplete_event_size=HEAD_BYTES,
             )
         )
         self._reserved = reserved
+        self._limits = limits
         self._on_start = on_start
         self._on_stop = on_stop
         self._takes_signals = takes_signals
+        self._complaints = Complaints()
+        self._places: Places | None = None
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def run_until_stopped(self) -> None:
-        await self.serve(sockets=[self._reserved])
+        with seldom_repeated(self._complaints):
+            await self.serve(sockets=[self._reserved])
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Take no more requests, and end when those under way are answered. After a second Ctrl-C: at once."""
@@ -83,9 +97,38 @@ class Server(uvicorn.Server):
         self._on_stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        self._places = places = Places(self._limits, asyncio.get_running_loop())
+        listener = Listener(self._reserved, places, partial(self._connection, places), self._complain)
+        self.servers = [cast(asyncio.Server, listener)]
+        self.started = True
         host, port = self._reserved.getsockname()[:2]
         self._on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Clients that are answered have a while to take it; whoever has not asked yet, or does not read, is cut."""
+        assert self._places is not None
+        self._places.end_slow()
+        cutting = asyncio.get_running_loop().call_later(_GRACE_S, self._places.end_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+            self._places.close()
+
+    def _connection(self, places: Places) -> Connection:
+        return Connection(
+            places,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
+
+    def _complain(self, error: OSError) -> None:
+        behind = self._complaints.note(error.errno)
+        if behind is not None:
+            problem = f"no connection can be taken now ({error.strerror}); those that are there go on"
+            print(f"tandem: {problem}{behind}", file=sys.stderr, flush=True)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

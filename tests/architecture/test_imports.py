@@ -40,7 +40,7 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
     "starlette": "serving/",
-    "uvicorn": "serving/server.py",
+    "uvicorn": ("serving/server.py", "serving/connections.py"),
     "megatron": "training/megatron/",
     "mbridge": "training/megatron/model.py",
     "ray": "cluster/ray",

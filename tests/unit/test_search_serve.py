@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import McpServer
 from tandem.search.index import Passage, build_index, open_index, shown
 from tandem.types import Prompt
+from tests.endpoint import wait_until
 
 PROMPT = Prompt(0, np.array([1], np.int32), "?", "test", None)
 PASSAGES = [Passage(str(n), f"River {n}", f"It is number {n} and blue.") for n in range(20)]
@@ -67,7 +71,7 @@ def test_plain_http(url: str) -> None:
     assert first.pop("score") > 0 and first == {"id": "7", "title": "River 7", "text": "It is number 7 and blue."}
     assert len(post(f"{url}/search", {"query": "river"})[1]["results"]) == 3
     with urllib.request.urlopen(f"{url}/health", timeout=30) as response:
-        assert json.load(response) == {"status": "ok", "passages": 20}
+        assert json.load(response) == {"status": "ok"}
 
 
 def test_the_published_shape_of_retrieval_servers(url: str) -> None:
@@ -122,3 +126,45 @@ def test_mcp_finds_what_the_index_finds(way: str, url: str, index: Path) -> None
 
     direct = open_index(index)
     assert asyncio.run(scene()) == [shown(direct.search(f"number {n}", 2)) for n in range(20)]
+
+
+def test_queries_that_ask_for_too_many_passages_are_refused(url: str) -> None:
+    status, told = post(f"{url}/retrieve", {"queries": ["river"] * 200, "topk": 100})
+    assert status == 400 and "10,000 passages" in told["error"]["message"]
+    status, found = post(f"{url}/retrieve", {"queries": [f"number {n}" for n in range(50)], "topk": 1})
+    assert status == 200 and [hits[0]["id"] for hits in found["result"]][:20] == [str(n) for n in range(20)]
+
+
+def test_a_server_goes_on_when_clients_or_its_machine_leave_it_no_files(index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [*COMMAND, "search", "serve", str(index), "--port", "0", "--client-timeout", "600"]
+    environment = {**os.environ, "TANDEM_API_KEY": "t0ken"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        )
+    with ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0].removesuffix("/search")
+        port = int(url.split(":")[2])
+        for _ in range(200):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(b"POST /search HTTP/1.1\r\n")
+        assert post(f"{url}/search", {"query": "number 7"})[0] == 200
+        most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, most[1]))  # every further file is one too many
+        waiting = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        wait_until(lambda: "no connection can be taken now" in log.read_text())
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, most)
+        for connection in waiting:
+            connection.close()
+        assert post(f"{url}/search", {"query": "number 7"})[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        process.stdout.close()
+    assert len(log.read_bytes()) < 2000

@@ -562,6 +562,49 @@ def test_options_that_are_null_are_as_if_left_out() -> None:
     assert parameters.StreamOptions.model_validate({"include_usage": None}) == parameters.StreamOptions()
 
 
+# What one request may ask for.
+
+
+def test_a_request_may_ask_for_so_many_samples_and_no_more(client: OpenAI, urls: list[str]) -> None:
+    for how, param in (({"prompt": ["4821="] * 2049}, "prompt"), ({"prompt": ["4"] * 17, "n": 128}, "prompt")):
+        error = refusal(lambda how=how: complete(client, **how))
+        assert (error.status_code, error.param, error.code) == (400, param, "too_many_samples")
+        assert "2,048 samples" in error.message and "send several requests" in error.message
+    ids = [[5]] * 100_000
+    status, told = raw(urls[0], "POST", "/v1/completions", json.dumps({"model": "model", "prompt": ids}).encode())
+    assert status == 400 and "100,000 prompts" in told["error"]["message"]
+    assert len(complete(client, ["4821="] * 40, n=2, max_tokens=1).choices) == 80
+
+
+def test_a_body_full_of_mistakes_is_refused_in_few_words(urls: list[str]) -> None:
+    body = {"model": "model", "messages": [{"role": "nobody"}] * 4000}
+    status, told = raw(urls[0], "POST", "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 400 and "more" in told["error"]["message"] and len(told["error"]["message"]) < 5000
+    body = {"model": "x" * 10**6, "prompt": "4821="}
+    status, told = raw(urls[0], "POST", "/v1/completions", json.dumps(body).encode())
+    assert status == 404 and len(told["error"]["message"]) < 5000
+    body = {"model": "model", "messages": [{"role": "user", "content": "1="}] * 5000}
+    assert raw(urls[0], "POST", "/v1/chat/completions", json.dumps(body).encode())[0] == 400
+
+
+def test_of_a_text_that_is_far_too_long_only_the_beginning_is_tokenised(
+    client: OpenAI, answerer: EngineAnswerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    encode = type(answerer.tokenizer).encode
+
+    def watched(tokenizer: Any, text: str, **how: Any) -> Any:
+        lengths.append(len(text))
+        return encode(tokenizer, text, **how)
+
+    monkeypatch.setattr(type(answerer.tokenizer), "encode", watched)
+    for ask in (lambda: complete(client, "4821=" * 2_000_000), lambda: chat(client, "4821=" * 2_000_000)):
+        error = refusal(ask)
+        assert error.status_code == 400 and error.code == "context_length_exceeded", error
+        assert "512 positions" in error.message and "more than" in error.message
+    assert 0 < sum(lengths) < 100_000
+
+
 # The life of the server.
 
 
@@ -600,8 +643,10 @@ def test_a_client_that_leaves_in_its_body_is_no_failure(answerer: EngineAnswerer
     assert sent[0]["status"] == 499
 
 
-def test_health_needs_no_token_and_says_when_answers_fail(answerer: EngineAnswerer, urls: list[str]) -> None:
-    assert raw(urls[0], "GET", "/health") == (200, {"status": "ok", "version": 0})
+def test_health_needs_no_token_and_says_whether_answers_fail_but_not_why(
+    answerer: EngineAnswerer, urls: list[str]
+) -> None:
+    assert raw(urls[0], "GET", "/health") == (200, {"status": "ok"})
 
     class Broken(EngineAnswerer):
         def generate(self, request: Any) -> Any:
@@ -619,7 +664,7 @@ def test_health_needs_no_token_and_says_when_answers_fail(answerer: EngineAnswer
         assert isinstance(error, openai.InternalServerError) and error.code == "engine_error"
         with pytest.raises(openai.APIError, match="the engine is broken"):
             list(complete(client, stream=True))
-        assert raw(url, "GET", "/health") == (503, {"status": "failing", "reason": "the engine is broken"})
+        assert raw(url, "GET", "/health") == (503, {"status": "failing"})
         complete(client, max_tokens=0)
         assert raw(url, "GET", "/health")[0] == 200
 
