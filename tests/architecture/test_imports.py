@@ -53,6 +53,7 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "reasoning_gym": "rollout/environments/adapters/reasoning_gym.py",
     "websockets": "rollout/environments/openenv.py",
     "fsspec": "checkpoint/remote.py",
+    "mpmath": "reward/rules/math_",
     "lm_eval": "reward/rules/ifeval.py",
     "PIL": "pictures/",
 }

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.reward import RewardConfig
-from tandem.errors import UserError
-from tandem.reward.functions import check_functions
 from tandem.reward.rules.math import boxed, dapo, last_boxed
 from tandem.reward.rules.math_equal import equal
 
@@ -17,6 +14,8 @@ PAIRS = Path(__file__).parent / "math_pairs.json"
 """Written by hand: fractions, intervals, lists, sets, equations, units, texts, percent, thousands, expressions."""
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CASES = json.loads(PAIRS.read_text(encoding="utf-8"))
+RULES = json.loads((Path(__file__).parent / "math_rules.json").read_text(encoding="utf-8"))
+"""Pairs by the rule of docs/rewards.md that says whether they are equal."""
 
 
 def test_there_are_enough_pairs() -> None:
@@ -33,6 +32,52 @@ def test_unequal_forms(truth: str, answer: str) -> None:
     assert not equal(truth, answer) and not equal(answer, truth)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_holds_in_both_directions(rule: str) -> None:
+    """Of an empty answer one direction: the truth is never empty."""
+    for is_equal, pairs in ((True, RULES[rule]["equal"]), (False, RULES[rule]["unequal"])):
+        for first, second in pairs:
+            wrong = equal(first, second) is not is_equal or (second.strip() and equal(second, first) is not is_equal)
+            assert not wrong, f"{first} and {second} are{' not' if is_equal else ''} equal"
+
+
+def test_the_rules_have_enough_pairs() -> None:
+    assert sum(len(pairs) for rule in RULES.values() for pairs in rule.values()) > 700
+
+
+HOSTILE = [
+    "9^{9^{9^9}}", "((99!)!)!", "(" * 400 + "1" + ")" * 400, "\\sqrt" * 160 + "2", "\\sin" * 240 + " x", "x!" * 400,
+    "2^{" * 300 + "1" + "}" * 300, "-" * 900 + "1", "1" + "+x" * 450, "|" * 900, "{" * 900, "9" * 999,
+    "0." + "12" * 450 + "...",
+    "\\sum_{k=1}^{999}" * 20 + "k", "\\sum_{k=1}^{999}\\sin(\\sin(\\sin k))", "(x+1)^{99}" * 90, "1e" + "9" * 900,
+    "\\{" * 300, "1," * 450, "1 or " * 190, "x=" * 400, "x<" * 400, "\\pm1" * 200, "\\text{" * 140, "\\boxed{" * 140,
+    "**" * 450,
+    "1 " * 450, "1/" * 450, "\\begin{pmatrix}" * 60, "1&" * 450, "\\operatorname{zeros}(99999,99999)",
+    "\\binom{99999999}{9999999}",
+    "__import__('os').system('touch hostile')", "答案是" * 300, "1\\cup" * 160, "a_" * 450, "\\approx" * 120,
+    "5 " + "cm " * 300,
+]  # fmt: skip
+"""What would take forever, or all memory, if it were worked out or searched as it stands."""
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer[:30])
+def test_what_takes_forever_is_wrong_at_once(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is at once is seen in the time of the whole: some of them would never end."""
+    monkeypatch.chdir(tmp_path)
+    for truth in ("7", "x^2+7", "(3,7)", "3, 7"):
+        assert not equal(truth, answer)
+    assert isinstance(equal(answer[:100], answer) or equal(answer, f"{answer} 7"), bool)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "noise", ["So { \\boxed (1 ", "\\boxed{", "\\boxed{}", "\\boxed{\\boxed", "}{", "Answer: ", "答案是"]
+)
+def test_a_long_text_is_read_once(noise: str) -> None:
+    assert boxed("math", noise * (1_000_000 // len(noise)), "7")["score"] == 0
+    assert dapo("math_dapo", noise * (1_000_000 // len(noise)), "7")["score"] == -1
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -45,6 +90,14 @@ def test_unequal_forms(truth: str, answer: str) -> None:
         (r"\boxed{1} \boxed{2", None),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{1", None),
+        (r"\boxed{\boxed{3}}", r"\boxed{3}"),
+        (r"\boxed{5+\boxed{3}}", r"5+\boxed{3}"),
+        (r"\boxed{3} and \boxed{5+\boxed{3}} so", r"5+\boxed{3}"),
+        (r"\boxed{\left\{\begin{array}{l}1\end{array}\right.}", r"\left\{\begin{array}{l}1\end{array}\right."),
+        (r"write \boxed{ and then \boxed{7}", "7"),
+        (r"{ \boxed{7}", "7"),
+        (r"\boxed{7} }", "7"),
+        (r"\boxedly{7}", None),
         ("no box {1}", None),
         ("", None),
     ],
@@ -85,6 +138,10 @@ def test_dapo_is_one_or_minus_one() -> None:
     for answer in ("42 dollars", "$42$ dollars.", "**42**", "x = 42", r"$\boxed{42}$ dollars"):
         assert dapo("math_dapo", f"**Answer:** {answer}", "42")["score"] == 1.0
         assert dapo("math_dapo", f"Answer: {answer}", "41")["score"] == -1.0
+    for answer in ("答案：42", "答案是 42。", "Answer：42", "Answer:\n\\[\n\\boxed{42}\n\\]", "**答案**：42"):
+        assert dapo("math_dapo", answer, "42")["score"] == 1.0
+    assert dapo("math_dapo", "<think>Answer: 34</think> I do not know.", "34")["score"] == -1.0
+    assert dapo("math_dapo", "Answer: 34 or 35", "34")["score"] == -1.0
     assert dapo("math_dapo", "34", "34") == {"score": -1.0, "acc": 0.0, "pred": None}
 
 
@@ -117,10 +174,3 @@ def test_other_options_are_other_answers() -> None:
         assert all(equal(option, option) for option in options)
         alike += [pair for pair in itertools.pairwise(options) if sorted(pair[0]) != sorted(pair[1]) and equal(*pair)]
     assert alike == []
-
-
-def test_a_run_without_math_verify_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_functions(RewardConfig(), ["math"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"reward\.functions: the MATH reward needs math-verify"):
-        check_functions(RewardConfig(), ["math"])

@@ -35,11 +35,63 @@ SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad_search" / "questi
         ("The answer is Because", None),
         ("I say b", None),
         ("", None),
+        ("(b)", "B"),
+        ("**B**", "B"),
+        ("Ｂ", "B"),
+        ("B) 21 km", "B"),
+        ("(B) 21 km", "B"),
+        (r"So $\boxed{B}$ it is.", "B"),
+        (r"\boxed{b}", "B"),
+        (r"\boxed{\text{(B) }21}", "B"),
+        (r"\boxed{A} or rather \boxed{B}", "B"),
+        (r"The answer is (B). \boxed{A, B}", None),
+        (r"\boxed{AB}", None),
+        (r"The answer is B, which is \boxed{21}", "B"),
+        ("The answer is A or B.", None),
+        ("The answer is (A) or (B) because", None),
+        ("The answer is A, B, C, D", None),
+        ("The answer is A: 5, B: 6", None),
+        ("Answer: A/B", None),
+        ("A, B, C, D", None),
+        ("(A) 1 (B) 2 (C) 3", None),
+        ("Answer Choices: (A) 1 (B) 2", None),
+        ("What is the correct answer? (A) 21 (B) 22", None),
+        ("The answer is A good idea", None),
+        ("The answer is I think B", None),
+        ("The answer is E=5", None),
+        ("The answer is A because of that", "A"),
+        ("The answer is A and I am sure", "A"),
+        ("The answer is B, C is wrong", "B"),
+        ("The answer is (B). Option C is wrong.", "B"),
+        ("The answer is (B). I did not choose C.", "B"),
+        ("The answer is not B", None),
+        ("Option B is incorrect.", None),
+        ("B is not correct.", None),
+        ("D is the correct answer.", "D"),
+        ("I choose C.", "C"),
+        ("The correct option is D", "D"),
+        ("The answer is option D", "D"),
+        ("The correct answer is: (d)", "D"),
+        ("**Answer:** C", "C"),
+        ("答案是B", "B"),
+        ("答案：（Ｂ）", "B"),
+        ("故选：B。", "B"),
+        ("应选 B", "B"),
+        ("选择B项", "B"),
+        ("答案是A或B", None),
     ],
 )
 def test_the_letter_of_an_answer(text: str, choice: str | None) -> None:
     assert letter("aqua_rat", text, "B")["pred"] == choice
     assert letter("aqua_rat", text, "(B)")["score"] == float(choice == "B")
+
+
+@pytest.mark.parametrize(
+    "noise", ["answer is ", "A, ", "answer" + " " * 99, "**", "(A) ", "the answer is the the ", "选"]
+)
+def test_a_long_text_chooses_nothing(noise: str) -> None:
+    """It is read once: searched again from each place, it would take hours."""
+    assert letter("aqua_rat", noise * (500_000 // len(noise)), "B")["pred"] is None
 
 
 def test_what_tools_and_users_say_is_no_answer() -> None:

@@ -19,8 +19,6 @@ BUILT_IN: Mapping[str, str] = {
 }
 """`data_source` -> reference of its reward function, for runs that leave `reward.functions` empty."""
 CHECKS: Mapping[str, str] = {
-    _MATH: "tandem.reward.rules.math:check",
-    "tandem.reward.rules.math:dapo": "tandem.reward.rules.math:check",
     _CODE: "tandem.reward.rules.code:check",
     _EVALPLUS: "tandem.reward.rules.code:check",
     _IFEVAL: "tandem.reward.rules.ifeval:check",

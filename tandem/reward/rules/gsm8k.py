@@ -12,7 +12,18 @@ _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+
 NUMBER = re.compile(rf"((?<![\w)])[-−])?\$?(?<![0-9])({_UNSIGNED})")
 MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,][0-9])")
 """Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
-_GOES_ON = re.compile(r"[ \t]*(?:[/+*×÷=^]|[:x][ \t]*[0-9]|[-−][ \t]*[.($0-9])")
+_GOES_ON = re.compile(
+    r"""[ \t]*(?:
+      [/+*×÷=^²³√π±]                                                   # a calculation
+    | \\(?:times|cdot|div|pi|sqrt|frac|pm)
+    | [:x][ \t]*[0-9] | [-−–][ \t]*[.($0-9] | (?<=[0-9])[eE][-+]?[0-9]
+    | [ \t]\$?[.0-9]                                                   # 5 1/2
+    | (?:[,;&(]|[^\n0-9]{0,40}\b(?:and|or|to|not)\b)[ \t]*\$?[-−]?[.0-9]   # 42, 43; 42 hours and 20 minutes
+    | (?:hundred|thousand|million|billion|trillion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth|sixth|tenth)s?)\b
+    )""",
+    re.VERBOSE,
+)
+"""What follows a number that is only a part of the answer."""
 
 
 def strict(
@@ -38,8 +49,8 @@ def canonical(digits: str, negative: bool = False) -> str:
 
 
 def last(number: re.Pattern[str], text: str) -> str | None:
-    """The last of the numbers in the text, in canonical form. What is marked and goes on as a calculation, a fraction
-    or a time is none: `#### 42/7` says neither 42 nor 7."""
+    """The last of the numbers in the text, in canonical form. What is marked and goes on as a calculation, a fraction,
+    a time or a further number is none: `#### 42/7` says neither 42 nor 7, `#### 42 or 43` neither."""
     found = [*number.finditer(text)]
     if not found or (number is MARKED and _GOES_ON.match(text, found[-1].end())):
         return None

@@ -1,37 +1,30 @@
 r"""Are two answers the same mathematical object? `\frac12` and `0.5` are, `2, 3` and `x=3` or `x=2`, `42` and `42 m`.
 
-An answer is taken apart as far as its notation says what it is: a list, a set, a tuple or an interval, a quantity with
-a unit, sides of an equation. Values and equations that are left are compared by math-verify unless spelled alike.
+An answer is taken apart as far as its notation says what it is: a list, a set, a tuple or an interval, a matrix, a
+quantity with a unit, sides of an equation. What is left is spelled alike, or a formula that is evaluated.
 """
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
-from tandem.reward.rules.math_units import differ, split_unit
+from tandem.reward.rules.math_compare import same_equation, same_value
+from tandem.reward.rules.math_notation import cleaned
+from tandem.reward.rules.math_units import differ
 
-TIMEOUT_S = 5
-_SPELLINGS = {
-    "{,}": ",", ",\\! ": ",", ",\\!": ",", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\langle": "(", "\\rangle": ")",
-    "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "−": "-", "×": "\\times ", "·": "\\cdot ",
-    "π": "\\pi ", "∞": "\\infty ", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "²": "^2", "³": "^3",
-}  # fmt: skip
-_ROOT = re.compile(r"√ ?(\d+|\w|\([^()]*\))")
-_SPACING = re.compile(r"(?<!\\)\\[!,;:> ]|\\q?quad\b|\\(?:left|right|displaystyle|limits)(?![a-zA-Z])|~|\\?\$|\s+")
-_SIGNS = {
-    "percent": re.compile(r"\\?%"),
-    "degree": re.compile(r"(?:\^ ?\{? ?\\circ ?\}?|\^ ?\\degree|°)(?: ?(?:\\(?:text|mathrm) ?\{)?[CF]\b\}?)?"),
-}
-_ORDINAL = re.compile(r"(?<=\d) ?\^ ?\{? ?(?:\\text ?\{)? ?(?:st|nd|rd|th) ?\}*$")
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|textit|mathbf) ?\{([^{}]*)\}")
-_MIXED_NUMBER = re.compile(r"(?<![\d/.])(\d+) (\d+) ?/ ?(\d+)(?![\d/])")
-_PREFIX = re.compile(r"^(?:\\approx(?![a-zA-Z])|≈|[£€¥₹]|Rs\.|USD|[a-zA-Z] ?\\in(?![a-zA-Z])) ?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+_THOUSANDS_IN = re.compile(r"(?<![\d,_^])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![ ]?\d)")
-_APART = re.compile(r"\d \d")
-_WITH_BASE = re.compile(r"\w+_\d+")
+_TIME = re.compile(r"0?(\d{1,2}):([0-5]\d)")
+_APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])")
+_MATRIX = re.compile(
+    r"\\begin ?\{(?P<kind>[pbB]?(?:small)?matrix|array|cases)\}(?: ?\{[lcr| ]*\})?(?P<cells>(?:(?!\\begin).)*)"
+    r"\\end ?\{(?P=kind)\}",
+    re.DOTALL,
+)
+_AROUND_MATRIX = re.compile(r"[(\[](.*)[)\]]", re.DOTALL)
+_ROWS = re.compile(r"\\\\(?:\[[^\]]*\])?")
+_UNION = re.compile(r"\\cup(?![a-zA-Z])")
 _EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
 _NAME = re.compile(
     r"""
@@ -46,14 +39,13 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 """What stands before `=` and only names the value."""
-_VARIABLE = re.compile(r"[a-zA-Z]|\\theta")
-_COMPARES = re.compile(r"(<=?|>=?|\\[lg]eq?(?:slant)?(?![a-zA-Z])|\\[lg]t(?![a-zA-Z])|≤|≥)")
-_STRICT = ("<", ">", "\\lt", "\\gt")
+_VARIABLE = re.compile(r"(?:[a-zA-Z]|\\(?:theta|alpha|beta|gamma|lambda|mu|phi|omega))(?:_\{?\w+\}?)?'*")
+"""A name of which another name is another variable: `x=5` is not `y=5`."""
+_COMPARES = re.compile(r"(<=?|>=?|\\[lg]e(?![a-zA-Z]))")
+_STRICT = ("<", ">")
 _SEMICOLON = re.compile(";")
 _COMMA = re.compile(r" ?, ?(?:(?:and|or)\b ?)?| ?\b(?:and|or)\b ?")
 _COMMA_NOT_OF_THOUSANDS = re.compile(r" ?,(?!\d{3}(?!\d)) ?(?:(?:and|or)\b ?)?| ?\b(?:and|or)\b ?")
-_SET_NOTATION = re.compile(r"\\(?:cup|cap|in|setminus|mathbb|begin)(?![a-zA-Z])|[<>≤≥|]|\\[lg]")
-"""In sets that are not written as a list of their elements."""
 LIST, SET, TUPLE = "", "{}", "()"
 """Brackets of collections; those of intervals are `[]`, `[)`, `(]`, and `()` like a pair's."""
 
@@ -70,47 +62,35 @@ def equal(truth: str, answer: str) -> bool:
     """The same mathematical object.
 
     Order counts in tuples, closedness in intervals, the number of times in lists, the base in numbers with one. A unit
-    may be left out, but not replaced by another. Letters alone are a word or a name, not a product, and digits apart
-    from one another are not one number, unless in groups of thousands.
+    may be left out, but not replaced by another. Letters alone are a word or a name, not a product.
     """
     (ours, our_units), (theirs, their_units) = cleaned(truth), cleaned(answer)
     if differ(our_units, their_units):
         return False
+    ours, theirs = _exact(ours), _exact(theirs)
+    if _are_of_other_variables(ours, theirs):
+        return _same_relations(ours, theirs)
     spelled = plain(ours), plain(theirs)
-    if spelled[0] == spelled[1]:
-        return True
+    if spelled[0] == spelled[1] or not spelled[1]:
+        return spelled[1] != ""
     if all(map(str.isalpha, spelled)) and not any(map(collection, (ours, theirs))):
         return False
-    if any(map(_APART.search, spelled)) and "\\" not in "".join(spelled):
-        return False
-    if not plain(theirs) or any(_WITH_BASE.fullmatch(plain(text)) for text in (ours, theirs)):
-        return False
-    intervals = as_interval(ours), as_interval(theirs)
+    matrix, other = _matrix(ours), _matrix(theirs)
+    if matrix or other:
+        return matrix is not None and other is not None and _same_matrix(matrix, other)
+    written, intervals = (ours, theirs), (as_interval(ours), as_interval(theirs))
     if not (_COMPARES.search(ours) and _COMPARES.search(theirs)) or all(map(collection, intervals)):
         ours, theirs = intervals
+    unions = [_split(text, _UNION) for text in (ours, theirs)]
+    if max(map(len, unions)) > 1:
+        return len(unions[0]) == len(unions[1]) and _same_in_any_order(*unions)
     first, second = collection(ours), collection(theirs)
     if first and second:
-        return _same_collection(first, second)
+        is_range = (ours, theirs) != written and LIST in (first.brackets, second.brackets)  # 1 < x < 3 and 1, 3
+        return not is_range and _same_collection(first, second)
     if first or second:
-        is_enumerated = any(one and one.brackets in (LIST, SET) for one in (first, second))
-        may_be_set = _SET_NOTATION.search(theirs if first else ours) is not None
-        return (may_be_set or not is_enumerated) and verified(ours, theirs)
-    return _same_value(ours, theirs)
-
-
-def cleaned(text: str) -> tuple[str, set[str]]:
-    """The text without what does not change the value: spacing, signs and words of units; and these units."""
-    units = {"dollar"} if "\\$" in text else set[str]()
-    for old, new in _SPELLINGS.items():
-        text = text.replace(old, new)
-    text = _SPACING.sub(" ", _ROOT.sub(r"\\sqrt{\1}", text))
-    for unit, sign in _SIGNS.items():
-        text, count = sign.subn("", text)
-        if count:
-            units.add(unit)
-    text, named = split_unit(_ORDINAL.sub("", text.strip()).rstrip("."))
-    text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", _TEXT.sub(r"\1", text).strip().rstrip("."))
-    return _PREFIX.sub("", text), units | named
+        return False
+    return _same_value(_element(ours), _element(theirs))
 
 
 def plain(text: str) -> str:
@@ -119,7 +99,8 @@ def plain(text: str) -> str:
     text = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), "=".join(_sides(text)))
     text = re.sub(r"_\{(\w+)\}", r"_\1", re.sub(r"(?<!\d) | (?!\d)", "", text))
     text = text.replace(",", "") if _THOUSANDS.fullmatch(text) and not is_list else text
-    text = re.sub(r"^\(([a-zA-Z]+)\)$", r"\1", text)
+    text = re.sub(r"^\(?([a-zA-Z]+)\)$", r"\1", text).removeprefix("+")
+    text = f"{int(time[1])}:{time[2]}" if (time := _TIME.fullmatch(text)) else text
     return text.lower() if text.isalpha() and len(text) > 1 else text
 
 
@@ -132,32 +113,15 @@ def as_interval(text: str) -> str:
 
 def collection(text: str) -> Collection | None:
     """The elements of a list, set, tuple or interval; None of anything else, or of less than two."""
-    brackets, inner = _outer_brackets(text)
-    elements = _elements(inner)
+    sides = _sides(text)
+    brackets, inner = _outer_brackets(sides[0] if len(sides) == 1 else text)
+    elements = _elements(inner, brackets)
     if brackets in (LIST, SET):
         elements = [sign for element in elements for sign in _both_signs(element)]
     names = [_EQUALS.split(element)[0].strip() for element in elements if _EQUALS.search(element)]
     if brackets == LIST and len(elements) == len(set(names)):  # x=1, y=2
         brackets, elements = TUPLE, [element for _, element in sorted(zip(names, elements, strict=True))]
     return Collection(brackets, elements) if len(elements) > 1 else None
-
-
-def verified(truth: str, answer: str) -> bool:
-    """What math-verify says of two values, equations or sets."""
-    from math_verify import verify
-
-    gold, target = _parsed(truth), _parsed(answer)
-    return bool(gold and target) and verify(gold, target, timeout_seconds=TIMEOUT_S)
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> list[Any]:
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
-
-    kept = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
-    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=kept)]
-    return parse(f"\\boxed{{{text}}}", config, parsing_timeout=TIMEOUT_S)
 
 
 def _same_collection(first: Collection, second: Collection) -> bool:
@@ -186,14 +150,87 @@ def _same_in_any_order(ours: list[str], theirs: list[str]) -> bool:
 
 
 def _same_value(ours: str, theirs: str) -> bool:
-    """Values; equations, whichever way they are written; a value and the sides of a chain of equal ones."""
-    both_are_equations = all(_EQUALS.search(text) for text in (ours, theirs))
+    """Values; relations, whichever way they are written; a value and the sides of a chain of equal ones."""
+    if all(map(_TIME.fullmatch, (ours, theirs))):
+        return False
     sides, others = _sides(ours), _sides(theirs)
     if sides == [ours] and others == [theirs]:
-        return verified(ours, theirs)
+        return _same_relations(ours, theirs) or same_value(ours, theirs)
     if min(len(sides), len(others)) == 1 and all(equal(side, other) for side in sides for other in others):
         return True
-    return both_are_equations and verified(ours, theirs)
+    return _same_relations(ours, theirs)
+
+
+def _same_relations(ours: str, theirs: str) -> bool:
+    """Equations, or inequalities, of the same sides but for the order of both, moved terms and a factor."""
+    left = _relations(theirs)
+    relations = _relations(ours)
+    for sign, *sides in relations:
+        same = (i for i, (other, *others) in enumerate(left) if sign == other and _same_sides(sign, sides, others))
+        found = next(same, None)
+        if found is None:
+            return False
+        left.pop(found)
+    return bool(relations) and not left
+
+
+def _same_sides(sign: str, sides: list[str], others: list[str]) -> bool:
+    return same_equation((sides[0], sides[1]), (others[0], others[1]), oriented=sign != "=")
+
+
+def _relations(text: str) -> list[tuple[str, str, str]]:
+    """Sign, smaller and greater side of each relation in a chain of them; the sign is `<`, `<=` or `=`."""
+    parts = [part.strip() for part in re.split(r"(<=?|>=?|\\[lg]e(?![a-zA-Z])|=)", text)]
+    relations: list[tuple[str, str, str]] = []
+    for left, sign, right in zip(parts[::2], parts[1::2], parts[2::2], strict=False):
+        kind = "=" if sign == "=" else "<" if sign in _STRICT else "<="
+        relations.append((kind, right, left) if sign[0] == ">" or sign == "\\ge" else (kind, left, right))
+    return relations
+
+
+def _are_of_other_variables(ours: str, theirs: str) -> bool:
+    """Each says what variables are, and these are not the same, or nothing else: `x = 5` and `y = 5`, `x = y`."""
+    (names, are_all), (others, _) = _variables(ours), _variables(theirs)
+    return bool(names and others) and (names != others or are_all)
+
+
+def _variables(text: str) -> tuple[set[str], bool]:
+    """The variables that stand alone on one side of a relation, and whether it has no other sides."""
+    relations = _relations(text) if len(_elements(text)) == 1 else []
+    sides = {side.replace("{", "").replace("}", "") for _, *pair in relations for side in pair}
+    names = {side for side in sides if _VARIABLE.fullmatch(side)}
+    return names, names == sides
+
+
+def _exact(text: str) -> str:
+    """What stands before an `≈`, unless it only names the value."""
+    before, *others = (part.strip() for part in _split(text, _APPROXIMATELY))
+    return others[0] if others and (not before or _NAME.fullmatch(before.rstrip(" ="))) else before
+
+
+def _element(text: str) -> str:
+    """The only element of a set, or the text."""
+    brackets, inner = _outer_brackets(text)
+    return inner if brackets == SET else text
+
+
+def _matrix(text: str) -> tuple[str, list[list[str]]] | None:
+    """Whether it is a matrix or a distinction of cases, and its rows; None of any other text."""
+    name, equals, named = text.partition("=")
+    text = named.strip() if equals and _NAME.fullmatch(name.strip()) else text
+    inner = _AROUND_MATRIX.fullmatch(text)
+    found = _MATRIX.fullmatch(text) or (_MATRIX.fullmatch(inner[1].strip()) if inner else None)
+    if not found:
+        return None
+    rows = [row.split("&") for row in _ROWS.split(found["cells"]) if row.strip()]
+    return "cases" if found["kind"] == "cases" else "matrix", [[cell.strip() for cell in row] for row in rows]
+
+
+def _same_matrix(ours: tuple[str, list[list[str]]], theirs: tuple[str, list[list[str]]]) -> bool:
+    if ours[0] != theirs[0] or [*map(len, ours[1])] != [*map(len, theirs[1])]:
+        return False
+    cells = zip((cell for row in ours[1] for cell in row), (cell for row in theirs[1] for cell in row), strict=True)
+    return all(cell == other or equal(cell, other) for cell, other in cells)
 
 
 def _sides(text: str) -> list[str]:
@@ -213,12 +250,12 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _elements(text: str) -> list[str]:
-    if _THOUSANDS.fullmatch(text):
-        return [text]
+def _elements(text: str, brackets: str = LIST) -> list[str]:
+    """The parts between semicolons or commas. Without brackets, or beside spaced commas, one of thousands is none."""
     parts = [part.strip() for part in _split(text, _SEMICOLON) if part.strip()]
     if len(parts) < 2:
-        spaced = re.search(r", | and | or ", text)
+        only_thousands = brackets == LIST and "," not in _THOUSANDS_IN.sub("", text)
+        spaced = only_thousands or re.search(r", | and | or ", text)
         parts = _split(text, _COMMA_NOT_OF_THOUSANDS if spaced else _COMMA)
     return [part.strip() for part in parts if part.strip()]
 
@@ -249,6 +286,6 @@ def _interval(text: str) -> str | None:
     if len(parts) == 3:
         parts = ["-\\infty", "<", *parts] if _VARIABLE.fullmatch(parts[0]) else [*parts, "<", "\\infty"]
     low, above, variable, below, high = parts
-    if not _VARIABLE.fullmatch(variable) or re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", low + high):
+    if not _VARIABLE.fullmatch(variable) or re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", f"{low} {high}"):
         return None
     return f"{'(' if above in _STRICT else '['}{low},{high}{')' if below in _STRICT else ']'}"
