@@ -79,6 +79,18 @@ SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad_search" / "questi
         ("应选 B", "B"),
         ("选择B项", "B"),
         ("答案是A或B", None),
+        ("B选项正确", "B"),
+        ("答案应为B", "B"),
+        ("选项B错误", None),
+        ("不选B", None),
+        ("The answer is: A) 5 B) 6 C) 7", None),
+        ("The answer is (B) 21, not (C)", "B"),
+        ("Answer: (B) because (A) is wrong", "B"),
+        ("The answer is B or maybe C", None),
+        ("The answer is neither A nor B", None),
+        ("<answer>B</answer>", "B"),
+        ("The answer is 'B'", "B"),
+        ("Answer -> B", "B"),
     ],
 )
 def test_the_letter_of_an_answer(text: str, choice: str | None) -> None:

@@ -9,29 +9,30 @@ from tandem.reward.rules.math_notation import FULL_WIDTH
 from tandem.reward.rules.own_words import Turns, own_words
 
 _OPENING = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed|fbox) ?\{|[\s*_$\"“'(\[]){0,8}"
-_LETTER = rf"{_OPENING}([A-J]|(?<=[(*])[a-j](?=[)*]))(?![A-Za-z0-9_'’]|\s?[=<>+^])"
+_LETTER = rf"{_OPENING}([A-J]|(?<=[(*])[a-j](?=[)*]))(?![A-Za-z0-9_]|['’][A-Za-z]|\s?(?:[=>+^]|<(?!/)))"
 _FILLING = r"(?:(?i:the|an?|option|choice|letter|therefore|thus|clearly|then)\b[\s*_]{0,6}){0,3}"
-_GAP = r"[\s*_:]{0,6}"
+_GAP = r"[\s*_:>=–—-]{0,8}"
 _ANSWERED = re.compile(
     rf"(?i:answer)(?i: choice| option| letter)?{_GAP}(?:(?i:is|are|be|was)\b|[:=])?{_GAP}{_FILLING}{_LETTER}|"
-    rf"(?:答案|正确选项|故选|应选){_GAP}(?:是|为|选|应选|应该是)?{_GAP}(?:选项|选)?{_LETTER}"
+    rf"(?:答案|正确选项|故选|(?<!不)应选){_GAP}(?:是|为|选|应选|应为|应该[是为])?{_GAP}(?:选项|选)?{_LETTER}"
 )
 _CHOSEN = re.compile(
     rf"(?i:choice|option|choose|select|pick){_GAP}(?:(?i:is|be|was)\b)?{_GAP}{_FILLING}{_LETTER}|"
-    rf"(?:选项|选择|选)(?:是|为)?{_GAP}{_LETTER}"
+    rf"(?:选项|(?<!不)选择|(?<!不)选)(?:是|为)?{_GAP}{_LETTER}"
 )
 _NAMED = re.compile(
     r"(?<![A-Za-z0-9])([A-J])[)\]*]{0,4}\s{1,3}(?i:is|would be)\s{1,3}(?i:therefore |thus |clearly |indeed )?(?i:the )?"
-    r"(?i:correct|right|best|final|answer)\b"
+    r"(?i:correct|right|best|final|answer)\b|(?<![A-Za-z0-9])([A-J])(?:选项|项)?是?(?:正确|对的)"
 )
 _DENIED = re.compile(
     r"[)\]}*.]{0,4}\s{1,3}(?:(?:is|was|are|seems)\s{1,3}(?:also |clearly |therefore )?(?:not|wrong|incorrect|false|"
-    r"out|impossible|eliminated|excluded)|isn['’]t|cannot|can['’]t)\b"
+    r"out|impossible|eliminated|excluded)|isn['’]t|cannot|can['’]t)\b|[)\]}*]{0,4}(?:选项|项)?(?:不|错|是错)"
 )
 _LISTED = re.compile(
     r"(?:[):]\s?[^\n,;]{0,30})?[)\]}*.$\s]{0,6}(?:[,/&;]|\b(?:and|or)\b|[和或与及]){1,2}[\s(*\[$]{0,6}"
-    r"(?:(?:and|or|option|choice)\s{1,3}){0,3}(?:\\text ?\{)?[\s(*\[$]{0,6}"
-    r"(?:I(?!\s+[a-z])|[A-HJ])(?![A-Za-z0-9_'’]|\s{1,3}(?:is|was|has|would|can|cannot)\b)"
+    r"(?:(?:and|or|maybe|perhaps|possibly|option|choice)\s{1,3}){0,3}(?:\\text ?\{)?[\s(*\[$]{0,6}"
+    r"(?:I(?!\s+[a-z])|[A-HJ])(?![A-Za-z0-9_'’]|\s{1,3}(?:is|was|has|would|can|cannot)\b)|"
+    r"[):.]\s?(?:(?!because|since|while|not|but)[^\n,;.]){0,30}\s\(?[A-J][):.]\s(?!(?:is|was|has|can|cannot)\b)"
 )
 _REASONED = re.compile(r"\s+(?!(?:because|since|as|for|with|which|where|and|or|but|so|hence|by|if)\b)[a-z]")
 """What follows the article A and the pronoun I."""

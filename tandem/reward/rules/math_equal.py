@@ -30,6 +30,7 @@ _NAME = re.compile(
     r"""
     [a-zA-Z] (?:_\{?\w+\}?)? '?                              # x, a_1
     (?: \([a-zA-Z]\) | [ ]?:[ ]? [a-zA-Z] (?:_\{?\w+\}?)? )?   # f(x), V_1:V_2
+    | [a-zA-Z][ ]?\^[ ]?\{?[ ]?-1[ ]?\}?[ ]?\([a-zA-Z]\)        # f^{-1}(x)
     | \\(?:theta|alpha|beta|gamma|lambda|mu|phi|omega)
     | \|? (?:m?[ ]?\\angle[ ]?)? [A-Z]{2,3} \|?                # AB, |AB|, m\angle ABC
     | \\frac[ ]?\{[A-Z]{2}\}[ ]?\{[A-Z]{2}\}                   # the ratio of AB to CD

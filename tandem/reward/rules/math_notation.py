@@ -14,7 +14,9 @@ FULL_WIDTH: Mapping[int, int | str] = {
     **str.maketrans(
         {"　": " ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "、": ",", "。": ".", "【": "[", "】": "]"}
     ),
-    **str.maketrans({"￥": "¥", "−": "-", "–": "-", "∶": ":", "′": "'", "’": "'"}),
+    **str.maketrans(
+        {"￥": "¥", "−": "-", "–": "-", "∶": ":", "′": "'", "’": "'", "⁄": "/", "∕": "/", "‐": "-", "‑": "-"}
+    ),
 }
 _FRACTIONS = dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78".split(), strict=True))  # noqa: SIM905
 _SPELLINGS = {
@@ -82,6 +84,8 @@ def cleaned(text: str) -> tuple[str, set[str]]:
     if text.startswith("$") and text.count("$") == 1:
         units.add("dollar")
     text = _SENTENCE.sub("", _SPACING.sub(" ", text).strip())
+    while whole := _TEXT.fullmatch(text):
+        text = whole[1].strip()
     text, percents = _PERCENT.subn("", text)
     text, degrees = _without_degrees(text)
     text, named = split_unit(_ORDINAL.sub("", text.strip()).rstrip("."))
