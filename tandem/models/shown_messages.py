@@ -89,7 +89,7 @@ def _said(message: Message, learned: bool) -> list[What]:
 def _texts(content: Any) -> bool:
     if isinstance(content, str):
         return bool(content.strip())
-    return any(part.get("type") == "text" and part["text"].strip() for part in content or ())
+    return any(part.get("type") == "text" and str(part.get("text")).strip() for part in content or ())
 
 
 def _shape(messages: Sequence[Message], place: int, what: What, has_tools: bool) -> tuple[Any, ...]:
@@ -102,7 +102,8 @@ def _shape(messages: Sequence[Message], place: int, what: What, has_tools: bool)
 def _with(message: Message, what: What, word: str) -> dict[str, Any]:
     if what == "tool_calls":
         first, *rest = message["tool_calls"]
-        return {**message, "tool_calls": [{**first, "function": {**first["function"], "name": word}}, *rest]}
+        arguments = dict.fromkeys(first["function"].get("arguments") or (), word)
+        return {**message, "tool_calls": [{**first, "function": {"name": word, "arguments": arguments}}, *rest]}
     if what == "thought":
         return {**message, **{key: word for key in THOUGHTS if message.get(key)}}
     content = message["content"]

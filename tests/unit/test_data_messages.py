@@ -204,6 +204,12 @@ def test_templates_that_take_arguments_as_text_get_text(tmp_path: Path) -> None:
     assert texts(taught)[1] == ' add{"x": 1}<|end|>\n'
 
 
+def test_a_template_of_one_tool_need_not_name_it(tmp_path: Path) -> None:
+    tokenizer: Any = char_tokenizer(TEMPLATE.replace("{{ c.function.name }}", ""))
+    taught = load(SftDataset, tmp_path / "rows.jsonl", {"messages": [USER, call()]}, tokenizer)
+    assert "".join(tokenizer.convert_ids_to_tokens(taught.response_ids.tolist())) == ' {"x": 1}<|end|>\n'
+
+
 @needs_trl
 def test_templates_that_do_not_show_what_is_learned_are_told(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"

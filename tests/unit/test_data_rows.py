@@ -94,14 +94,7 @@ def test_entries_of_a_list_that_no_dataset_can_read_are_bad_rows(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps(ROWS),
-        "\n" + json.dumps(ROWS),
-        "\ufeff" + json.dumps(ROWS),
-    ],
-)
+@pytest.mark.parametrize("text", [json.dumps(ROWS), "\n" + json.dumps(ROWS), "\ufeff" + json.dumps(ROWS)])
 def test_a_list_on_one_line_and_a_byte_order_mark(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
