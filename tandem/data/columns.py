@@ -3,6 +3,7 @@
 docs/data.md has the table. A column that is in none of these lists is data for rewards, or nobody's.
 """
 
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,12 +85,14 @@ def _has_form(row: Row, kind: Kind) -> bool:
 def _hint(row: Row, kind: Kind, file: Path | str) -> None:
     """Raises BadRow where it is known how to change the row; what it lacks is told where it is read."""
     has = {column for column, value in row.items() if value is not None}
-    turns: Any = row.get("conversations")
+    turns = _listed(row.get("conversations"))
     if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" not in turns[0]:
         raise BadRow(
             "column `conversations` has turns of `from` and `value`; write them as `messages` of `role` (user, "
             "assistant, system, tool) and `content`"
         )
+    if kind != "prompts" and has & {"text"} and not has & set(_NEEDED[kind]):
+        raise BadRow("column `text` is not read: rows need a prompt and an answer, or messages; split the text")
     given = _mapping(row, has, kind)
     if given:
         lacking = next(column for column in _NEEDED[kind] if column not in has)
@@ -98,6 +101,14 @@ def _hint(row: Row, kind: Kind, file: Path | str) -> None:
             f"column `{lacking}` is missing; the row has {', '.join(row)}. It is made by: tandem data columns --in "
             f"{shlex.quote(str(file))} --out DIR {maps}"
         )
+
+
+def _listed(value: Any) -> Any:
+    """The value, or what it is the JSON text of."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _mapping(row: Row, has: set[str], kind: Kind) -> list[str]:

@@ -14,6 +14,7 @@ Messages = list[dict[str, Any]]
 _LISTS = ("images", "image", "videos")
 """Other columns that may be the JSON text of a list."""
 _PYTHON = re.compile(r"\[\s*\{\s*'\w+'\s*:")
+_OBJECTS = re.compile(r"\[?\s*\{")
 _JSON = re.compile(r'\[?\s*\{\s*"(role|content|from|value)"\s*:')
 _LEARNED = ("weight", "loss", "loss_scale", "train", "training", "train_on_turn", "trainable")
 """Keys by which trainers are told whether a turn is learned."""
@@ -83,12 +84,21 @@ def _messages_or_text(text: str, column: str) -> Any:
     begins = text.lstrip()[:200]
     if _PYTHON.match(begins):
         raise BadRow(f"column `{column}` holds messages as Python prints them; write a list, or JSON")
-    if not _JSON.match(begins):
+    if not _OBJECTS.match(begins):
         return text
-    value = _parsed(text, f"column `{column}`, which seems to be messages,")
-    if not isinstance(value, list):
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not _JSON.match(begins):
+            return text
+        raise BadRow(f"column `{column}`, which seems to be messages, is no valid JSON: {error}") from error
+    if isinstance(value, dict) and _is_message(value):
         raise BadRow(f"column `{column}` holds one message as JSON text; write a list of messages")
-    return value
+    return value if isinstance(value, list) and all(map(_is_message, value)) else text
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or {"from", "value"} <= value.keys())
 
 
 def _parsed(text: str, what: str) -> Any:
@@ -114,7 +124,7 @@ def _message(item: Any, column: str, number: int) -> dict[str, Any]:
     place = f"{column}, message {number}"
     if isinstance(item, dict) and "role" not in item and "from" in item:
         raise BadRow(f"{place} has `from` and `value`; write `role` (user, assistant, system, tool) and `content`")
-    if not isinstance(item, dict) or not isinstance(item.get("role"), str):
+    if not isinstance(item, dict) or not isinstance(item.get("role"), str) or not item["role"].strip():
         raise BadRow(f"{column} has the wrong type: message {number} is not {{role, content}} of text")
     message = {key: value for key, value in item.items() if value is not None and key not in _LEARNED}
     for key, reason in _REFUSED.items():

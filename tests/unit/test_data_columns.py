@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -122,8 +123,15 @@ def test_the_dry_run_names_the_command(grpo_config: Path, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("kind", ["demonstrations", "prompts"])
 def test_turns_of_from_and_value_are_told(kind: Kind, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="column `conversations` has turns of `from` and `value`; write them as"):
-        load(kind, tmp_path, {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]})
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]
+    for given in (turns, json.dumps(turns)):
+        with pytest.raises(UserError, match="column `conversations` has turns of `from` and `value`; write them as"):
+            load(kind, tmp_path, {"conversations": given})
+
+
+def test_plain_text_is_no_demonstration(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="column `text` is not read: rows need a prompt and an answer, or messages"):
+        load("demonstrations", tmp_path, {"text": "Once upon a time"})
 
 
 def test_messages_do_not_become_text_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,13 @@ def test_messages_as_json_text_are_messages(spaced: str, tmp_path: Path) -> None
         "rejected": json.dumps([USER | ANSWER | {"content": "no"}]),
     }
     assert texts(load(PreferenceDataset, path, pair).chosen) == texts(taught)
-    assert load(RLHFDataset, path, {"prompt": "[1, 2] = "}).text == "[1, 2] = "
+    named = json.dumps([{"id": 1, "content": "hi", "role": "user"}])
+    assert load(RLHFDataset, path, {"prompt": named}).text == asked.text
+
+
+@pytest.mark.parametrize("text", ["[1, 2] = ", '[{"a": 1}, {"b": 2}]', '[{"a": 1}', '{"a": 1}', "[]", "[{}]"])
+def test_other_json_is_text(text: str, tmp_path: Path) -> None:
+    assert load(RLHFDataset, tmp_path / "rows.jsonl", {"prompt": text}).text == text
 
 
 @pytest.mark.parametrize(
@@ -157,6 +163,7 @@ BAD: list[tuple[Any, str]] = [
     ({"messages": [USER, ANSWER | {"content": None}]}, "message 2 is not {role, content} of text"),
     ({"messages": [USER, ANSWER | {"function_call": {"name": "f"}}]}, "the key `function_call`, which is not read"),
     ({"messages": [USER, ANSWER | {"train_detail": [{"begin_offset": 0}]}]}, "the key `train_detail`"),
+    ({"messages": [{"role": " ", "content": "hi"}, ANSWER]}, "message 1 is not {role, content} of text"),
     ({"messages": [{"from": "human", "value": "hi"}, ANSWER]}, "message 1 has `from` and `value`"),
     ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "message 2: `weight` is 0.5; a turn is learned .* or not"),
     ({"messages": [USER | {"train": True}, ANSWER]}, "message 1: `train` is True; only turns of the assistant"),

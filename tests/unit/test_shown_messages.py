@@ -10,10 +10,15 @@ from data_tokenizer import char_tokenizer, write_lines
 from published_templates import format_of, needs_trl, with_template
 
 from tandem.config.data import DataConfig, SftDataConfig
+from tandem.config.model import ModelConfig
+from tandem.config.tree import ServeConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tandem.jobs.serve import make_answerer
 from tandem.models import shown_messages
+from tandem.serving.errors import RequestError
+from tandem.serving.parameters import ChatParameters
 
 KNOWS_TWO = (
     "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|start|>{{ m.role }}\n{{ m.content | trim }}"
@@ -65,6 +70,19 @@ def test_misspelled_roles_are_told_where_every_role_is_shown(tmp_path: Path) -> 
     assert (
         len(prompts(tmp_path, said("ipython"), template=ANY_ROLE.replace("{% if add", "{# 'ipython' #}{% if add"))) == 1
     )
+
+
+def test_a_served_model_refuses_a_role_that_it_is_not_shown(sort4: Path) -> None:
+    answerer = make_answerer(ServeConfig(model=ModelConfig(path=sort4 / "model")), "model")
+    answerer.tokenizer.chat_template = KNOWS_TWO
+    for role, sound in (("user", True), ("developer", False), ("system", False), ("tool", False)):
+        asked = ChatParameters.model_validate({"model": "model", "messages": [said(role), said("user")]})
+        if sound:
+            assert len(answerer.prompts(asked)) == 1
+            continue
+        with pytest.raises(RequestError, match=f"leaves out message 1, of role '{role}'; it shows user, assistant"):
+            answerer.prompts(asked)
+    answerer.engine.close()
 
 
 def test_a_template_is_asked_once_a_shape_and_not_once_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
