@@ -30,7 +30,7 @@ from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModul
 from tandem.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
 
 LONGEST_ANSWER = 1 << 12
-ASKED_NOTHING = "it ends well without having asked the solution for anything"
+ASKED_NOTHING = "it ends well without having called or compared anything of the solution"
 """Of a test that every solution passes. No exception is told like that: those have a name and a colon."""
 
 

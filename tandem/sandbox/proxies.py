@@ -56,7 +56,7 @@ class AskingEnd:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.was_asked = False
-        """Whether the test has asked for anything of the solution."""
+        """Whether the test has asked for more of the solution than where its functions and classes are."""
         self._known: dict[int, Any] = {}
         """The solution's objects that crossed, by number."""
         self._numbers: dict[int, int] = {}
@@ -69,9 +69,11 @@ class AskingEnd:
         self._result()
 
     def ask(self, question: str, *values: Any) -> Any:
-        self.was_asked = True
         send(self._descriptor, {"ask": question, "values": pack(list(values), self._keep)})
-        return self._result()
+        result = self._result()
+        if question != "origin" and not (question == "name" and isinstance(result, Remote)):
+            self.was_asked = True
+        return result
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a function of the solution returns. What it did to the arguments is done to them here, too."""

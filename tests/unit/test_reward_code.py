@@ -173,9 +173,18 @@ def test_tests_that_test_nothing_are_an_error(truth: Any, why: str) -> None:
 
 
 @sandboxed
-@pytest.mark.parametrize("test", [CHECK, "class Check:\n    def test(self): assert f(1)", "for x in []: assert f(x)"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        CHECK,
+        f"{CHECK}\ncandidate = f",
+        f"from solution import f\n{CHECK}",
+        "class Check:\n    def test(self): assert f(1)",
+        "for x in []: assert f(x)",
+    ],
+)
 def test_a_test_that_asks_the_solution_for_nothing_is_an_error(test: str) -> None:
-    with pytest.raises(ValueError, match="test 2 of the ground truth tests nothing: it ends well without having asked"):
+    with pytest.raises(ValueError, match="test 2 of the ground truth tests nothing: it ends well without having call"):
         unit_tests("x", "def f(x): return x", ["assert f(1) == 1", test])
 
 

@@ -56,7 +56,7 @@ def _read(text: str, names: Sequence[str], calls: list[ToolCall], failures: list
                 said, text, unreadable = said + text[:1], text[1:], unreadable + 1
             continue
         written, text = text[: len(text) - len(after)], after
-        if _INSIDE.search(said) or not is_name.fullmatch(_name(value)):
+        if _INSIDE.search(said[-_SAME:]) or not is_name.fullmatch(_name(value)):
             said += written
             continue
         try:
@@ -70,7 +70,7 @@ def _read(text: str, names: Sequence[str], calls: list[ToolCall], failures: list
 
 def _up_to(text: str, begins: re.Pattern[str]) -> str:
     """A call that is no JSON, up to where the next one begins, else all."""
-    ends = (found.start() for found in re.finditer(r"[;\n]\s*(?=\{)", text) if begins.match(text, found.end()))
+    ends = (found.start() for found in re.finditer(r"[;\n][^\S\n]*(?=\{)", text) if begins.match(text, found.end()))
     return text[: next(ends, len(text))]
 
 
