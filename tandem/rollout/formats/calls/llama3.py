@@ -31,7 +31,7 @@ def read_llama3(text: str, tools: Sequence[ToolSchema]) -> Answer:
     first = _OBJECT.search(text)
     reasoning, text = split_thinking(text, text[first.start() : first.start() + _SAME] if first else _TAG)
     head, tagged, rest = text.partition(_TAG)
-    if tagged and not _OBJECT.match(rest.lstrip()):
+    if tagged and not _OBJECT.match(rest.lstrip("[ \n")):
         return Answer(text.strip(), (), reasoning, (broken(BrokenCall(f"no JSON follows {_TAG}"), rest),))
     calls, failures = list[ToolCall](), list[str]()
     said = _read(head, [re.escape(tool["function"]["name"]) for tool in tools], calls, failures)

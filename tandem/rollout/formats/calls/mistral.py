@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, unread, whole_json
+from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, unread
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\])?(?=\s*\{)")
@@ -26,20 +26,22 @@ def read_mistral(text: str, tools: Sequence[ToolSchema]) -> Answer:
                     raise BrokenCall("it calls nothing")
                 said += unread(_OPEN + part.removesuffix(rest), failed, len(calls) - before) + rest
             else:
-                calls.append(_named(part))
+                call, rest = _named(part)
+                calls.append(call)
+                said += rest
         except BrokenCall as error:
             failures.append(broken(error, part))
             said += _OPEN + part
     return Answer(said.strip(), tuple(calls), reasoning, tuple(failures))
 
 
-def _named(text: str) -> ToolCall:
-    """One call, its name before its arguments. Raises BrokenCall."""
+def _named(text: str) -> tuple[ToolCall, str]:
+    """One call, its name before its arguments, and what follows it. Raises BrokenCall."""
     head = _NAMED.match(text)
     if not head:
         raise BrokenCall("it is no NAME[ARGS]{…}")
-    arguments = whole_json(text[head.end() :], "its arguments are")
-    return call_of({"name": head[1], "arguments": arguments, "id": head[2]})
+    arguments, rest = json_at(text[head.end() :])
+    return call_of({"name": head[1], "arguments": arguments, "id": head[2]}), rest
 
 
 def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> tuple[list[str], str]:
