@@ -17,11 +17,13 @@ def run_collected(names: Mapping[str, Any], called: Collection[str]) -> None:
 
     Raises what they raise.
     """
+    set_up(names.get("setup_module"))
     for name, value in list(names.items()):
         if getattr(value, "__module__", None) != names["__name__"]:
             continue
         if isinstance(value, types.FunctionType) and name.startswith("test") and name not in called:
-            call_with_values(value, value)
+            set_up(names.get("setup_function"))
+            call_with_values(value)
         elif isinstance(value, type) and hasattr(value, "assertEqual"):
             run_unittest(value)
         elif isinstance(value, type) and name.startswith("Test"):
@@ -29,28 +31,50 @@ def run_collected(names: Mapping[str, Any], called: Collection[str]) -> None:
 
 
 def run_methods(kind: type) -> None:
-    """Each on an instance of its own."""
-    for name, method in list(vars(kind).items()):
-        if isinstance(method, types.FunctionType) and name.startswith("test"):
+    """Each on an instance of its own, inherited ones and those of classes within it, too."""
+    set_up(getattr(kind, "setup_class", None))
+    for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
+        if name.startswith("test"):
             instance = kind()
-            setup = vars(kind).get("setup_method")
-            if isinstance(setup, types.FunctionType):  # it may want to know for which method it is called
-                setup(instance, *[method] * (setup.__code__.co_argcount - 1))
-            call_with_values(types.MethodType(method, instance), method)
+            set_up(getattr(instance, "setup_method", None))
+            call_with_values(getattr(instance, name))
+        elif name.startswith("Test") and isinstance(getattr(kind, name), type):
+            run_methods(getattr(kind, name))
 
 
-def call_with_values(function: Any, written: types.FunctionType) -> None:
-    """Once, or with each set of values that pytest's `parametrize` gives; not where nothing gives an argument."""
-    code = written.__code__
-    needed = code.co_argcount - len(written.__defaults__ or ()) - (function is not written)
-    for values in sets_of_values(written):
-        if len(values) < needed:
+def set_up(function: Any) -> None:
+    """Call it, if it is there; it may want to know for what."""
+    if isinstance(function, (types.FunctionType, types.MethodType)):
+        function(*[None] * parameters(function))
+
+
+def parameters(function: Any) -> int:
+    """How many arguments it must be given, but for `self`."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    return code.co_argcount - len(defaults) - isinstance(function, types.MethodType)
+
+
+def call_with_values(function: Any) -> None:
+    """Once, or with each set of values that pytest's `parametrize` gives; not where nothing gives an argument, or where
+    it is marked to be skipped."""
+    if not isinstance(function, (types.FunctionType, types.MethodType)) or is_skipped(function):
+        return
+    for values in sets_of_values(function):
+        if len(values) < parameters(function):
             return
         result = function(**values)
-        if code.co_flags & IS_COROUTINE:
+        if function.__code__.co_flags & IS_COROUTINE:
             import asyncio  # which takes its time
 
             asyncio.run(result)
+
+
+def is_skipped(function: Any) -> bool:
+    """Whether pytest would not run it, or not mind if it fails."""
+    marks = getattr(function, "pytestmark", ())
+    return any(
+        mark.name in ("skip", "xfail") or (mark.name == "skipif" and mark.args and mark.args[0]) for mark in marks
+    )
 
 
 def sets_of_values(function: Any) -> Iterator[dict[str, Any]]:

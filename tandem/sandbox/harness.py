@@ -158,7 +158,7 @@ def run_test(task: Mapping[str, Any], channel: int, answer: int) -> None:
         names = test_names(task, end, test)
         end.was_asked = False
         exec(compile(test, "test.py", "exec"), names)
-        run_collected(names, names.called)
+        run_collected(names, called_by_itself(test))
         reason = "" if end.was_asked else ASKED_NOTHING
     except BaseException as error:  # noqa: BLE001 - SystemExit, too, is no pass
         reason = f"{type(error).__name__}: {error}"[:300]
@@ -176,6 +176,18 @@ def test_names(task: Mapping[str, Any], end: AskingEnd, test: str) -> Names:
     calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
     names.called = {function.id for function in calls if isinstance(function, ast.Name)}
     return names
+
+
+def called_by_itself(test: str) -> set[str]:
+    """The functions that a test calls whenever it is run: neither within others, nor where it is the main program."""
+    inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    parts = [node for node in ast.parse(test).body if not isinstance(node, inside) and not is_main_guard(node)]
+    calls = [node.func for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+def is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "'__name__'" in ast.dump(node.test)
 
 
 def asks_for_more_than_python(test: str, names: Collection[str]) -> bool:

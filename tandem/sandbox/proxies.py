@@ -69,10 +69,10 @@ class AskingEnd:
         self._result()
 
     def ask(self, question: str, *values: Any) -> Any:
+        self.was_asked |= question not in ("origin", "name")
         send(self._descriptor, {"ask": question, "values": pack(list(values), self._keep)})
         result = self._result()
-        if question != "origin" and not (question == "name" and isinstance(result, Remote)):
-            self.was_asked = True
+        self.was_asked |= question == "name" and not isinstance(result, Remote)
         return result
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -342,10 +342,33 @@ if __name__ == "__main__":
 METHODS = """
 from solution import add
 
-class TestAdd:
-    def setup_method(self, method): self.one = 1
-    def test_add(self): assert add(self.one, 2) == 3
+def setup_module(module):
+    global two
+    two = 2
+
+class TestNothing:
+    def test_add(self): pass
     def other(self): raise AssertionError
+
+class TestAdd(TestNothing):
+    @classmethod
+    def setup_class(cls): cls.three = 3
+    def setup_method(self, method): self.one = 1
+    @staticmethod
+    def test_static(): pass
+    class TestWithin:
+        def test_within(self): assert add(1, two) == TestAdd.three
+"""
+REFUSED = """
+import unittest
+from solution import add
+
+class AddTest(unittest.TestCase):
+    def test_refused(self):
+        with self.assertRaises(TypeError):
+            add(None, 1)
+        with self.assertRaises(TypeError):
+            add(2, None)
 """
 PARAMETRIZED = """
 import pytest
@@ -359,6 +382,10 @@ def test_add(a, b, c):
 def test_refused():
     with pytest.raises(TypeError):
         add(None, 1)
+
+@pytest.mark.skip
+def test_later():
+    assert add(1, 1) == 3
 """
 FUNCTIONS = """
 from solution import add
@@ -374,14 +401,24 @@ def test_pair(a, b):
 
 test_pair(0, 3)
 """
+GUARDED = """
+from solution import *
+import solution
+
+def test_add():
+    assert add(1, 2) == solution.add(2, 1) == 3
+
+if __name__ == "__main__":
+    test_add()
+"""
 
 
 @sandboxed
-@pytest.mark.parametrize("file", [UNITTEST, METHODS, PARAMETRIZED, FUNCTIONS])
+@pytest.mark.parametrize("file", [UNITTEST, REFUSED, METHODS, PARAMETRIZED, FUNCTIONS, GUARDED])
 def test_what_pytest_would_call_is_called(file: str) -> None:
     packages: dict[str, Any] = {"packages": ["pytest"]} if "pytest" in file else {}
     assert unit_tests("x", "def add(a, b): return a + b", file, **packages)["reason"] is None
-    wrong = "def add(a, b):\n    if a is None: raise TypeError\n    return a * b + 2"
+    wrong = "def add(a, b):\n    if a is None: raise TypeError\n    return a * (b or 0) + 2"
     assert unit_tests("x", wrong, file, **packages)["score"] == 0.0
     skips = "import unittest\ndef add(a, b): raise unittest.SkipTest('later')"
     assert unit_tests("x", skips, file, **packages)["score"] == 0.0

@@ -24,12 +24,10 @@ def require_checks(number: int, test: str, preamble: str) -> None:
     if not any(_is_check(node, libraries) for node in _reached(tree, before)):
         raise ValueError(f"test {number} tests nothing: it asserts nothing of what the solution does: {test!r:.100}")
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    for function in _test_functions(tree):
-        fixtures = _without_values(function)
-        if fixtures and function.name not in called:
+    for name, fixtures in _test_functions(tree.body):
+        if fixtures and name not in called:
             raise ValueError(
-                f"test {number}: nothing gives {function.name} its {', '.join(fixtures)}: pytest's fixtures are not "
-                "supported"
+                f"test {number}: nothing gives {name} its {', '.join(fixtures)}: pytest's fixtures are not supported"
             )
 
 
@@ -85,19 +83,20 @@ def _is_check(node: ast.AST, libraries: Collection[str]) -> bool:
     return isinstance(node, ast.Raise)
 
 
-def _test_functions(tree: ast.Module) -> Iterator[_Function]:
-    """Those that pytest would call."""
-    for node in tree.body:
-        for function in node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]:
-            if isinstance(function, _Function) and function.name.startswith("test"):
-                yield function
+def _test_functions(body: Sequence[ast.stmt], bound: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Name of each that pytest would call, and its parameters that neither a default nor `parametrize` gives a value,
+    without the first `bound` ones of methods."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            yield from _test_functions(node.body, 1)
+        elif isinstance(node, _Function) and node.name.startswith("test"):
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            names = _needed_arguments(node.args)[0 if "staticmethod" in decorators else bound :]
+            values = " ".join(decorators)
+            yield node.name, [name for name in names if not re.search(rf"parametrize.*\b{name}\b", values)]
 
 
-def _without_values(function: _Function) -> list[str]:
-    """The parameters that neither a default nor `parametrize` gives a value."""
-    given = function.args
+def _needed_arguments(given: ast.arguments) -> list[str]:
     names = [argument.arg for argument in [*given.posonlyargs, *given.args]]
-    names = names[: len(names) - len(given.defaults)]
-    names += [a.arg for a, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is None]
-    decorators = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
-    return [name for name in names if name != "self" and not re.search(rf"parametrize.*\b{name}\b", decorators)]
+    named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    return names[: len(names) - len(given.defaults)] + [a.arg for a, default in named if default is None]
