@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
 _PYTHON = re.compile(r"py(thon)?[\d.]*", re.IGNORECASE)
+_MOST_PARSED = 1 << 17
+"""Characters; what a policy writes may take minutes to parse."""
 _MOST_INDENT = 3
 """Spaces that a fence within a block may have more than the one that opens it: else it is a docstring's, say."""
 
@@ -46,7 +48,9 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _does(code: str) -> bool:
-    """Whether it is Python, and more than values and names."""
+    """Whether it is Python, and more than values and names; a long one is taken for that."""
+    if len(code) > _MOST_PARSED:
+        return True
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
