@@ -183,7 +183,7 @@ class RewardManager:
         if self._config.functions:
             return self._functions.values()
         judged = any(t.reward is not None for t in siblings)
-        if judged or (data_source not in BUILT_IN and any(t.messages for t in siblings)):
+        if judged or (data_source not in BUILT_IN and (not self._needed or any(t.messages for t in siblings))):
             return ()
         if data_source not in BUILT_IN or BUILT_IN[data_source] not in self._functions:
             self._functions |= {f.reference: f for f in check_functions(self._config, [data_source])}
