@@ -37,7 +37,7 @@ from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
 from tandem.models.families import sees_pictures
-from tandem.models.loading import load_tokenizer
+from tandem.models.loading import load_tokenizer, tokens_with_rows
 from tandem.training.base import TopTokens
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
@@ -366,7 +366,7 @@ def _make_teacher(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, place
         raise UserError(f"{config.algorithm.type} learns from a teacher; give its directory as model.teacher_path")
     model = config.model.model_copy(update={"path": path, "lora": None})
     count = config.algorithm.top_tokens
-    top = TopTokens(count, len(tokenizer)) if count else None
+    top = TopTokens(count, tokens_with_rows(config.model, tokenizer)) if count else None
     if top is not None and count > top.vocabulary:
         raise UserError(f"algorithm.top_k: {count}, but the tokenizer has {top.vocabulary} tokens; give fewer")
     spec = replace(

@@ -15,7 +15,7 @@ Suffixes: `_B` rows, `_N` tokens of one forward pass, `_V` vocabulary.
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,6 +95,7 @@ class NativeEngine:
         prefix_cache_tokens: int | None = None,
         pages: int | None = None,
         tower: PictureTower | None = None,
+        never_drawn: Sequence[int] = (),
     ) -> None:
         """`max_running`: samples that decode at once. `tokenizer` is needed for stop strings alone.
 
@@ -107,6 +108,9 @@ class NativeEngine:
         (`Request.keep`); None: as many as `max_running` rows have, each as long as the longest.
 
         `tower`: the model's, for requests with pictures.
+
+        `never_drawn`: ids that no token of the tokenizer has; log-probs are over all rows of the model all the same, as
+        a trainer's are.
         """
         if model.config._attn_implementation != ATTENTION:
             raise EngineError(f"load the model with attn_implementation={ATTENTION!r}, or its rows see one another")
@@ -118,7 +122,8 @@ class NativeEngine:
         self._tower = tower
         self._pictures = PictureNumbers()
         """Those that were asked about: in what follows prompts with other pictures are other tokens."""
-        self._never_drawn = self._tensor(np.array(tower.never_drawn)) if tower else None
+        never = [*never_drawn, *(tower.never_drawn if tower else ())]
+        self._never_drawn = self._tensor(np.array(never)) if never else None
         config = model.config.get_text_config()
         self._limits = EngineLimits(
             positions=getattr(config, "max_position_embeddings", math.inf),

@@ -78,8 +78,8 @@ class Chooser:
             logits_BV = logits_BV.div_(self._divisor_B1)
         probs_BV = logits_BV.softmax(-1)
         if self._never is not None:
-            probs_BV = probs_BV.index_fill(1, self._never, 0)
-            logits_BV = logits_BV.index_fill(1, self._never, -torch.inf)
+            probs_BV = probs_BV.index_fill_(1, self._never, 0)
+            logits_BV = logits_BV.index_fill_(1, self._never, -torch.inf)
         token_B1 = logits_BV.argmax(-1, keepdim=True) if self._all_greedy else self._drawn(logits_BV, probs_BV)
         return token_B1.squeeze(1), probs_BV.gather(1, token_B1).log_().squeeze(1)
 

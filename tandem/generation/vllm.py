@@ -55,8 +55,10 @@ class VllmEngine:
         config: VllmGenerationConfig,
         pictures: Path | None = None,
         images: ImagesConfig = _ANY_SIZE,
+        never_drawn: Sequence[int] = (),
     ) -> None:
-        """`pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they are."""
+        """`pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they are.
+        `never_drawn`: ids that no token of the tokenizer has."""
         seen = picture_format(model.path) if pictures else None
         options: dict[str, Any] = {
             "model": str(model.path),
@@ -78,8 +80,9 @@ class VllmEngine:
             **config.engine_args,
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**options))
-        never_drawn = (seen.placeholder_id, seen.video_id) if seen else ()
-        self._engine.collective_rpc("prepare", args=([token for token in never_drawn if token is not None],))
+        of_pictures = (seen.placeholder_id, seen.video_id) if seen else ()
+        never = [*never_drawn, *(token for token in of_pictures if token is not None)]
+        self._engine.collective_rpc("prepare", args=(never,))
         self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
         self._pictures = _Pictures(self._engine, seen, PictureStore(pictures)) if seen and pictures else None
         self._updating = False

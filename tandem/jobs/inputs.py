@@ -21,7 +21,7 @@ from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
-from tandem.models.loading import load_tokenizer, stop_token_ids
+from tandem.models.loading import load_tokenizer, rows_of_vocabulary, stop_token_ids, tokens_with_rows
 from tandem.pictures.shown import ModelPictures
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
@@ -176,4 +176,10 @@ def _check_tokenizer(config: ModelConfig, key: str, tokenizer: PreTrainedTokeniz
         raise UserError(
             f"model.{key}: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {config.path} "
             f"({len(tokenizer):,} tokens), whose token ids it is to score; give one of the policy's kind of model"
+        )
+    needed, rows = tokens_with_rows(config, tokenizer), rows_of_vocabulary(config.model_copy(update={"path": path}))
+    if rows < needed:
+        raise UserError(
+            f"model.{key}: {path} has rows for {rows:,} token ids (vocab_size), and the policy draws ids up to "
+            f"{needed - 1:,}; give a model with as many, or enlarge its embeddings by resize_token_embeddings"
         )

@@ -25,7 +25,7 @@ from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
 from tandem.models.families import sees_pictures
-from tandem.models.loading import load_policy, load_tokenizer, stop_token_ids
+from tandem.models.loading import load_policy, load_tokenizer, never_drawn, stop_token_ids
 from tandem.models.rendering import TemplateFailed, rendered
 from tandem.models.tower import PictureTower
 from tandem.pictures.model import model_type
@@ -164,6 +164,7 @@ def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) 
             record=None if generation.cuda_graphs else False,
             prefix_cache_tokens=generation.prefix_cache_tokens,
             tower=None if seen is None else PictureTower(policy, model.path, seen.store.read),
+            never_drawn=never_drawn(model, tokenizer),
         )
     else:
         engine = start_engine(model, generation, tokenizer, pictures=seen and pictures)

@@ -101,6 +101,24 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
     return tuple(sorted({*listed, own} - {None}))
 
 
+def rows_of_vocabulary(config: ModelConfig) -> int:
+    """For how many token ids the model of a directory has rows: often more than its tokenizer has tokens."""
+    described: Any = transformers.AutoConfig.from_pretrained(config.path, **_options(config))
+    return int(described.get_text_config().vocab_size)
+
+
+def tokens_with_rows(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Every id that a model can draw is below it: its tokenizer's, as far as it has rows for them."""
+    return min(max(tokenizer.get_vocab().values()) + 1, rows_of_vocabulary(config))
+
+
+def never_drawn(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that the model has rows for and the tokenizer no token, but for those that end an answer: an engine that drew
+    one would answer with what is the text of nothing."""
+    known = {*tokenizer.get_vocab().values(), *stop_token_ids(config, tokenizer)}
+    return tuple(token for token in range(rows_of_vocabulary(config)) if token not in known)
+
+
 def model_cost(config: ModelConfig, value_head: bool) -> RowCost:
     """What a row costs the model of a directory."""
     return row_cost(_auto_config(config), value_head)

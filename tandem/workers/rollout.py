@@ -23,7 +23,7 @@ from tandem.generation.base import GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
 from tandem.generation.start import start_engine
-from tandem.models.loading import load_policy, named_part, stop_token_ids
+from tandem.models.loading import load_policy, named_part, never_drawn, stop_token_ids
 from tandem.models.tower import PictureTower
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
@@ -174,6 +174,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             record=record,
             prefix_cache_tokens=config.prefix_cache_tokens,
             tower=PictureTower(policy, model.path, PictureStore(pictures).read) if pictures is not None else None,
+            never_drawn=never_drawn(model, tokenizer),
         )
 
     def _devices(self, wanted: int) -> str | None:
