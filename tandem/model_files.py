@@ -28,6 +28,8 @@ class _Described(BaseModel):
     max_position_embeddings: _Count | None = None
     num_hidden_layers: _Count | None = None
     num_attention_heads: _Count | None = None
+    num_key_value_heads: _Count | list[int] | None = None
+    intermediate_size: _Count | list[int] | None = None
     hidden_size: _Count | None = None
     vocab_size: _Count | None = None
 

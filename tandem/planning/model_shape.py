@@ -133,13 +133,13 @@ def read_shape(directory: Path) -> ModelShape:
         raise DamagedFile(path, f"num_hidden_layers: {layers} are more than any model has", mend)
     try:
         shape = shape_of(config)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{error} ({path})") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(f"model: {path} is not complete ({error!r}); {mend}") from None
     for field in fields(shape):
         value = getattr(shape, field.name)
-        if field.type in (int, "int") and (type(value) is not int or value < 0):
+        if field.type in (int, "int") and (type(value) is not int or not 0 <= value < 2**60):
             raise UserError(f"model: {path} makes no sense: {field.name} would be {value!r}; {mend}")
     return shape
 
