@@ -63,3 +63,6 @@ class WorkerError(TandemError, RuntimeError):
 
 class WorkerLost(TandemError, RuntimeError):
     """A worker's process died or stopped answering; a run may be continued from its last checkpoint."""
+
+    trainer_is_whole = False
+    """The models in training stand where the last step has left them, as far as their processes live."""

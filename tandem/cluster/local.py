@@ -186,7 +186,8 @@ def pickler() -> Callable[..., bytes]:
 
 
 class LocalCluster:
-    """Pools on this machine. A failure in one ends them all; `spawn` may then start anew."""
+    """Pools on this machine. A failure in one ends them all, but that a death leaves those be that have nothing to do:
+    a trainer may save. `spawn` may then start anew."""
 
     def __init__(self, timeout_s: float = 1800.0) -> None:
         """A call that takes longer ends everything with the stacks of all ranks, unless a rank is being debugged."""
@@ -256,6 +257,7 @@ class LocalCluster:
         self.events.forget()
         for ranks in self._pools:
             ranks.close()
+        self._pools = []
 
     @property
     def _processes(self) -> list[_Process]:
@@ -274,7 +276,10 @@ class LocalCluster:
     def _lost(self) -> NoReturn:
         wait(self._sentinels, _GRACE_S)
         dead = [process.report_end() for process in self._processes if process.process.exitcode is not None]
-        self.close()
+        self.events.forget()
+        for ranks in self._pools:
+            if any(process.pending or process.process.exitcode is not None for process in ranks.processes):
+                ranks.close()
         raise WorkerLost("\n".join(dead)) from None
 
     def _hung(self) -> NoReturn:

@@ -46,8 +46,9 @@ class TrainerConfig(Section):
     """A run, or one of its checkpoints: this new run starts with the weights and optimizers that it holds, whatever
     else differs. With another `training.type` or type of optimizer, adapters on one side only, or as a reward model
     that begins as a policy, with the weights alone."""
-    max_restarts: MayChange[NonNegativeInt] = 0
-    """How often the run goes on from its last checkpoint by itself after workers died or hung."""
+    max_restarts: MayChange[NonNegativeInt] = 3
+    """How often in a row the run goes on from its last checkpoint by itself after workers died or hung. Who gets beyond
+    the step at which they were lost before has as many again. 0: it ends, and is resumed by hand."""
 
     @rule()
     def _one_length(self) -> Iterator[str]:

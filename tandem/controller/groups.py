@@ -100,7 +100,7 @@ class Cluster(Protocol):
     """Where processes come from.
 
     A failure of any call, also of one that nobody waits for, ends all pools, and comes out of whatever the controller
-    waits for.
+    waits for. Where a process is lost, pools without a call under way may live on until they are closed.
     """
 
     @property

@@ -30,7 +30,7 @@ from tandem.data.dataset import RLHFDataset
 from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler
-from tandem.errors import RewardShareExceeded
+from tandem.errors import RewardShareExceeded, WorkerLost
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs, tell_changed_rows
 from tandem.jobs.run import run_job
@@ -76,7 +76,7 @@ class RlJob:
         if branch is not None:
             print(branch.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
-        self._warned = False
+        self._warned = self._answers_lost = False
         self._told_of_rest: set[str] = set()
         """Reasons for which a step has taught nothing, of which the user knows."""
         self._reward = reward
@@ -116,7 +116,14 @@ class RlJob:
 
     def _advance(self, step: int) -> Step:
         """One step of the dataflow."""
-        done = train_step(self._roles, self._algorithm, self._config, self._rollouts, step)
+        before = self._rollouts.cursor
+        try:
+            done = train_step(self._roles, self._algorithm, self._config, self._rollouts, step)
+        except WorkerLost as lost:
+            lost.trainer_is_whole = self._rollouts.cursor == before  # it still waited for answers
+            self._rollouts.close()
+            self._answers_lost = True
+            raise
         self._sampler.drawn = self._rollouts.cursor
         if isinstance(self._sampler, LearningSampler):
             self._sampler.update([_outcome(group) for _, group in sorted(self._rollouts.decided.items())])
@@ -151,7 +158,7 @@ class RlJob:
         )
         state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state(), "data": self._train.digest}
         write_text(directory / "state" / "rl.json", json.dumps(state))
-        if self._config.trainer.max_staleness and self._config.trainer.save_rollouts:
+        if self._config.trainer.max_staleness and self._config.trainer.save_rollouts and not self._answers_lost:
             draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
 
     def load(self, directory: Path) -> None:

@@ -123,28 +123,32 @@ def run_job(
     """Run the job to its last step (None) or to a stop (what asked for it), from the last checkpoint if any.
 
     `make_job` makes the job before its first step; it is given the branch that it starts from, if it is to start from
-    one. When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times.
+    one. When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times
+    without getting further than before.
     """
     restarts, stop = config.trainer.max_restarts, StopRequest()
-    for left in range(restarts, -1, -1):
+    used = reached = 0
+    is_first = True
+    while True:
+        attempt: _Attempt | None = None
         try:
-            start = find_start(config, resume=config.trainer.resume or left < restarts)
+            start = find_start(config, resume=config.trainer.resume or not is_first)
+            is_first = False
             with Startup("starting processes and loading models"):
                 job = make_job(start if isinstance(start, Branch) else None)
-            finished = _Attempt(config, job, stop, callbacks).run(start if isinstance(start, Path) else None)
+            attempt = _Attempt(config, job, stop, callbacks)
+            finished = attempt.run(start if isinstance(start, Path) else None)
             return None if finished else stop.by
         except WorkerLost as error:
             if stop.by is not None:  # they, too, may have heard the signal
                 print(f"{error}\nlost while stopping; the last checkpoint is that of an earlier step", flush=True)
                 _tell_end(config.trainer.run_dir, "stopped", f"{in_words(stop.by)}; workers were lost meanwhile")
                 return stop.by
-            if left == 0:
+            step = attempt.step if attempt else 0
+            used, reached = 1 if step > reached else used + 1, max(reached, step)
+            if used > restarts:
                 raise
-            print(
-                f"{error}\nrestarting from the last checkpoint ({restarts - left + 1} of {restarts} restarts)",
-                flush=True,
-            )
-    raise AssertionError("unreachable")
+            print(f"{error}\nrestarting from the last checkpoint ({used} of {restarts} restarts)", flush=True)
 
 
 class _Attempt:
@@ -168,6 +172,11 @@ class _Attempt:
         self._saving: StepMetrics = {}
         """What the last checkpoint cost: metrics of the step after it."""
 
+    @property
+    def step(self) -> int:
+        """The last one that it has trained."""
+        return self._position.step
+
     def run(self, checkpoint: Path | None) -> bool:
         """False: it was asked to stop, and has saved the step that it was at."""
         job = self._job
@@ -187,6 +196,10 @@ class _Attempt:
                 self._store.finish()
                 self._tell_saved()
             ended = "finished" if self._position.step >= job.total_steps else "stopped"
+        except WorkerLost as lost:
+            ended = "failed"
+            self._save_what_is_whole(lost)
+            raise
         except Exception:
             ended = "failed"
             with suppress(TandemError):  # what ends the run is told; a rank that is gone ends this at once
@@ -241,6 +254,16 @@ class _Attempt:
         self._callbacks.stepped(step, metrics)
         if validated:
             self._callbacks.evaluated(step, validated)
+
+    def _save_what_is_whole(self, lost: WorkerLost) -> None:
+        """The last step, where the trainer stands there and its processes live; else the last checkpoint stays so."""
+        is_behind = self._position.step > self._position.saved_step
+        with suppress(TandemError):  # what ends the run is told; a rank that is gone ends this at once
+            if lost.trainer_is_whole and is_behind:
+                self._save(best=False)
+            self._store.finish()
+            if lost.trainer_is_whole and is_behind:
+                print(f"saved after step {self._position.step}: workers were lost, and the trainer was not", flush=True)
 
     def _evaluate(self, step: int) -> StepMetrics:
         begin("validation")
