@@ -36,6 +36,7 @@ def test_a_hanging_rank_ends_the_run_with_every_stack(grpo_config: Path, tmp_pat
     tree["reward"] = {"functions": [f"{tmp_path}/reward.py:digits"]}
     tree["algorithm"] |= {"type": f"{tmp_path}/sleepy.py:SleepyOPO"}
     tree["cluster"] = {"ranks": 2, "timeout_s": TIMEOUT_S}
+    tree["trainer"] |= {"max_restarts": 0}
     grpo_config.write_text(yaml.safe_dump(tree))
     done = run(
         [TANDEM, "train", str(grpo_config)],

@@ -129,7 +129,9 @@ class Losing(tandem.RolloutWorker):
 
 
 def test_an_engine_that_lives_and_never_answers_ends_the_run(grpo_config: Path) -> None:
-    config = tandem.load_config(tandem.TrainConfig, grpo_config, ["cluster.timeout_s=0.5", "data.val_files=[]"])
+    config = tandem.load_config(
+        tandem.TrainConfig, grpo_config, ["cluster.timeout_s=0.5", "data.val_files=[]", "trainer.max_restarts=0"]
+    )
     with pytest.raises(WorkerLost, match=r"engine 0 has run for .* \(cluster.timeout_s: 0.5\)"):
         tandem.Trainer(config, workers={tandem.Role.Rollout: Losing}).fit()
 

@@ -111,7 +111,7 @@ def test_resources_time_outs_records_and_length_may_change(tmp_path):
         trainer__steps=20,
         trainer__save_every=2,
         trainer__keep_last=5,
-        trainer__max_restarts=3,
+        trainer__max_restarts=5,
     )
     assert claim(after) == [
         "training.context_parallel: 1 -> 2",
@@ -121,7 +121,7 @@ def test_resources_time_outs_records_and_length_may_change(tmp_path):
         "trainer.steps: 10 -> 20",
         "trainer.save_every: 5 -> 2",
         "trainer.keep_last: 2 -> 5",
-        "trainer.max_restarts: 0 -> 3",
+        "trainer.max_restarts: 3 -> 5",
         "tracking.tensorboard: False -> True",
     ]
     assert (tmp_path / "config.yaml").read_text() == dump_config(after)
