@@ -2,6 +2,7 @@ r"""MATH answers: pairs of equal and of unequal forms, and where the answer is f
 
 import itertools
 import json
+import random
 import re
 from pathlib import Path
 
@@ -174,3 +175,31 @@ def test_other_options_are_other_answers() -> None:
         assert all(equal(option, option) for option in options)
         alike += [pair for pair in itertools.pairwise(options) if sorted(pair[0]) != sorted(pair[1]) and equal(*pair)]
     assert alike == []
+
+
+@pytest.mark.skipif(not (DATA / "aqua_rat").is_dir(), reason=f"the AQuA options are not in {DATA}")
+def test_a_digit_more_or_another_one_is_another_answer() -> None:
+    """Of options as they are published: with units, currencies, ratios, fractions and letters."""
+    lines = (DATA / "aqua_rat/dev.jsonl").read_text(encoding="utf-8").splitlines()
+    options = [option.partition(")")[2].strip() for line in lines[::5] for option in json.loads(line)["options"]]
+    for option in options:
+        for digit in list(re.finditer("[0-9]", option))[:3]:
+            before, after = option[: digit.start()], option[digit.end() :]
+            assert not equal(option, f"{before}{(int(digit[0]) + 3) % 10}{after}"), option
+            assert not equal(option, f"{before}7{digit[0]}{after}"), option
+
+
+@pytest.mark.skipif(not (DATA / "aqua_rat").is_dir(), reason=f"the AQuA options are not in {DATA}")
+def test_options_of_other_questions_are_equal_when_their_numbers_are() -> None:
+    """Of a thousand pairs that chance has made, those are looked at that are called equal."""
+    lines = (DATA / "aqua_rat/test.jsonl").read_text(encoding="utf-8").splitlines()
+    options = [option.partition(")")[2].strip() for line in lines for option in json.loads(line)["options"]]
+    chance = random.Random(0)
+    pairs = [chance.sample(options, 2) for _ in range(1500)]
+    other = [pair for pair in pairs if equal(*pair) and number(pair[0]) != number(pair[1])]
+    assert other == []
+
+
+def number(option: str) -> str:
+    """The digits of an option, without zeros at the end of a decimal."""
+    return re.sub(r"\.0+$", "", "".join(re.findall(r"[0-9]|\.(?=[0-9])|/", option)))
