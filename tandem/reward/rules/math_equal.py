@@ -10,11 +10,16 @@ from itertools import accumulate
 
 from tandem.reward.rules.math_compare import same_equation, same_value
 from tandem.reward.rules.math_notation import cleaned
+from tandem.reward.rules.math_numbers import FUNCTION_NAMES
 from tandem.reward.rules.math_units import differ
 
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 _THOUSANDS_IN = re.compile(r"(?<![\d,_^])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![ ]?\d)")
+_WORDS = re.compile(
+    rf"(?=.*(?<![a-zA-Z])(?!(?:sqrt|{'|'.join(FUNCTION_NAMES)})(?![a-zA-Z]))[a-zA-Z]{{4}})[^\d\\^_=+*<>|]*", re.DOTALL
+)
+"""Four letters in a row, and none of the signs of formulas: `left-handed` is no difference of products."""
 _TIME = re.compile(r"0?(\d{1,2}):([0-5]\d)")
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])")
 _MATRIX = re.compile(
@@ -74,7 +79,8 @@ def equal(truth: str, answer: str) -> bool:
     spelled = plain(ours), plain(theirs)
     if spelled[0] == spelled[1] or not spelled[1]:
         return spelled[1] != ""
-    if all(map(str.isalpha, spelled)) and not any(map(collection, (ours, theirs))):
+    are_words = all(map(str.isalpha, spelled)) or any(map(_WORDS.fullmatch, spelled))
+    if are_words and not any(map(collection, (ours, theirs))):
         return False
     matrix, other = _matrix(ours), _matrix(theirs)
     if matrix or other:
@@ -102,7 +108,7 @@ def plain(text: str) -> str:
     text = text.replace(",", "") if _THOUSANDS.fullmatch(text) and not is_list else text
     text = re.sub(r"^\(?([a-zA-Z]+)\)$", r"\1", text).removeprefix("+")
     text = f"{int(time[1])}:{time[2]}" if (time := _TIME.fullmatch(text)) else text
-    return text.lower() if text.isalpha() and len(text) > 1 else text
+    return text.lower() if (text.isalpha() and len(text) > 1) or _WORDS.fullmatch(text) else text
 
 
 def as_interval(text: str) -> str:
