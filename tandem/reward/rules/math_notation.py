@@ -10,6 +10,7 @@ from tandem.reward.rules.math_numbers import FUNCTION_NAMES
 from tandem.reward.rules.math_units import split_unit
 
 FULL_WIDTH: Mapping[int, int | str] = {
+    **dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), ""),  # no width at all
     **{0xFEE0 + code: code for code in range(0x21, 0x7F)},
     **str.maketrans(
         {"　": " ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "、": ",", "。": ".", "【": "[", "】": "]"}
@@ -93,7 +94,7 @@ def cleaned(text: str) -> tuple[str, set[str]]:
     units |= {unit for unit, count in (("percent", percents), ("degree", degrees + others)) if count}
     while _TEXT.search(text):
         text = _TEXT.sub(r"\1", text)
-    text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text.strip().rstrip("."))
+    text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", _SENTENCE.sub("", text.strip().rstrip(".")))
     return _IN_BASE.sub(_in_base, _without_braces(_PREFIX.sub("", text))), units | named
 
 
