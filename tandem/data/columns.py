@@ -1,4 +1,4 @@
-"""Columns that mean something to other trainers: refused by name where they are not read, with the way to what is.
+"""Columns that mean something to other frameworks: refused by name where they are not read, with the way to what is.
 
 docs/data.md has the table. A column that is in none of these lists is data for rewards, or nobody's.
 """

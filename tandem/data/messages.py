@@ -17,7 +17,7 @@ _PYTHON = re.compile(r"\[\s*\{\s*'\w+'\s*:")
 _OBJECTS = re.compile(r"\[?\s*\{")
 _JSON = re.compile(r'\[?\s*\{\s*"(role|content|from|value)"\s*:')
 _LEARNED = ("weight", "loss", "loss_scale", "train", "training", "train_on_turn", "trainable")
-"""Keys by which trainers are told whether a turn is learned."""
+"""Keys that say whether a turn is learned."""
 _REFUSED = {
     "function_call": "calls of tools are read from `tool_calls`",
     "train_detail": "a turn is learned as a whole; split it, or leave the key out",
