@@ -1,4 +1,4 @@
-"""Columns that mean something to other frameworks, and rows of other forms: refused by name, with the way to what is."""
+"""Columns that mean something to other frameworks, and rows of other forms: refused, with the way to what is read."""
 
 from __future__ import annotations
 
