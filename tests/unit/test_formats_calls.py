@@ -235,6 +235,8 @@ def test_a_models_own_response_template_reads_its_calls() -> None:
     answer = read("<t>Hm.</t>So<call f>a=1 s=1</call>", TOOLS)
     assert (answer.reasoning, answer.content) == ("Hm.", "So")
     assert [call.arguments for call in answer.tool_calls] == [{"a": 1, "s": "1"}]
+    twice = read("So<call f>a=1 a=2</call>", TOOLS)
+    assert (twice.tool_calls, len(twice.broken)) == ((), 1) and "twice" in twice.broken[0]
 
 
 def test_no_signs_no_format() -> None:

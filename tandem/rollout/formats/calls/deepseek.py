@@ -17,7 +17,8 @@ def read_deepseek(text: str, tools: Sequence[ToolSchema]) -> Answer:
     begins = _CALLS if _CALLS in text else _OPEN
     reasoning, text = split_thinking(text, begins)
     said, begun, called = text.partition(begins)
-    between, *parts = called.split(_OPEN) if begun == _CALLS else ["", *called.split(_OPEN)] if begun else [""]
+    pieces = called.split(_OPEN) if begun else [""]
+    between, parts = ("", pieces) if begun == _OPEN else (pieces[0], pieces[1:])
     calls, failures = list[ToolCall](), list[str]()
     for part in parts:
         try:

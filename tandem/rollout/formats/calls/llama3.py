@@ -18,8 +18,8 @@ _INSIDE = re.compile(r"[\"']\s*:\s*\Z")
 _BEGINS = r"\{{\s*[\"'](?:type[\"']\s*:\s*[\"']function[\"']\s*,\s*[\"'])?(?:name|function)[\"']\s*:\s*[\"'](?:{})[\"']"
 """How a call of tools with these names begins, in good JSON or bad."""
 _ANY_NAME = r"[^\"']+"
-_SAME = 16
-"""Characters by which the first object is known."""
+_NEAR = 64
+"""Characters of an object, or before one, that are looked at."""
 _BETWEEN = "; \n"
 _AROUND = re.compile(r"(?:```\w*)?[\s\[\],;]*(?:```)?")
 """What is left of a list of calls, or of a code block around them."""
@@ -29,7 +29,7 @@ _MOST_UNREADABLE = 64
 
 def read_llama3(text: str, tools: Sequence[ToolSchema]) -> Answer:
     first = _OBJECT.search(text)
-    reasoning, text = split_thinking(text, text[first.start() : first.start() + _SAME] if first else _TAG)
+    reasoning, text = split_thinking(text, text[first.start() : first.start() + _NEAR] if first else _TAG)
     head, tagged, rest = text.partition(_TAG)
     if tagged and not _OBJECT.match(rest.lstrip("[ \n")):
         return Answer(text.strip(), (), reasoning, (broken(BrokenCall(f"no JSON follows {_TAG}"), rest),))
@@ -56,7 +56,7 @@ def _read(text: str, names: Sequence[str], calls: list[ToolCall], failures: list
                 said, text, unreadable = said + text[:1], text[1:], unreadable + 1
             continue
         written, text = text[: len(text) - len(after)], after
-        if _INSIDE.search(said[-_SAME:]) or not is_name.fullmatch(_name(value)):
+        if _INSIDE.search(said[-_NEAR:]) or not is_name.fullmatch(_name(value)):
             said += written
             continue
         try:

@@ -79,7 +79,7 @@ def _as_written(text: str, body: str, field: Any) -> str:
 def _call(body: str, field: Any, captures: Mapping[str, str]) -> ToolCall:
     """Raises BrokenCall."""
     try:
-        if _written(body, field) > _kept(parse_content(body, field.content, field.content_args)):
+        if _loses_a_value(body, field):
             raise BrokenCall("one of its keys stands twice")
         made = process_field(body, field, dict(captures))
     except BrokenCall:
@@ -89,22 +89,23 @@ def _call(body: str, field: Any, captures: Mapping[str, str]) -> ToolCall:
     return call_of(made.get("function", made) if isinstance(made, dict) else made)
 
 
-def _written(body: str, field: Any) -> int:
-    """How many keys with values are written in a body. Of those that stand twice the parsers keep one."""
-    if field.content == "xml-inline" and not field.content_args.get("merge_duplicates"):
-        return len(re.findall(field.content_args["tag_pattern"], body, re.DOTALL))
+def _loses_a_value(body: str, field: Any) -> bool:
+    """Whether a key stands twice in a body: the parsers keep one of its values."""
+    value = parse_content(body, field.content, field.content_args)
+    if field.content == "xml-inline":
+        return value != parse_content(body, field.content, {**field.content_args, "merge_duplicates": True})
     if field.content != "json":
-        return 0
+        return False
     for opening, closing in field.content_args.get("string_delims", ()):
         body = re.sub(f"{re.escape(opening)}.*?{re.escape(closing)}", "", body, flags=re.DOTALL)
-    return _QUOTED.sub("", body).count(":")
+    return _QUOTED.sub("", body).count(":") > _keys(value)
 
 
-def _kept(value: Any) -> int:
-    """How many keys there are in a value, at any depth."""
+def _keys(value: Any) -> int:
+    """How many there are in a value, at any depth."""
     if isinstance(value, dict):
-        return len(value) + sum(map(_kept, value.values()))
-    return sum(map(_kept, value)) if isinstance(value, list) else 0
+        return len(value) + sum(map(_keys, value.values()))
+    return sum(map(_keys, value)) if isinstance(value, list) else 0
 
 
 def _cast(call: ToolCall, tools: Sequence[ToolSchema]) -> ToolCall:
