@@ -1,7 +1,7 @@
 """Messages of a row -> the text that a chat template makes of them -> token ids."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,11 +20,16 @@ _LETTERS_A_TOKEN, _SHORT = 4, 1024
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool = False, tools: Tools = ()
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    generation_prompt: bool = False,
+    tools: Tools = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of `messages`. Raises UserError when there is no template, BadRow when it fails on these messages."""
+    """The text of `messages`; the template reads `arguments` besides. Raises UserError when there is no template,
+    BadRow when it fails on these messages."""
     try:
-        return _rendered(tokenizer, messages, generation_prompt, tools)
+        return _rendered(tokenizer, messages, generation_prompt, tools, arguments)
     except TemplateFailed as error:
         if error.refused:
             raise BadRow(f"the messages are refused by the chat template: {error.reason}") from error
@@ -37,12 +42,13 @@ def require_shown(
     generation_prompt: bool = False,
     tools: Tools = (),
     learned: Collection[int] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises BadRow where the chat template, which can render them, leaves out what messages say. `learned`: as of
     `left_out`."""
 
     def render_others(others: Sequence[Any], of: Sequence[Any]) -> str:
-        return _rendered(tokenizer, list(others), generation_prompt, list(of))
+        return _rendered(tokenizer, list(others), generation_prompt, list(of), arguments)
 
     template = str(tokenizer.chat_template)
     problem = misnamed_role(template, messages) or left_out(template, messages, tools, render_others, learned)
@@ -50,7 +56,13 @@ def require_shown(
         raise BadRow(problem)
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation_prompt: bool, tools: Tools) -> str:
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    generation_prompt: bool,
+    tools: Tools,
+    arguments: Mapping[str, Any] | None,
+) -> str:
     """Raises TemplateFailed."""
     if tokenizer.chat_template is None:
         mend = "add chat_template.jinja to the model directory, or use string prompts"
@@ -58,12 +70,12 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, generation
     template = str(tokenizer.chat_template)
     given = [prepared(message, template) for message in messages]
     try:
-        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt)
+        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt, arguments=arguments)
     except TemplateFailed:
         if not any(message.get("tool_calls") for message in messages):
             raise
         given = [prepared(message, template, arguments_as_text=True) for message in messages]
-        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt)
+        return rendered(tokenizer, given, tools, generation_prompt=generation_prompt, arguments=arguments)
 
 
 class TooLong(Exception):

@@ -7,12 +7,14 @@ import asyncio
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -133,13 +135,26 @@ class EngineAnswerer:
             )
         messages = with_pictures([message.plain() for message in params.messages], self.pictures)
         try:
-            text = render(self.tokenizer, messages, generation_prompt=True)
-            require_shown(self.tokenizer, messages, generation_prompt=True)
+            arguments = _template_arguments(self.tokenizer, params)
+            text = render(self.tokenizer, messages, generation_prompt=True, arguments=arguments)
+            require_shown(self.tokenizer, messages, generation_prompt=True, arguments=arguments)
         except BadRow as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from None
         ids = self._ids(text, "messages", special_tokens=False)
         with refused(messages, self.pictures):
             return with_all_tokens(ids, messages, self.pictures)
+
+
+def _template_arguments(tokenizer: PreTrainedTokenizerBase, params: ChatParameters) -> Mapping[str, Any]:
+    """Raises RequestError on what is no variable of the template, but tells the tokenizer what to do with it."""
+    given = params.chat_template_kwargs
+    if taken := sorted(given.keys() & signature(tokenizer.apply_chat_template).parameters.keys()):
+        raise RequestError(
+            f"chat_template_kwargs: {taken[0]!r} is no variable of the chat template; leave it out",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
+    return given
 
 
 def make_answerer(config: ServeConfig, name: str, pictures: Path | None = None) -> EngineAnswerer:

@@ -47,12 +47,14 @@ def rendered(
     tools: Sequence[Mapping[str, Any]] | None = None,
     *,
     generation_prompt: bool = False,
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of `messages`, of which there is at least one; with `generation_prompt` up to the next turn.
+    """The text of `messages`, of which there is at least one; with `generation_prompt` up to the next turn. The template
+    reads `arguments` besides.
 
     Raises TemplateFailed where the template raises on them, UserError where it is none, or exceeds a limit.
     """
-    given: dict[str, Any] = {"messages": list(messages), "tools": list(tools) if tools else None}
+    given: dict[str, Any] = {**(arguments or {}), "messages": list(messages), "tools": list(tools) if tools else None}
     if not _is_rendered_by_jinja(tokenizer):
         return _by_own_code(tokenizer, given, generation_prompt)
     template = _template_of(tokenizer, given["tools"])

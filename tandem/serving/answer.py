@@ -42,8 +42,9 @@ class Answer:
         async with aclosing(self._changed(self._answerer.generate)) as changed:
             async for _ in changed:
                 pass
-        choices = [self._shape.choice(choice.take()) for choice in self._choices]
-        return {**self._identity(self._shape.whole), "choices": choices, "usage": self._usage()}
+        choices = [{**self._shape.choice(choice.take()), **self._of_prompt(choice)} for choice in self._choices]
+        of_chat = self._of_prompt(None)
+        return {**self._identity(self._shape.whole), **of_chat, "choices": choices, "usage": self._usage()}
 
     async def chunks(self) -> AsyncGenerator[Object]:
         """The answer as the chunks of a stream."""
@@ -51,12 +52,22 @@ class Answer:
         frame = self._identity(self._shape.chunk) | ({"usage": None} if with_usage else {})
         for index in range(len(self._choices)):
             if opening := self._shape.opening(index):
-                yield {**frame, "choices": [opening]}
+                yield {**frame, **self._of_prompt(None), "choices": [opening]}
+        unbegun = {id(choice) for choice in self._choices}
         async with aclosing(self._changed(self._answerer.stream)) as changed:
             async for choice in changed:
-                yield {**frame, "choices": [self._shape.part(choice.take())]}
+                of_prompt = self._of_prompt(choice) if id(choice) in unbegun else {}
+                unbegun.discard(id(choice))
+                yield {**frame, "choices": [{**self._shape.part(choice.take()), **of_prompt}]}
         if with_usage:
             yield {**frame, "choices": [], "usage": self._usage()}
+
+    def _of_prompt(self, choice: Choice | None) -> Object:
+        """The prompt's token ids where they are wanted: in each choice of a text completion, once in a chat (None)."""
+        if not self._params.return_token_ids or isinstance(self._params, ChatParameters) != (choice is None):
+            return {}
+        request = self._requests[0 if choice is None else self._choices.index(choice) // self._params.n]
+        return {"prompt_token_ids": request.token_ids.tolist()}
 
     async def _changed(self, ask: Callable[[Request], AsyncIterator[Any]]) -> AsyncGenerator[Choice]:
         """Yields each choice whenever it has something new, until all have ended."""

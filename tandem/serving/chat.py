@@ -89,6 +89,12 @@ class ChatResponse(Response):
             raise RequestError(
                 "top_logprobs: not while the policy is trained", param="top_logprobs", code="unsupported_parameter"
             )
+        if params.chat_template_kwargs:
+            raise RequestError(
+                "chat_template_kwargs: not in a session; start the server with model.chat_template.arguments",
+                param="chat_template_kwargs",
+                code="unsupported_parameter",
+            )
         self._params = params
         self._spell = session.policy.decode
         self._call = session.call(asked, retried)
@@ -109,7 +115,8 @@ class ChatResponse(Response):
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = await self._answers()
         choices = [self._shape.said(self._piece(said), said.answer) for said in answers]
-        told = {**self._identity(self._shape.whole), "choices": choices, "usage": _usage(answers)}
+        told = {**self._identity(self._shape.whole), **self._of_prompt(answers), "choices": choices}
+        told["usage"] = _usage(answers)
         await JSONResponse(told)(scope, receive, send)
 
     async def _chunks(self) -> AsyncGenerator[Object]:
@@ -122,10 +129,15 @@ class ChatResponse(Response):
         except TandemError as error:
             yield body_of(error)
             return
-        for part in self._parts(answers):
-            yield {**frame, "choices": [part]}
+        for number, part in enumerate(self._parts(answers)):
+            of_prompt = self._of_prompt(answers) if number == 0 else {}
+            yield {**frame, **of_prompt, "choices": [part]}
         if with_usage:
             yield {**frame, "choices": [], "usage": _usage(answers)}
+
+    def _of_prompt(self, answers: list[Said]) -> Object:
+        wanted = self._params.return_token_ids
+        return {"prompt_token_ids": answers[0].request.token_ids.tolist()} if wanted else {}
 
     def _parts(self, answers: list[Said]) -> Iterator[Object]:
         for said in answers:

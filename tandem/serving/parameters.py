@@ -44,6 +44,29 @@ NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {
 }
 
 
+NEUTRAL_OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "repetition_penalty": (1,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "use_beam_search": (False,),
+}
+"""What clients of vLLM's and SGLang's servers send besides, likewise; a parameter that an endpoint has holds there."""
+
+
 class StreamOptions(Nested):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -51,6 +74,11 @@ class StreamOptions(Nested):
 
 def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _all_tokens(value: Any) -> Any:
+    """vLLM's -1 keeps all tokens, as 0 does."""
+    return 0 if value == -1 and not isinstance(value, bool) else value
 
 
 def _prompts(value: Any) -> Any:
@@ -80,8 +108,8 @@ class Parameters(Strict):
     model: str
     temperature: Annotated[float, AfterValidator(check_temperature)] | None = Field(default=None, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=_INT32)
-    """No parameter of OpenAI's: only the most probable tokens are drawn from, 0: all."""
+    top_k: Annotated[int, BeforeValidator(_all_tokens), Field(ge=0, lt=_INT32)] | None = None
+    """No parameter of OpenAI's: only the most probable tokens are drawn from, 0 and -1: all."""
     n: int = Field(default=1, ge=1, le=_MOST_SAMPLES)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_stops)] | None = Field(
@@ -89,12 +117,14 @@ class Parameters(Strict):
     )
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+    """vLLM's: those of the prompt come with the answer; those of the answer are there in any case."""
     user: str | None = None
     """A name for the client's own books: no answer depends on it."""
 
     def check_combinations(self) -> None:
         """Raises RequestError on parameters that do not go together."""
-        if "stream_options" in self.model_fields_set and not self.stream:
+        if self.stream_options.include_usage and not self.stream:
             raise RequestError("stream_options: only with stream: true", param="stream_options", code="invalid_value")
 
 
@@ -129,6 +159,8 @@ class ChatParameters(Parameters):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """vLLM's: what the chat template reads besides the messages."""
     tools: list[Tool] = Field(default_factory=list, max_length=_MOST_TOOLS)
     tool_choice: str | dict[str, Any] = "auto"
     max_tokens: int | None = Field(default=None, ge=1)
@@ -148,6 +180,9 @@ class ChatParameters(Parameters):
         super().check_combinations()
         if self.tool_choice not in ("auto", "none"):
             raise _unsupported("tool_choice", 'calls cannot be forced; leave it out, or give "auto" or "none"')
+        if self.tools and self.chat_template_kwargs:
+            mend = "not with tools; start the server with model.chat_template.arguments"
+            raise _unsupported("chat_template_kwargs", mend)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs: only with logprobs: true", param="top_logprobs", code="invalid_value")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -166,8 +201,8 @@ def parse(kind: type[ParametersType], body: bytes, most_samples: int) -> Paramet
     """The parameters in a request's body. Raises RequestError, also where they ask for more than `most_samples`."""
     given = {name: value for name, value in _read_object(body).items() if value is not None}
     _check_prompts(given.get("prompt"), most_samples)
-    neutral = NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS
-    for name in given.keys() & neutral.keys():
+    neutral = NEUTRAL_OF_VLLM | (NEUTRAL_IN_CHATS if kind is ChatParameters else NEUTRAL_IN_COMPLETIONS)
+    for name in given.keys() & neutral.keys() - kind.model_fields.keys():
         if not _is_one_of(given.pop(name), neutral[name]):
             raise _unsupported(name, _allowed(neutral[name]))
     try:

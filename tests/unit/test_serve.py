@@ -410,6 +410,67 @@ def test_the_page_says_of_each_parameter_what_the_endpoint_does(endpoint: str) -
     assert set(told) - refused <= set(kind.model_fields)
 
 
+USUAL: dict[str, Any] = {
+    "min_p": 0, "repetition_penalty": 1.0, "top_k": -1, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "logit_bias": {}, "n": 1, "best_of": 1, "user": "ada", "seed": 3, "stream_options": {"include_usage": False},
+    "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "stop_token_ids": [], "length_penalty": 1.0, "use_beam_search": False, "include_stop_str_in_output": False,
+    "return_token_ids": False, "bad_words": [], "priority": 0,
+}  # fmt: skip
+"""What clients of vLLM's server send without asking for anything."""
+
+
+@pytest.mark.parametrize("endpoint", list(ENDPOINTS))
+def test_what_changes_nothing_passes(endpoint: str, client: OpenAI) -> None:
+    ask = complete if endpoint == "completions" else chat
+    of_chat = {"chat_template_kwargs": {}, "add_generation_prompt": True}
+    more: dict[str, Any] = {} if endpoint == "completions" else of_chat
+    plain = ask(client, max_tokens=4, seed=3)
+    usual = ask(client, max_tokens=4, extra_body={**USUAL, **more})
+    assert usual.choices[0].token_ids == plain.choices[0].token_ids
+    assert getattr(usual.choices[0], "prompt_token_ids", None) is None
+
+
+@pytest.mark.parametrize("endpoint", list(ENDPOINTS))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("min_p", 0.1), ("repetition_penalty", 1.1), ("ignore_eos", True), ("min_tokens", 1), ("stop_token_ids", [1])],
+)
+def test_what_vllm_alone_does_is_refused_by_name(endpoint: str, client: OpenAI, name: str, value: Any) -> None:
+    ask = complete if endpoint == "completions" else chat
+    error = refusal(lambda: ask(client, extra_body={name: value}))
+    assert (error.status_code, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+def test_the_tokens_of_the_prompt_come_where_they_are_wanted(client: OpenAI) -> None:
+    wanted = {"return_token_ids": True}
+    text: Any = complete(client, [[5, 6], [7]], max_tokens=2, n=2, extra_body=wanted)
+    assert [choice.prompt_token_ids for choice in text.choices] == [[5, 6], [5, 6], [7], [7]]
+    whole = chat(client, max_tokens=2, extra_body=wanted)
+    first, *others = chat(client, max_tokens=2, stream=True, extra_body=wanted)
+    assert len(whole.prompt_token_ids) == whole.usage.prompt_tokens and first.prompt_token_ids == whole.prompt_token_ids
+    assert all(getattr(chunk, "prompt_token_ids", None) is None for chunk in others)
+    chunks = complete(client, max_tokens=2, stream=True, extra_body=wanted)
+    told = [getattr(chunk.choices[0], "prompt_token_ids", None) for chunk in chunks]
+    assert told[0] and not any(told[1:])
+
+
+def test_the_chat_template_reads_what_a_request_gives_it(client: OpenAI, answerer: EngineAnswerer) -> None:
+    """And no word of it tells the tokenizer what to do."""
+    answerer.tokenizer.chat_template = TEMPLATE + "{% if digits %}{{ digits }}{% endif %}"
+    try:
+        plain = chat(client, max_tokens=1).usage.prompt_tokens
+        longer = chat(client, max_tokens=1, extra_body={"chat_template_kwargs": {"digits": "123"}})
+    finally:
+        answerer.tokenizer.chat_template = TEMPLATE
+    assert longer.usage.prompt_tokens == plain + 3
+    error = refusal(lambda: chat(client, extra_body={"chat_template_kwargs": {"tokenize": True}}))
+    assert (error.status_code, error.param) == (400, "chat_template_kwargs") and "'tokenize'" in error.message
+    calls = {"tools": [{"type": "function", "function": {"name": "f"}}], "chat_template_kwargs": {"a": 1}}
+    error = refusal(lambda: chat(client, extra_body=calls))
+    assert (error.status_code, error.param, error.code) == (400, "chat_template_kwargs", "unsupported_parameter")
+
+
 def test_unknown_and_unsound_parameters_are_refused_by_name(client: OpenAI) -> None:
     for name, value, code in (
         ("nonsense", 1, "unknown_parameter"),
