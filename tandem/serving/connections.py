@@ -32,6 +32,8 @@ _RETRY_S = 0.2
 _LOOK_S = 1.0
 _LEAST_DUE_S = 1.0
 """Nobody who has sent a request goes for others before the server has waited for so long."""
+_UNREAD_BYTES = 2**18
+"""That the system holds for a client that does not read: else megabytes of answers are made for it."""
 _MIB = 2**20
 
 
@@ -270,6 +272,7 @@ class Listener:
     async def _begin(self, end: socket.socket, connection: Connection) -> None:
         try:
             end.setblocking(False)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
             await self._loop.connect_accepted_socket(lambda: connection, end)
             for _ in range(2):
                 await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,13 +19,12 @@ from mcp.server import MCPServer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from tandem.search.index import Hit, Index, shown
 from tandem.serving.app import TokenGuard
 from tandem.serving.errors import RequestError
-from tandem.serving.events import while_connected
 from tandem.serving.http import HANDLERS, Bodies
 from tandem.serving.limits import ServerLimits
 from tandem.serving.server import Server
@@ -33,7 +32,9 @@ from tandem.serving.server import Server
 _MOST_HITS = 100
 _MOST_PASSAGES = 10_000
 """That one request to /retrieve may ask for: its queries times `topk`."""
-_AT_ONCE = 16
+_REQUESTS_AT_ONCE = 2
+"""To /retrieve, so that a thread is free for those to /search."""
+_AT_ONCE = 4
 """Queries of a request that are answered before others have their turn."""
 
 
@@ -61,6 +62,7 @@ class SearchEndpoint:
     def __init__(self, index: Index, limits: ServerLimits) -> None:
         self._index = index
         self._bodies = Bodies(limits)
+        self._places = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     def routes(self) -> list[Route]:
         return [Route("/search", self._search, methods=["POST"]), Route("/retrieve", self._retrieve, methods=["POST"])]
@@ -83,16 +85,20 @@ class SearchEndpoint:
                 param="queries",
                 code="invalid_value",
             )
-        found = await while_connected(request.receive, self._find(given.queries, k))
-        return JSONResponse({"result": [[_document(hit, given.return_scores) for hit in hits] for hits in found]})
+        pieces = self._found(given.queries, k, given.return_scores)
+        return StreamingResponse(pieces, media_type="application/json")
 
-    async def _find(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """A few at a time, so that other requests are answered between them."""
-        found: list[list[Hit]] = []
+    async def _found(self, queries: Sequence[str], k: int, with_scores: bool) -> AsyncGenerator[str]:
+        """The answer in pieces of a few queries, each looked for when the client has taken those before: other requests
+        are answered between them, and who reads nothing takes no memory."""
+        yield '{"result": ['
         for start in range(0, len(queries), _AT_ONCE):
             some = queries[start : start + _AT_ONCE]
-            found += await asyncio.to_thread(lambda some=some: [self._index.search(query, k) for query in some])
-        return found
+            async with self._places:
+                found = await asyncio.to_thread(lambda some=some: [self._index.search(query, k) for query in some])
+            told = (json.dumps([_document(hit, with_scores) for hit in hits]) for hits in found)
+            yield (", " if start else "") + ", ".join(told)
+        yield "]}"
 
 
 def make_mcp_server(index: Index) -> MCPServer:

@@ -28,12 +28,15 @@ from tandem.rollout.single_turn import DecodeAll
 from tandem.rollout.together import together
 from tandem.rollout.transcript import trajectory_of, trajectory_without_turns
 from tandem.serving.capture import Capture, capture_app
+from tandem.serving.limits import USUAL
 from tandem.serving.server import Server, reserve
 from tandem.serving.sessions import Sessions
 from tandem.types import Prompt, SamplingParams, Status, Trajectory
 
 _KEEP_ALIVE_S = 3600
 """Connections outlive the times in which the event loop stands still."""
+_CONNECTIONS = 4
+"""Of each program that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,9 @@ class AgentConversations:
         """Listen on loopback. Raises UserError where that fails."""
         reserved = reserve("127.0.0.1", 0)
         capture = Capture(self._sessions, secrets.token_urlsafe(24), _nobody_begins, "policy")
-        server = Server(capture_app(capture), reserved, takes_signals=False, keep_alive_s=_KEEP_ALIVE_S)
+        most = max(USUAL.connections, _CONNECTIONS * self._limits.at_once)
+        limits = replace(USUAL, connections=most)
+        server = Server(capture_app(capture), reserved, limits=limits, takes_signals=False, keep_alive_s=_KEEP_ALIVE_S)
         self._server, self._serving = server, asyncio.create_task(server.run_until_stopped())
         self._base_url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         while not server.started and not self._serving.done():
