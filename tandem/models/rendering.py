@@ -49,8 +49,8 @@ def rendered(
     generation_prompt: bool = False,
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of `messages`, of which there is at least one; with `generation_prompt` up to the next turn. The template
-    reads `arguments` besides.
+    """The text of `messages`, of which there is at least one; with `generation_prompt` up to the next turn. The
+    template reads `arguments` besides.
 
     Raises TemplateFailed where the template raises on them, UserError where it is none, or exceeds a limit.
     """
@@ -114,7 +114,10 @@ def _by_own_code(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any], gene
     try:
         return str(
             tokenizer.apply_chat_template(
-                given["messages"], tools=given["tools"], tokenize=False, add_generation_prompt=generation_prompt
+                given["messages"],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **{name: value for name, value in given.items() if name != "messages"},
             )
         )
     except Exception as error:  # it may raise anything
