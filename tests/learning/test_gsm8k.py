@@ -85,6 +85,7 @@ def test_the_saved_model_gives_the_same_logits(parquet: Path, model: Path, tmp_p
     inputs = read_inputs(config, RLHFDataset)
     cluster = InlineCluster()
     reward = RewardManager(config.reward)
+    config.trainer.run_dir.mkdir(exist_ok=True)
     job = RlJob(config, inputs, Placement(cluster, pools_of(config)), reward)
     try:
         job.step(1)

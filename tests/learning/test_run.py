@@ -156,6 +156,7 @@ def test_failing_rewards_stop_the_run_before_anything_is_learned(type_: str, run
     inputs = read_inputs(config, RLHFDataset)
     placement = Placement(InlineCluster(), pools_of(config))
     with closing(RewardManager(config.reward)) as reward, closing(RlJob(config, inputs, placement, reward)) as job:
+        run.mkdir()
         before = saved_weights(job, tmp_path / "before")
         with pytest.raises(RewardShareExceeded, match="of 32 trajectories lost their reward"):
             job.step(1)

@@ -54,6 +54,7 @@ def test_engines_get_rows_where_they_may_read_them(
     assert inputs.train is not None
     placement = Placement(RecordingCluster(), pools_of(config), {Role.Rollout: kind})
     with closing(RewardManager(config.reward, config.trainer.seed)) as reward:
+        config.trainer.run_dir.mkdir()
         job = RlJob(config, inputs, placement, reward)
         with closing(job):
             metrics = job.evaluate(0)
