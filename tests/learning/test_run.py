@@ -92,7 +92,10 @@ def test_steps_that_teach_nothing_are_told_once_among_lines_that_are_all_ours(
     assert train(run, "trainer.save_every=1") == 0
     assert [record["actor/trained_share"] for record in read_metrics(run / "metrics.jsonl")[-3:]] == [0, 0, 0]
     told = capfd.readouterr()
-    assert told.out.count("no answer has an advantage") == 1 and "step 1: no answer has an advantage" in told.out
+    assert (
+        told.out.count("nothing was learned, for siblings all have the same reward") == 1
+        and "step 1: nothing was learned, for siblings all have the same reward" in told.out
+    )
     assert "it/s" not in told.out + told.err
 
 
