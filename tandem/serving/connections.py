@@ -199,8 +199,13 @@ class Places:
         if len(self._silent) >= self._most_silent:
             return None
         now = self._loop.time()
-        longest = max(self._open, key=lambda connection: connection.due_for(now), default=None)
-        return longest if longest is not None and longest.due_for(now) >= _LEAST_DUE_S else None
+        while longest := max(self._open, key=lambda connection: connection.due_for(now), default=None):
+            if longest.due_for(now) < _LEAST_DUE_S:
+                return None
+            longest.look(now)  # it may have done since what it was to do
+            if longest.due_for(now) >= _LEAST_DUE_S:
+                return longest
+        return None
 
     def _look(self) -> None:
         now = self._loop.time()
