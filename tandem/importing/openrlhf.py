@@ -12,7 +12,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.importing.openrlhf_tables import COUNTERPARTS, HARMLESS, OLDER, WITHOUT_EFFECT
 from tandem.importing.outcome import Imported, Keys, Source, known, put, sort_the_rest, whole
-from tandem.importing.shell import flags_of, launched, read_text
+from tandem.importing.shell import flags_of, launched, read_text, why_nothing
 
 COMMANDS: Mapping[str, str] = {"ppo_ray": "train", "sft": "sft", "dpo": "dpo", "rm": "reward-model"}
 """OpenRLHF's trainer -> the command of ours that takes the configuration."""
@@ -31,9 +31,13 @@ _LONGEST = {"ppo_ray": 2048, "sft": 2048, "dpo": 512, "rm": 512}
 
 def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) -> Source:
     """Which trainer the script starts, with what; of several the `command`th. Raises UserError where it starts none."""
-    launch = launched(path, read_text(path), lambda words: _trainer_of(words) is not None, arguments, command)
+    text = read_text(path)
+    launch = launched(path, text, lambda words: _trainer_of(words) is not None, arguments, command)
     if launch is None:
-        raise UserError(f"{path}: no openrlhf.cli.train_… is started in it; give a launch script of OpenRLHF")
+        raise UserError(
+            f"{path}: no openrlhf.cli.train_… is started in it; give a launch script of OpenRLHF"
+            + why_nothing(path, text, arguments)
+        )
     _place, method = _trainer_of(launch.words) or (0, "")
     if method not in COMMANDS:
         raise UserError(f"{path}: train_{method} has no counterpart here; these have one: {', '.join(COMMANDS)}")

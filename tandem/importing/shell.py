@@ -2,7 +2,7 @@
 
 So the words are a shell's own: branches, loops, functions, arrays, defaults and arithmetic are what they are. What the
 script takes from elsewhere is unknown here: answers of programs, and variables and arguments that nobody gave. It runs
-three times, each time with others of these; what changes with them is marked, never guessed.
+several times, each time with others of these; what changes with them is marked, never guessed.
 """
 
 import json
@@ -16,7 +16,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import TandemError, UserError
+from tandem.errors import UserError
 from tandem.importing.outcome import UNKNOWN, parsed, unknown
 from tandem.sandbox.base import Limits
 from tandem.sandbox.local import LocalSandbox
@@ -46,15 +46,22 @@ _NAME = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;(&|{])([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\bfor\s+([A-Za-z_]\w*)|\bread\b[^\n;|]*?\s([A-Za-z_]\w*)"
 )
-_WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_]\w*)(?:\[[^]]*\])?:?[-=?+]")
+_WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_]\w*)(?:\[[^]]*\])?:?[-=+]")
 _OF_A_SHELL = re.compile(
-    r"BASH\w*|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HOME|HOST\w+|IFS|LANG|LC_\w+|LD_\w+|LINENO|LINES|MACHTYPE|"
+    r"BASH\w*|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HOME|HOSTTYPE|IFS|LANG|LC_\w+|LD_\w+|LINENO|LINES|MACHTYPE|"
     r"OLDPWD|OPTARG|OPTIND|OSTYPE|PATH|PIPESTATUS|PPID|PS\d|PWD|RANDOM|REPLY|SECONDS|SHELL|SHLVL|SRANDOM|TANDEM_\w+|UID|_"
 )
 _COMPLAINT = re.compile(
     r"line \d+: .*(?:No such file|not found|syntax error|unexpected|unbound variable|bad substitution)"
 )
 _POSITION = re.compile(r"\$(?:\{?([1-9])|\{?[@*#])")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
+_NUMBERS = ("7", "24")
+"""What programs, variables and arguments say in runs that calculate with it."""
+_CALCULATES = re.compile(r"\(\(|\$\[|\b(?:expr|let|seq|bc|awk)\b")
+_SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)")
+"""Variables whose values no file should have."""
 
 
 @dataclass(frozen=True)
@@ -116,61 +123,116 @@ def launched(
     if command is not None and not 1 <= command <= len(words):
         raise UserError(f"{path}: --command {command}: it starts {len(words)}")
     place = (command or 1) - 1
-    others = [found[place][2:] for found in of_each if len(found) == len(starts) and found is not starts]
+    others = [
+        found[place][2:]
+        if len(found) == len(starts)
+        else max((other[2:] for other in found), key=_likeness(words[place]))
+        for found in of_each
+        if found and found is not starts
+    ]
     notes = list(_notes(path, runs[first], is_trainer, [len(found) for found in of_each]))
     return Launch(words[place], Path(starts[place][1]), others, notes)
 
 
+def why_nothing(path: Path, text: str, arguments: Sequence[str]) -> str:
+    """What may be the reason that a script starts no training: what its shell said, and what nobody gave."""
+    first = _run(path, text, arguments)[0]
+    said = [line for line in first["errors"].splitlines() if not line.startswith("+")][-1:]
+    found = "".join(f"; a shell said: {line}" for line in said)
+    found += f"; it ended with status {first['status']}" if first["status"] else ""
+    read = _with_what_it_names(text, _files_beside(path.resolve()))
+    missing = sorted(_not_given(read) - environ.keys())
+    if missing:
+        found += (
+            f"; nobody gave {', '.join(missing)}, which may stand before the command ({missing[0]}=… tandem import)"
+        )
+    if not arguments and _POSITION.search(text):
+        found += "; it reads arguments, which follow the script"
+    return found
+
+
 def _run(path: Path, text: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Three runs: programs succeed and say nothing; they say who they are, as do variables and arguments that nobody
-    gave; they fail."""
+    """Runs in which programs succeed and say nothing; say who they are, or a number, as do variables that nobody gave;
+    and fail. Arguments that nobody gave are there in runs of their own, for a script may end where it has none, or
+    where it does not know them."""
     if not shutil.which("bwrap"):
         raise UserError(
             f"{path}: a launch script runs in the sandbox, where its programs are not; bubblewrap (`bwrap`) is not "
             "installed: run scripts/sandbox, or give the configuration itself as YAML"
         )
     script, folder = path.resolve(), Path.cwd()
-    known = {name: environ[name] for name in _names(text) if name in environ}
-    marked = {name: unknown(name) for name in _not_given(text) if name not in known}
-    positions = max((int(number or 1) for number in _POSITION.findall(text)), default=0)
-    dummies = list(arguments) or [unknown(f"argument{_SPACE}{number + 1}") for number in range(positions)]
-    given = {
+    files = _files_beside(script)
+    read = _with_what_it_names(text, files)
+    known = {
+        name: environ[name] for name in set(_WORD.findall(read)) & environ.keys() if not _OF_A_SHELL.fullmatch(name)
+    }
+    known |= {name: unknown(name) for name in known if _SECRET.fullmatch(name)}
+    missing, calculated = _not_given(read) - known.keys(), _calculated(read)
+    positions = 0 if arguments else max((int(number or 1) for number in _POSITION.findall(text)), default=0)
+    runs: list[dict[str, Any]] = [{"variables": known, "arguments": list(arguments), "says": "", "status": 0}]
+    for says in (_SPACE, *(_NUMBERS if _CALCULATES.search(read) else ())):
+        told = {name: says if says in _NUMBERS else unknown(name) for name in missing}
+        told |= {name: _NUMBERS[0] for name in missing & calculated if says == _SPACE}
+        dummies = [says if says in _NUMBERS else unknown(f"argument{_SPACE}{place + 1}") for place in range(positions)]
+        for words in ([*arguments], dummies) if dummies else ([*arguments],):
+            runs.append({"variables": known | told, "arguments": words, "says": says, "status": 0})
+    runs.append(runs[0] | {"status": 1})
+    given: dict[str, Any] = {
         "script": str(script), "folder": str(folder), "now": int(time.time()), "seconds": _SECONDS,
         "modules": [name for name in set(_IMPORTED.findall(text)) if find_spec(name)],
-        "files": _files_beside(script) | {str(script): text}, "stand_ins": _STAND_INS,
-        "runs": [
-            {"variables": known, "arguments": list(arguments), "says": "", "status": 0},
-            {"variables": known | marked, "arguments": dummies, "says": _SPACE, "status": 0},
-            {"variables": known, "arguments": list(arguments), "says": "", "status": 1},
-        ],
+        "files": files | {str(script): text}, "stand_ins": _STAND_INS,
     }  # fmt: skip
+    return list(_answers(path, given, runs))
+
+
+def _answers(path: Path, given: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of each run, in a container of its own; after two that did not come to an end there are no more."""
     tools = {tool: Path(found) for tool in _TOOLS if (found := shutil.which(tool))}
-    limits = Limits(timeout_s=4 * _SECONDS, memory_mib=2048, processes=128)
+    limits = Limits(timeout_s=2 * _SECONDS, memory_mib=2048, processes=128)
     program = Path(__file__).with_name("script_run.py").read_text(encoding="utf-8")
-    ran = LocalSandbox(limits, packages=tools).run(program, stdin=json.dumps(given))
-    if ran.exit_code:
-        raise TandemError(f"{path}: the sandbox did not run it: {ran.stopped or ran.stderr.strip()[-500:]}")
-    runs: list[dict[str, Any]] = json.loads(ran.stdout)
-    for run in runs:
-        run["starts"] = [[_outside(word) for word in start] for start in run["starts"]]
-        run["errors"] = _outside(run["errors"])
-    return runs
+    sandbox, endless = LocalSandbox(limits, packages=tools, writable_root=True), 0
+    for how in runs:
+        ran = sandbox.run(program, stdin=json.dumps({**given, "how": how}))
+        if ran.exit_code:
+            raise UserError(f"{path}: the sandbox did not run it: {ran.stopped or ran.stderr.strip()[-500:]}")
+        answer: dict[str, Any] = json.loads(ran.stdout)
+        answer["starts"] = [[_outside(word) for word in start] for start in answer["starts"]]
+        answer["errors"] = _outside(answer["errors"])
+        yield answer
+        endless += answer["status"] is None
+        if endless == 2:
+            return
 
 
 def _outside(word: str) -> str:
-    """A word, where the script's files and home are in their places."""
-    return word.replace("/tmp/root/", "/").replace("/tmp/home", "~").replace(_SPACE, " ")
+    """A word, where the script's home is `~`."""
+    return word.replace("/tmp/home", "~").replace(_SPACE, " ")
 
 
-def _names(text: str) -> set[str]:
-    """Variables that a script reads."""
-    return {name for name in _NAME.findall(text) if not _OF_A_SHELL.fullmatch(name)}
+def _likeness(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
+    """How many words another command has in common with this one."""
+    return lambda other: len(set(words).intersection(other))
+
+
+def _with_what_it_names(text: str, files: Mapping[str, str]) -> str:
+    """A script with the files beside it whose names stand in it, or in one of those: it may source or start them."""
+    left, found = dict(files), [text]
+    for part in found:
+        for path in [path for path in left if Path(path).name in part]:
+            found.append(left.pop(path))
+    return "\n".join(found)
 
 
 def _not_given(text: str) -> set[str]:
-    """Those that it neither sets nor has a default for."""
+    """Variables that a script reads, and neither sets nor has a default for."""
+    read = {*_NAME.findall(text), *_calculated(text)}
     assigned = {name for names in _ASSIGNED.findall(text) for name in names if name}
-    return _names(text) - assigned - set(_WITH_DEFAULT.findall(text))
+    return {name for name in read - assigned - set(_WITH_DEFAULT.findall(text)) if not _OF_A_SHELL.fullmatch(name)}
+
+
+def _calculated(text: str) -> set[str]:
+    """Variables with which a script calculates, where a mark would be an error."""
+    return {name for part in _ARITHMETIC.findall(text) for name in _WORD.findall(part)}
 
 
 def _files_beside(script: Path) -> dict[str, str]:

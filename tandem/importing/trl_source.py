@@ -10,7 +10,7 @@ from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
 from tandem.importing.outcome import Source, listed, read_yaml, unknown
-from tandem.importing.shell import flags_of, launched, no_script, read_text
+from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
 
 METHODS = {
     "online_dpo": "online_dpo", "sft": "sft", "dpo": "dpo", "grpo": "grpo", "gspo": "grpo", "rloo": "rloo",
@@ -42,7 +42,7 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
         raise UserError(
             f"{path}: no trainer of TRL is started in it; give a script with `trl grpo …` or `accelerate launch "
             "…/grpo.py …`, the YAML file of --config, or a Python script that makes a GRPOConfig (or another one), "
-            "or a GRPOTrainer without args"
+            "or a GRPOTrainer without args" + ("" if path.suffix == ".py" else why_nothing(path, text, arguments))
         )
     return found
 

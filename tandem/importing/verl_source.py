@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.importing.outcome import Source, parsed, read_yaml
-from tandem.importing.shell import flags_of, launched, no_script, read_text
+from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
 
 _PROGRAMS: Mapping[str, str] = {
     "main_ppo": "ppo", "main_ppo_sync": "ppo", "main_dapo": "ppo",
@@ -45,7 +45,10 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
     if launch is None:
         other = launched(path, text, lambda words: program_of(words) is not None and bool(_flags(words)), arguments, 1)
         if other is None:
-            raise UserError(f"{path}: no program of verl is started in it; give its launch script or YAML file")
+            raise UserError(
+                f"{path}: no program of verl is started in it; give its launch script or YAML file"
+                + why_nothing(path, text, arguments)
+            )
         raise UserError(
             f"{path}: {program_of(other.words)} has no counterpart here; these programs of verl have one: "
             f"{', '.join(_PROGRAMS)}. If it runs one of them under another name, give --trainer {'|'.join(METHODS)}"

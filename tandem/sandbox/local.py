@@ -65,15 +65,20 @@ exec(compile(program, "program.py", "exec"), main.__dict__)
 class LocalSandbox:
     """Runs programs with this Python and its standard library. `contained=False`: resource limits are all there is."""
 
-    def __init__(self, limits: Limits, contained: bool = True, packages: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self, limits: Limits, contained: bool = True, packages: Mapping[str, Path] | None = None,
+        writable_root: bool = False,
+    ) -> None:  # fmt: skip
         """Raises UserError when this machine has no bubblewrap, or one that cannot make a container.
 
-        `packages`: what programs can import besides the standard library, by name.
+        `packages`: what programs can import besides the standard library, by name. `writable_root`: they may make files
+        anywhere, all of which are gone with the container.
         """
         self.limits = limits
         self._packages = packages or {}
         self.modules = [name.removesuffix(".py") for name in self._packages]
         self._contained = contained
+        self._writable_root = writable_root
         if contained and not shutil.which("bwrap"):
             raise UserError(_REFUSAL)
         if contained and (trial := self.run("print(6 * 7)")).stdout != "42\n":
@@ -126,16 +131,20 @@ class LocalSandbox:
         read_only = [(place, place) for place in libraries] + [(sys.base_prefix, "/python")]
         read_only += [(str(path), f"{_PACKAGES}/{name}") for name, path in self._packages.items()]
         root = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+        anywhere = ("--perms", "0777", "--size", str(self.limits.scratch_mib << 20), "--tmpfs", "/")
+        anywhere += ("--perms", "0777", "--dir", "/usr")
         return [
             *(() if os.geteuid() else _ENDED_WITH_US),
             *("bwrap", *_NAMESPACES, *(("--unshare-user",) if os.geteuid() else root), "--as-pid-1", "--new-session"),
             *("--die-with-parent", "--clearenv"),
             *("--seccomp", str(filter_descriptor), "--info-fd", str(facts_descriptor)),
+            *(anywhere if self._writable_root else ()),
             *("--perms", "0755", "--dir", _PACKAGES),
             *(word for source, place in read_only for word in ("--ro-bind", source, place)),
             *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
             *("--perms", "1777", "--size", str(self.limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-            *("--remount-ro", "/", "--setenv", "HOME", "/tmp", "--setenv", "LD_LIBRARY_PATH", "/python/lib"),
+            *(() if self._writable_root else ("--remount-ro", "/")),
+            *("--setenv", "HOME", "/tmp", "--setenv", "LD_LIBRARY_PATH", "/python/lib"),
             *(word for name, value in _ENVIRONMENT.items() for word in ("--setenv", name, value)),
             f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
         ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem.importing import shell
+from tandem.importing import shell, verl_source
 from tandem.importing.shell import Launch, flags_of, launched
 from tests.unit.test_sandbox import sandboxed
 
@@ -95,9 +95,8 @@ def test_what_is_taken_from_elsewhere_is_marked(tmp_path: Path, monkeypatch: pyt
     if python fused.py; then fused=yes; else fused=no; fi
     if python3 -c 'import pytest'; then here=yes; else here=no; fi
     DEVICE=${DEVICE:-$(python3 -c "import torch_npu" 2> /dev/null && echo npu || echo gpu)}
-    python train.py --gpus $gpus --host run-$(hostname) --rank $RANK_OF_NODE --fused $fused --lr 1e-5 \\
-        --here $here --on $DEVICE \\
-        --model $SOME_MODEL --seed ${SEED:-7} --out $1
+    python train.py --gpus $gpus --host run-$(hostname) --rank $RANK_OF_NODE --fused $fused --lr 1e-5 --here $here \\
+        --on $DEVICE --model $SOME_MODEL --seed ${SEED:-7} --out $1
     """
     assert read(tmp_path, text) == {
         "gpus": "⟨0 or 1⟩", "here": "yes", "on": "gpu",
@@ -126,6 +125,59 @@ def test_files_beside_the_script_are_read_and_none_is_changed(tmp_path: Path) ->
     assert (tmp_path / "common.env").read_text() == "export LR=3e-6\n"
 
 
+def test_paths_that_are_not_here_fail_nothing(tmp_path: Path) -> None:
+    text = """
+    set -euo pipefail
+    cd /workspace/verl
+    source /opt/conda/etc/profile.d/conda.sh
+    [[ a/b =~ (.)/(.) ]] && M=/models/${BASH_REMATCH[2]}
+    set +e; (exit 3); code=$?; set -e
+    CUDA_VISIBLE_DEVICES=0 /opt/conda/bin/python train.py --folder "$(pwd)" --text "a > /x/y" --m $M --code $code \\
+        2>&1 > /mnt/logs/a.log | tee /mnt/logs/b.log
+    """
+    assert read(tmp_path, text) == {"folder": "/workspace/verl", "text": "a > /x/y", "m": "/models/b", "code": 3}
+    found = launch(tmp_path, text)
+    assert found is not None and "source /opt/conda/etc/profile.d/conda.sh" in found.notes[0]
+    found = launch(tmp_path, "rm -rf /\nkill -9 $$")
+    assert found is None
+
+
+def test_a_program_beside_the_script_starts(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text("#!/usr/bin/env bash\npython train.py --lr $1\n")
+    assert read(tmp_path, 'cd "$(dirname "$0")"; ./inner.sh 3') == {"lr": 3}
+
+
+def test_variables_of_other_places_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PLACE", "NODES", "TOLD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OURS", "4")
+    monkeypatch.setenv("HUB_TOKEN", "hf_secret")
+    (tmp_path / "common.env").write_text("DATA=$PLACE/rows\nSIZE=${OURS:-1}\n")
+    text = """
+    source "$(dirname "$0")/common.env"
+    : "${TOLD:?say it}"
+    while [[ $# -gt 0 ]]; do case $1 in --lr) LR=$2; shift 2 ;; *) exit 1 ;; esac; done
+    python train.py --data $DATA --size $SIZE --nodes $((NODES * 2)) --half $((OURS / 2)) --host $HOSTNAME \
+        --token $HUB_TOKEN --told $TOLD
+    """
+    assert read(tmp_path, text) == {
+        "data": "⟨PLACE⟩/rows", "size": 4, "nodes": "⟨14 or 48⟩", "half": 2, "host": "⟨HOSTNAME⟩",
+        "token": "⟨HUB_TOKEN⟩", "told": "⟨TOLD⟩",
+    }  # fmt: skip
+
+
+def test_a_number_that_a_program_would_say_is_marked(tmp_path: Path) -> None:
+    text = 'set -e; n=$(python -c "print(8)"); python train.py --gpus $((n * 2))'
+    assert read(tmp_path, text) == {"gpus": "⟨0 or 14 or 48⟩"}
+
+
+def test_the_likest_of_other_commands_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST", "DATA"):
+        monkeypatch.delenv(name, raising=False)
+    text = '[ -z "$FIRST" ] || python train.py --stage 0\npython train.py --data $DATA/rows --stage 1'
+    assert read(tmp_path, text) == {"data": "⟨DATA⟩/rows", "stage": 1}
+
+
 def test_of_several_trainings_one_is_chosen(tmp_path: Path) -> None:
     text = "for lr in 1 2 3; do python train.py --lr $lr --steps 5; done"
     with pytest.raises(UserError, match=r"it starts 3 trainings; give --command 1 to 3\n  1: 1\n  2: 2\n  3: 3"):
@@ -150,6 +202,18 @@ def test_scripts_that_tell_nothing(text: str, message: str, tmp_path: Path, monk
     with pytest.raises(UserError, match=message):
         launch(tmp_path, text)
     assert launch(tmp_path, "echo nothing") is None
+
+
+def test_why_a_script_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    path, text = tmp_path / "run.sh", '[ "$RANK" -eq 0 ] || exit 3\npython -m verl.trainer.main_ppo a=$1\n'
+    path.write_text(text)
+    with pytest.raises(
+        UserError, match=r"integer expression expected; it ended with status 3; nobody gave RANK, .*RANK=…"
+    ):
+        verl_source.read(path)
+    monkeypatch.setenv("RANK", "0")
+    assert verl_source.read(path, None, ["5"]).values == {"a": 5}
 
 
 def test_without_a_sandbox_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

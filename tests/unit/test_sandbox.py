@@ -67,6 +67,18 @@ class TestRuns:
         program = "import os; print(os.listdir('/tmp'), os.getcwd()); open('x', 'w').write('1')"
         assert [sandbox.run(program).stdout for _ in range(2)] == ["[] /tmp\n"] * 2
 
+    def test_a_writable_root_is_fresh_too_and_small(self) -> None:
+        program = (
+            "import os; os.makedirs('/mnt/a'); open('/mnt/a/x', 'w').write('1'); print(os.statvfs('/mnt').f_blocks)"
+        )
+        sandbox = LocalSandbox(LIMITS, writable_root=True)
+        runs = [sandbox.run(program) for _ in range(2)]
+        assert [(run.stdout, run.exit_code) for run in runs] == [
+            (f"{(16 << 20) // os.sysconf('SC_PAGESIZE')}\n", 0)
+        ] * 2
+        assert sandbox.run("open('/usr/lib/x', 'w')").exit_code == 1
+        assert LocalSandbox(LIMITS).run(program).exit_code == 1
+
     def test_limits_stop_the_whole_run(self) -> None:
         assert LocalSandbox(Limits(timeout_s=0.3)).run("while True: pass").stopped == "took longer than 0.3 s"
         sandbox = LocalSandbox(Limits(timeout_s=9, memory_mib=128))
