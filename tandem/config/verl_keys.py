@@ -82,6 +82,7 @@ COUNTERPARTS: Mapping[str, str] = {
     "custom_reward_function.reward_kwargs": "reward.functions: [{function: …, arguments: {…}}]",
     "async_training.staleness_threshold": "trainer.max_staleness, which counts training steps and bounds every token",
     "async_training.partial_rollout": "generation.partial_rollouts",
+    "algorithm.rollout_correction.bypass_mode": "algorithm.rollout_correction.skip_old_logprobs",
     "async_training.use_rollout_log_probs": "algorithm.rollout_correction.skip_old_logprobs",
     "data.train_batch_size": "data.prompts_per_step",
     "data.max_prompt_length": "data.max_prompt_tokens",

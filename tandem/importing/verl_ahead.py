@@ -11,7 +11,7 @@ _AHEAD = "async_training."
 def prompts_of_a_fully_asynchronous_step(keys: Keys) -> int:
     """From one publish of the weights to the next: optimizer steps of `ppo_mini_batch_size` prompts,
     `require_batches` a call of the trainer, `trigger_parameter_sync_step` calls."""
-    minibatch = whole(keys.values.get("actor_rollout_ref.actor.ppo_mini_batch_size", 256))
+    minibatch = whole(keys.take("actor_rollout_ref.actor.ppo_mini_batch_size", "algorithm.minibatches", 256))
     calls = whole(keys.take(f"{_AHEAD}trigger_parameter_sync_step", "data.prompts_per_step", 4))
     batches = whole(keys.take(f"{_AHEAD}require_batches", "data.prompts_per_step", 1))
     return max(minibatch * calls * batches, 1)
@@ -32,6 +32,9 @@ def apart(keys: Keys) -> dict[str, Any]:
 def runs_ahead(method: str, keys: Keys, tree: dict[str, Any], made: Imported) -> None:
     """How far, and for how many steps."""
     trainer = tree["trainer"]
+    for key in ("algorithm.rollout_correction.bypass_mode", f"{_AHEAD}use_rollout_log_probs"):
+        if keys.take(key, "algorithm.rollout_correction.skip_old_logprobs") is False:  # which is our default here
+            tree["algorithm"].setdefault("rollout_correction", {"skip_old_logprobs": False})
     if method == "one_step_off":
         trainer["max_staleness"] = 1
         return

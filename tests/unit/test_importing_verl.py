@@ -12,6 +12,7 @@ from tandem.cli import main
 from tandem.config import yaml12
 from tandem.config.load import read_config
 from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.verl_keys import COUNTERPARTS
 from tandem.errors import UserError
 from tandem.importing.outcome import Imported, Source, written
 from tandem.importing.verl import convert
@@ -218,6 +219,16 @@ def test_generation_that_runs_ahead_says_how_far() -> None:
     } and made.tree["generation"]["partial_rollouts"] is False  # fmt: skip
     assert made.tree["placement"]["pools"] == {"training": [4], "generating": [8]} and made.unsupported == []
     assert of({"data.train_batch_size": 64}, "one_step_off").tree["trainer"]["max_staleness"] == 1
+    unknown = of({"actor_rollout_ref.actor.ppo_mini_batch_size": "⟨N⟩"}, "fully_async")
+    assert unknown.tree["data"]["prompts_per_step"] == 256 * 4 and "only a run" in unknown.unsupported[0]
+
+
+@pytest.mark.parametrize("method", ["one_step_off", "fully_async"])
+def test_log_probs_of_the_old_policy_are_the_trainer_s_where_verl_s_are(method: str) -> None:
+    key = "algorithm.rollout_correction.bypass_mode"
+    assert of({key: False}, method).tree["algorithm"]["rollout_correction"] == {"skip_old_logprobs": False}
+    assert "rollout_correction" not in of({key: True}, method).tree["algorithm"], "which is the default there and here"
+    assert of({key: True}).unsupported == [f"{key}=True: not taken over; write {COUNTERPARTS[key]}"]
 
 
 @sandboxed
