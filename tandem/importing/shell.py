@@ -168,7 +168,7 @@ def _run(path: Path, text: str, arguments: Sequence[str]) -> list[dict[str, Any]
     }
     known |= {name: unknown(name) for name in known if _SECRET.fullmatch(name)}
     missing, calculated = _not_given(read) - known.keys(), _calculated(read)
-    positions = 0 if arguments else max((int(number or 1) for number in _POSITION.findall(text)), default=0)
+    positions = 0 if arguments else max((int(number) for number in _POSITION.findall(text) if number), default=0)
     runs: list[dict[str, Any]] = [{"variables": known, "arguments": list(arguments), "says": "", "status": 0}]
     for says in (_SPACE, *(_NUMBERS if _CALCULATES.search(read) else ())):
         told = {name: says if says in _NUMBERS else unknown(name) for name in missing}

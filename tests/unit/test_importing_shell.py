@@ -118,6 +118,12 @@ def test_a_script_that_wants_arguments_is_read_with_marks_in_their_place(tmp_pat
     assert read(tmp_path, text, "4", "/o", "--steps", "9") == {"nproc_per_node": 4, "out": "/o", "steps": 9}
 
 
+def test_arguments_that_are_only_passed_on_are_none(tmp_path: Path) -> None:
+    text = 'python train.py --lr 1e-5 "$@"'
+    assert read(tmp_path, text) == {"lr": 1e-5}
+    assert read(tmp_path, text, "--lr", "3") == {"lr": 3}
+
+
 def test_files_beside_the_script_are_read_and_none_is_changed(tmp_path: Path) -> None:
     (tmp_path / "common.env").write_text("export LR=3e-6\n")
     text = 'source "$(dirname "$0")/common.env"; rm -rf "$(dirname "$0")"/*; echo x > ~/y; python train.py --lr $LR'
