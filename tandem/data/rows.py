@@ -99,10 +99,10 @@ class Chunk(NamedTuple):
         except (ValueError, pa.ArrowException) as error:
             raise unreadable(self.path, self.first - 1, error) from error
         for number, row in enumerate(listed, start=self.first):
-            if not isinstance(self.content, list):
-                yield number, {name: without_nulls(v) if name in OF_MESSAGES else v for name, v in row.items()}
-            elif isinstance(row, BadRow):
+            if isinstance(row, BadRow):
                 yield number, row
+            elif not isinstance(self.content, list):
+                yield number, {name: without_nulls(v) if name in OF_MESSAGES else v for name, v in row.items()}
             elif not isinstance(row, bytes):
                 yield number, _object(row, "the entry")
             elif row.strip():
