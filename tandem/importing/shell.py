@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from os import environ
@@ -108,12 +109,10 @@ def launched(
     of_each = [[start for start in run["starts"] if is_trainer(start[2:])] for run in runs]
     first = next((place for place, starts in enumerate(of_each) if starts), None)
     if first is None:
-        stopped = next((run for run in runs if run["status"] is None), None)
-        for line in (
-            line for run in runs for line in run["errors"].splitlines() if "syntax error" in line or "EOF" in line
-        ):
-            raise UserError(f"{path}: a shell refuses it: {line}")
-        if stopped is not None:
+        said = [line for run in runs for line in run["errors"].splitlines()]
+        if refused := next((line for line in said if "syntax error" in line or "EOF" in line), None):
+            raise UserError(f"{path}: a shell refuses it: {refused}")
+        if any(run["status"] is None for run in runs):
             raise UserError(f"{path}: run without its programs, it does not come to an end within {_SECONDS:g} s")
         return None
     starts = of_each[first]
@@ -239,10 +238,11 @@ def _files_beside(script: Path) -> dict[str, str]:
     """Small texts in the script's folder and in those above it up to its repository's, which it may read."""
     found: dict[str, str] = {}
     for folder in (script.parent, *script.parents[1:4]):
-        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            small = file.suffix in _BESIDE and file.is_file() and file.stat().st_size <= _LARGEST
-            if small and len(found) < _MOST:
-                found[str(file)] = file.read_text(encoding="utf-8", errors="replace")
+        for file in sorted(folder.glob("*")):
+            with suppress(OSError):  # what may not be read is as what is not there, also to the script
+                small = file.suffix in _BESIDE and file.is_file() and file.stat().st_size <= _LARGEST
+                if small and len(found) < _MOST:
+                    found[str(file)] = file.read_text(encoding="utf-8", errors="replace")
         if (folder / ".git").exists():
             break
     return found

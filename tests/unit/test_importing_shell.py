@@ -11,7 +11,7 @@ import pytest
 from tandem.errors import UserError
 from tandem.importing import shell, verl_source
 from tandem.importing.shell import Launch, flags_of, launched
-from tests.unit.test_sandbox import sandboxed
+from tests.sandboxes import sandboxed
 
 pytestmark = sandboxed
 

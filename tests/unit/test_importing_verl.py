@@ -19,7 +19,7 @@ from tandem.importing.verl import convert
 from tandem.importing.verl_source import read
 from tests.conftest import ROOT
 from tests.imported import with_local_paths
-from tests.unit.test_sandbox import sandboxed
+from tests.sandboxes import sandboxed
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/verl_flags.json").read_text())
 """What 25 of verl's example scripts set, by their names."""

@@ -9,22 +9,10 @@ import pytest
 
 from tandem.cli import main
 from tandem.config.reward import RewardConfig
-from tandem.errors import UserError
 from tandem.reward.bench import answers, examine, mutated
-from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt
+from tests.sandboxes import sandboxed
 
-
-def _refusal() -> str:
-    try:
-        make_sandbox()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-REFUSAL = _refusal()
-sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
 DATA = Path(__file__).parents[3] / "shared" / "data"
 MEASURED = [r"So $\boxed{1,500}$.", "x\n#### -7.5", r"\boxed{x^2}", "#### 7 of them"]
 FUNCTIONS = """

@@ -10,24 +10,11 @@ from typing import Any
 
 import pytest
 
-from tandem.errors import UserError
 from tandem.reward.rules.code import unit_tests
 from tandem.reward.rules.code_blocks import extract_code
 from tandem.reward.rules.code_truth import CallTests, ProgramTests, SourceTests, read_tests
-from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import same_output
-
-
-def _refusal() -> str:
-    try:
-        make_sandbox()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-REFUSAL = _refusal()
-sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
+from tests.sandboxes import sandboxed
 
 SHOWN = [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]
 HIDDEN = [{"input": "[]\n0", "output": "0", "testtype": "functional"}]

@@ -7,25 +7,14 @@ import pytest
 
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.errors import UserError
 from tandem.reward.manager import RewardManager
-from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt, Status, Trajectory
 from tests.conftest import ROOT, load_file
+from tests.sandboxes import sandboxed
 
 rewards = load_file(ROOT / "examples/cure/rewards.py")
 prepare = load_file(ROOT / "examples/cure/prepare.py")
 
-
-def _refusal() -> str:
-    try:
-        make_sandbox()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-sandboxed = pytest.mark.skipif(bool(_refusal()), reason=f"no sandbox on this machine: {_refusal()[:200]}")
 OWN = ["assert f(1) == 2", "assert f(2) == 3"]
 PROGRAMS = ["def f(x): return x + 1", "def f(x): return 1 + x", "def f(x): return 2", "def f(x): return -1"]
 TESTS = {

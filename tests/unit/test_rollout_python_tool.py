@@ -24,21 +24,10 @@ from tandem.errors import UserError
 from tandem.rollout.environment import Answer, Environment, EnvironmentFailed, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.sandbox import interpreter
-from tandem.sandbox.make import make_sandbox
 from tandem.types import Prompt
 from tests.endpoint import wait_until
+from tests.sandboxes import sandboxed
 
-
-def _refusal() -> str:
-    try:
-        make_sandbox()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-REFUSAL = _refusal()
-sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
 MEMORY_MIB = 256 + os.getpid() % 97
 """The odd number tells our containers from those of tests that run at the same time."""
 SMALL = {"memory_mib": MEMORY_MIB, "processes": 14, "file_mib": 4, "scratch_mib": 16}

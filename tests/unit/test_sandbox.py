@@ -26,20 +26,10 @@ from tandem.sandbox.local import LocalSandbox
 from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import run_tests
 from tests.endpoint import wait_until
+from tests.sandboxes import sandboxed
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
-
-def _refusal() -> str:
-    try:
-        make_sandbox()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-REFUSAL = _refusal()
-sandboxed = pytest.mark.skipif(bool(REFUSAL), reason=f"no sandbox on this machine: {REFUSAL[:200]}")
 LIMITS = Limits(timeout_s=3, memory_mib=256 + os.getpid() % 97, processes=16, file_mib=4, scratch_mib=16)
 """The odd number tells our sandboxes from those of tests that run at the same time."""
 
