@@ -91,7 +91,7 @@ def _part(kind: type[Section], name: str, field: FieldInfo, given: Any, context:
     if isinstance(given, list) and get_origin(field.annotation) is list and sections_at(field):
         return [_item(kind, name, field, one, context) for one in cast(list[Any], given)]
     inner = section_of(field, given)
-    if inner is None:
+    if inner is None or get_origin(field.annotation) is list:
         return None
     if holds_sections_by_name(field):
         named = cast(Mapping[str, Any], given).items()

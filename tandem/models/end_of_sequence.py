@@ -32,4 +32,9 @@ def _ends(file: Path) -> set[int]:
     if not isinstance(described, dict):
         return set()
     named: Any = described.get("eos_token_id", (described.get("text_config") or {}).get("eos_token_id"))
-    return {end for end in (named if isinstance(named, list) else [named]) if isinstance(end, int)}
+    return {end for end in (named if isinstance(named, list) else [named]) if is_token_id(end)}
+
+
+def is_token_id(value: Any) -> bool:
+    """Tokenizers number their tokens with 32 bits."""
+    return type(value) is int and 0 <= value < 2**31

@@ -20,6 +20,7 @@ from tandem.model_files import MEND
 from tandem.models.chat_template import apply_section, take_text
 from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
+from tandem.models.end_of_sequence import is_token_id
 from tandem.models.families import sees_pictures
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
@@ -46,6 +47,9 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **_options(config))
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("special tokens are all it knows")  # what transformers makes of a directory without one
+        longest: Any = tokenizer.model_max_length
+        if not isinstance(longest, int | float):
+            raise ValueError(f"model_max_length of tokenizer_config.json is {longest!r:.80}, not a number")
     if sees_pictures(config.path):
         _take_processors_template(tokenizer, config.path)
     if config.chat_template is not None:
@@ -95,7 +99,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
             described = transformers.GenerationConfig.from_pretrained(config.path, local_files_only=True)
     named: Any = getattr(described, "eos_token_id", None)
     listed: list[Any] = named if isinstance(named, list) else [named]
-    if any(one is not None and type(one) is not int for one in listed):
+    if any(one is not None and not is_token_id(one) for one in listed):
         raise DamagedFile(file, f"eos_token_id: {named!r:.80} is neither a token id nor a list of them", MEND)
     own: Any = tokenizer.eos_token_id
     return tuple(sorted({*listed, own} - {None}))
@@ -137,7 +141,7 @@ def _loading(path: Path, problem: str, mend: str = "") -> Iterator[None]:
     of the directory."""
     try:
         yield
-    except (UserError, AssertionError, torch.OutOfMemoryError, MemoryError):
+    except (UserError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -31,6 +31,22 @@ _PICTURES = pa.list_(
     )
 )  # fmt: skip
 _NUMBERS = pa.map_(pa.string(), pa.float64())
+_TYPES: dict[str, pa.DataType] = {
+    **dict.fromkeys(("step", "prompt_index"), pa.int64()),
+    **dict.fromkeys(("group", "trajectory", "branch", "sample", "mismatch_at"), pa.int32()),
+    **dict.fromkeys(("data_source", "ground_truth", "prediction", "status", "error", "judgement"), pa.string()),
+    **dict.fromkeys(("prompt", "response", "messages"), pa.string()),
+    **dict.fromkeys(("reward", "environment_reward", "environment_weight"), pa.float64()),
+    **dict.fromkeys(("generation_s", "reward_s"), pa.float64()),
+    **dict.fromkeys(("reward_parts", "numbers"), _NUMBERS),
+    **dict.fromkeys(("mismatch_max", "advantage"), pa.float32()),
+    **dict.fromkeys(("prompt_ids", "response_ids", "policy_versions"), pa.list_(pa.int32())),
+    **dict.fromkeys(("rollout_logprobs", "trainer_logprobs", "advantages"), pa.list_(pa.float32())),
+    "loss_mask": pa.list_(pa.bool_()),
+    "pictures": _PICTURES,
+    "turns": _TURNS,
+}
+"""What each column holds."""
 _OF_OTHER_FILES = (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -77,7 +93,12 @@ def _names_by_step(folder: Path) -> dict[int, str]:
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
+    """Raises TypeError where a column holds something else than such files do."""
+    table = pq.ParquetFile(path).read(columns=list(columns) if columns else None)
+    for field in table.schema:
+        if field.type != _TYPES.get(field.name, field.type):
+            raise TypeError(f"its column {field.name} is of {field.type}, not {_TYPES[field.name]}")
+    return table
 
 
 def read_groups(path: Path, step: int) -> list[Group]:

@@ -106,7 +106,7 @@ def test_aliases_that_stand_for_more_than_memory_holds_are_refused() -> None:
 def ask_run(folder: Path) -> int:
     """What a program asks of a run directory."""
     run = Run(folder / "runs/run")
-    assert repr(run) and run.metrics.num_rows and run.best and run.final
+    assert repr(run) and bool(run.metrics.num_rows) == bool(run.final) == bool(run.best)
     assert run.model.parent.parent == run.best_model.parent.parent
     return 0
 
@@ -307,7 +307,7 @@ def wrong(name: str, folder: Path, path: Path, capsys: pytest.CaptureFixture[str
         return f"it changed {dict(of_all(folder).items() ^ before.items())}"
     if status not in (0, 2):
         return f"exit status {status}: {said}"
-    names = (path.name, str(path.parent), "step_000004", "data.train_files")
+    names = (path.name, str(path.parent), "step_000004", "data.train_files", f"--from {folder}/runs/run")
     if "Traceback" in said or "\x1b" in said or (status == 2 and not any(one in said for one in names)):
         return f"it said {said}"
     if name == "runs" and "runs/sound  stopped" not in said:
