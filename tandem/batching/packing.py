@@ -66,6 +66,13 @@ def _only_unscored(groups: Sequence[Group]) -> BoolArray:
     return np.array([s.failure is Status.NOT_SCORED and t.status not in failed for t, s in pairs], dtype=np.bool_)
 
 
+def truncated_rows(groups: Sequence[Group]) -> BoolArray:
+    """`[B]`, rows as those of `to_batch`: the trajectory was cut at a limit."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    cut = np.array([trajectory.status is Status.TRUNCATED for trajectory in trajectories], dtype=np.bool_)
+    return np.repeat(cut, [len(trajectory.every_branch) for trajectory in trajectories])
+
+
 def _turn_rewards(rows: Sequence[Branch], weights_B: FloatArray) -> FloatArray | None:
     """The weighted reward of each turn on its last token, in the branch that trains it; None where no turn has one."""
     if all(turn.reward is None for row in rows for turn in row.turns):

@@ -9,7 +9,7 @@ import torch
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts, Signal
-from tandem.batching.packing import to_batch
+from tandem.batching.packing import to_batch, truncated_rows
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
@@ -72,11 +72,13 @@ def learn_step(
     batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
     check_rollout_logprobs(batch, step)
     phases.to_training()
-    with placed_step(batch, algorithm, config, step) as placed:
+    left_out_B = truncated_rows(groups) & config.algorithm.mask_truncated
+    with placed_step(batch, algorithm, config, step, left_out_B) as placed:
         clock("preparation", lambda: prepare(roles, algorithm, config, placed))
         metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
         phases.to_update()
         metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, placed, config))
+    batch.loss_mask = batch.loss_mask & ~np.repeat(left_out_B, np.diff(batch.response_offsets))  # as it was trained
     refresh_reference(roles, config, step)
     clock("publish", lambda: phases.publish(step))
     return Step(groups, batch, {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds})

@@ -32,12 +32,21 @@ Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 class PlacedStep(Placed):
     """The batch of a training step on the ranks, cut into optimizer steps."""
 
-    def __init__(self, batch: Batch, step: int, epochs: Sequence[Sequence[IntArray]], passes: Sequence[Pass]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        step: int,
+        epochs: Sequence[Sequence[IntArray]],
+        passes: Sequence[Pass],
+        left_out_B: BoolArray,
+    ) -> None:
         """`step` counts from 1: the weights that it trains are of version `step - 1`."""
         super().__init__(batch, passes, f"training step {step}")
         self.step = step
         self.epochs = epochs
         """The rows of each optimizer step, by epoch."""
+        self.left_out_B = left_out_B
+        """Rows that no optimizer step has."""
 
 
 def check_rollout_logprobs(batch: Batch, step: int) -> None:
@@ -52,13 +61,15 @@ def check_rollout_logprobs(batch: Batch, step: int) -> None:
         )
 
 
-def why_nothing_was_learned(batch: Batch, algorithm: Algorithm) -> str:
+def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> str:
     """Of a step in which no answer has an advantage, for a person."""
     firsts = batch.first_branches
     scored_B, groups_B, rewards_B = batch.scored[firsts], batch.groups[firsts], batch.rewards[firsts]
     if not scored_B.any():
         return "no answer has a reward (reward/not_scored, errors and timeouts count why)"
     if not batch.loss_mask.any():
+        if config.algorithm.mask_truncated:
+            return "algorithm.mask_truncated leaves out answers that were cut, as all with a reward were"
         return "no answer with a reward has a token of the policy's own"
     if {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
         return "the teacher gives all tokens the probabilities that the policy gives them, as the same model does"
@@ -72,21 +83,28 @@ def why_nothing_was_learned(batch: Batch, algorithm: Algorithm) -> str:
     return "all advantages are 0, though rewards differ"
 
 
-def placed_step(batch: Batch, algorithm: Algorithm, config: TrainConfig, step: int) -> PlacedStep:
+def placed_step(
+    batch: Batch, algorithm: Algorithm, config: TrainConfig, step: int, left_out_B: BoolArray | None = None
+) -> PlacedStep:
     """Rows are balanced over ranks in every pass of the step: those that score all rows, and each optimizer step.
 
     Which rows have advantage 0 and need no pass is not known yet. They are mostly those of siblings that all have the
-    same reward: optimizer steps are balanced with these and without them.
+    same reward: optimizer steps are balanced with these and without them. `left_out_B`: rows that are scored with the
+    others, and that no optimizer step has; default: none.
     """
     settings = config.algorithm
+    left_out_B = np.zeros(len(batch), np.bool_) if left_out_B is None else left_out_B
     seeds = [(config.trainer.seed, step, epoch) for epoch in range(settings.epochs)]
-    epochs = [split_groups(batch, settings.minibatches, seed) for seed in seeds]
+    epochs = [
+        [rows[~left_out_B[rows]] for rows in split_groups(batch, settings.minibatches, seed)] for seed in seeds
+    ]
     cuts = [rows for epoch in epochs for rows in epoch]
     if _leaves_rows_out(algorithm, config):
         differ_B = _rewards_differ(batch)
         cuts += [rows[differ_B[rows]] for rows in cuts]
     weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
-    return PlacedStep(batch, step, epochs, [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)])
+    passes = [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)]
+    return PlacedStep(batch, step, epochs, passes, left_out_B)
 
 
 def _rewards_differ(batch: Batch) -> BoolArray:
@@ -114,7 +132,7 @@ def update(
         f"step {placed.step}: {is_stale_T.sum()} trained tokens are older than version {version}, and have no "
         "old_logprobs"
     )
-    trainable_B = _trainable_rows(batch, algorithm, config)
+    trainable_B = _trainable_rows(batch, algorithm, config) & ~placed.left_out_B
     correction_metrics = _set_rollout_correction(batch, config)
     policy_rests = warms_up(config, placed.step)
     wants_logprobs = not policy_rests and (batch.tokens.old_logprobs is None or config.takes_engine_logprobs)

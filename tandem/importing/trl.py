@@ -256,6 +256,8 @@ def _grpo(keys: Keys, algorithm: dict[str, Any], made: Imported) -> None:
         made.notes.append(
             "scale_rewards=batch: rewards are not scaled by a batch's deviation here; they are not scaled"
         )
+    truncated = keys.take("mask_truncated_completions", "algorithm.mask_truncated", False)
+    put(algorithm, "mask_truncated", truncated, default=False)
     if beta := keys.take("beta", "algorithm.kl.coefficient", 0.0):
         algorithm["kl"] = {"place": "loss", "coefficient": beta, "estimator": "k3"}
 

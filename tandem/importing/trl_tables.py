@@ -85,7 +85,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "vf_coef": (0.1,),
     "completion_only_loss": (True, None),
     "assistant_only_loss": (True,),
-    "mask_truncated_completions": (False,),
     "f_divergence_type": ("reverse_kl",),
     "use_weighting": (False,),
     "activation_offloading": (False,),

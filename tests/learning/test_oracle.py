@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.algorithms import make_algorithm
-from tandem.batching.packing import split_groups, to_batch
+from tandem.batching.packing import split_groups, to_batch, truncated_rows
 from tandem.cluster.inline import InlineCluster
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
@@ -25,7 +25,7 @@ from tandem.controller.learning import _compare_with_engine, placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
 from tandem.training.fsdp import make_engine
-from tandem.types import Batch, Group, Prompt, Score, Status, Trajectory
+from tandem.types import Batch, BoolArray, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT, load_file
 from tests.unit.test_branches_change_nothing import in_branches
@@ -51,6 +51,13 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": {"aggregation": "sequence_mean_token_sum"},
     },
     "dr. grpo": {"type": "dr_grpo"},
+    "grpo, without answers that were cut, two optimizer steps": {
+        "type": "grpo",
+        "minibatches": 2,
+        "mask_truncated": True,
+        "kl": {"place": "loss", "coefficient": 0.1},
+    },
+    "ppo, without answers that were cut": {"type": "ppo", "group_size": 4, "mask_truncated": True},
     "ppo": {"type": "ppo", "group_size": 4, "gae_lambda": 0.9, "gamma": 0.95},
     "ppo, two optimizer steps, kl in the reward": {
         "type": "ppo",
@@ -87,7 +94,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def trajectories(seed: int = 0) -> list[Group]:
-    """Three prompts, four answers each; a tool speaks in one, one has no reward, one group is all equal."""
+    """Three prompts, four answers each; a tool speaks in one, one has no reward, one group is all equal, two were
+    cut."""
     rng = np.random.default_rng(seed)
     groups = []
     for index in range(3):
@@ -107,7 +115,7 @@ def trajectories(seed: int = 0) -> list[Group]:
                     rollout_logprobs=np.full(length, -3.5, np.float32) * mask,
                     versions=np.zeros(length, np.int32),
                     text="",
-                    status=Status.COMPLETED,
+                    status=Status.TRUNCATED if (index, sample) in ((0, 2), (1, 3)) else Status.COMPLETED,
                 )
             )
             value = 1.0 if index == 2 else float(rng.integers(0, 3))
@@ -141,7 +149,9 @@ NO_EXPERIENCE: Any = None
 """The trajectories are given."""
 
 
-def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -> tuple[Any, Any]:
+def framework_step(
+    config: TrainConfig, models: dict[str, Path], batch: Batch, left_out_B: BoolArray | None = None
+) -> tuple[Any, Any]:
     """The trained policy and critic."""
     algorithm = make_algorithm(config.algorithm, MAX_RESPONSE)
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
@@ -159,7 +169,7 @@ def framework_step(config: TrainConfig, models: dict[str, Path], batch: Batch) -
             value_head=True,
         )
         critic = Critic(ranks, "critic", TrainWorker, valued)
-    with placed_step(batch, algorithm, config, step=1) as placed:
+    with placed_step(batch, algorithm, config, 1, left_out_B) as placed:
         actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
         prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, config, placed)
         compute_advantages(algorithm, (), batch, (0, 1))
@@ -189,7 +199,9 @@ def oracle_step(
         for number, group in enumerate(groups)
         for t, score in zip(group.trajectories, group.scores, strict=True)
     ]
-    parts = [rows.tolist() for rows in split_groups(batch, algorithm.minibatches, (config.trainer.seed, 1, 0))]
+    learned_B = ~(truncated_rows(groups) & algorithm.mask_truncated)
+    steps = split_groups(batch, algorithm.minibatches, (config.trainer.seed, 1, 0))
+    parts = [rows[learned_B[rows]].tolist() for rows in steps]
     policy = AutoModelForCausalLM.from_pretrained(models["policy"]).eval()
     reference = AutoModelForCausalLM.from_pretrained(models["reference"]).eval()
     adamw = torch.optim.AdamW(policy.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
@@ -244,7 +256,7 @@ def test_one_step_equals_the_oracle(oracle: ModuleType, models: dict[str, Path],
     config = configuration(models, CASES[case])
     groups = trajectories()
     batch = to_batch(groups)
-    ours, our_critic = framework_step(config, models, batch)
+    ours, our_critic = framework_step(config, models, batch, truncated_rows(groups) & config.algorithm.mask_truncated)
     theirs, their_critic = oracle_step(oracle, config, models, batch, groups)
     before = AutoModelForCausalLM.from_pretrained(models["policy"])
     assert largest_difference(ours, before) > 1e-4

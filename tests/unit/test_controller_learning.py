@@ -160,7 +160,37 @@ def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why:
     tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": {"type": algorithm}}
     made = make_algorithm(TrainConfig.model_validate(tree).algorithm, 8)
     batch = to_batch([Group([trajectory(sample) for sample in range(2)], own) for own in scores])
-    assert why_nothing_was_learned(batch, made).startswith(why)
+    assert why_nothing_was_learned(batch, made, settings()).startswith(why)
+
+
+def test_a_step_of_answers_that_were_all_cut_says_why_it_taught_nothing() -> None:
+    config = settings(mask_truncated=True)
+    batch = to_batch([Group([trajectory(0), trajectory(1)], [RIGHT, WRONG])])
+    batch.loss_mask[:] = False
+    why = why_nothing_was_learned(batch, make_algorithm(config.algorithm, 8), config)
+    assert why == "algorithm.mask_truncated leaves out answers that were cut, as all with a reward were"
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean", "fixed_length"])
+def test_rows_that_are_left_out_weigh_nothing_and_leave_the_others_what_they_weigh_alone(aggregation: str) -> None:
+    config = settings(loss={"aggregation": aggregation}, minibatches=2)
+    algorithm = make_algorithm(config.algorithm, 8)
+    left_out_B = np.array([False, True, False, False])
+    actor, critic = MovingActor(), MovingActor()
+    critic_algorithm: Any = algorithm
+    critic_algorithm.value_loss = algorithm.loss
+    batch = scored_batch()
+    batch.tokens.old_logprobs = batch.tokens.rollout_logprobs
+    with placed_step(batch, algorithm, config, 1, left_out_B) as placed:
+        models: tuple[Any, Any] = actor, critic
+        metrics = update(*models, critic_algorithm, placed, config)
+    assert metrics["actor/trained_share"] == 3 / 4
+    for model in (actor, critic):
+        trained = [(len(one), one.tokens.weights) for one in model.batches]
+        assert sum(rows for rows, _ in trained) == 3
+        assert all(weights is not None and (weights > 0).all() for _, weights in trained)
+        if aggregation == "token_mean":
+            assert all(np.isclose(weights.sum(), 1) for _, weights in trained if weights is not None)
 
 
 def test_log_probs_of_an_engine_that_are_no_numbers_end_the_run() -> None:

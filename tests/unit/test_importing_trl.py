@@ -226,10 +226,11 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
         "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "loss_type": "grpo",
         "num_generations": 16, "use_vllm": True, "warmup_steps": 0.1, "scale_rewards": "none", "beta": 0.04,
         "vllm_importance_sampling_mode": "token_truncate", "seed": 3, "report_to": ["wandb", "none"], "project": "p",
+        "mask_truncated_completions": True,
     }  # fmt: skip
     tree = convert(Source("grpo", values)).tree
     assert tree["algorithm"] == {
-        "type": "grpo", "group_size": 16, "minibatches": 4, "normalize_by_std": False,
+        "type": "grpo", "group_size": 16, "minibatches": 4, "normalize_by_std": False, "mask_truncated": True,
         "loss": {"type": "gspo", "aggregation": "sequence_mean_token_mean", "clip_ratio_low": 3e-4,
                  "clip_ratio_high": 4e-4},
         "kl": {"place": "loss", "coefficient": 0.04, "estimator": "k3"},
