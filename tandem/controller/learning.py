@@ -95,9 +95,7 @@ def placed_step(
     settings = config.algorithm
     left_out_B = np.zeros(len(batch), np.bool_) if left_out_B is None else left_out_B
     seeds = [(config.trainer.seed, step, epoch) for epoch in range(settings.epochs)]
-    epochs = [
-        [rows[~left_out_B[rows]] for rows in split_groups(batch, settings.minibatches, seed)] for seed in seeds
-    ]
+    epochs = [[rows[~left_out_B[rows]] for rows in split_groups(batch, settings.minibatches, seed)] for seed in seeds]
     cuts = [rows for epoch in epochs for rows in epoch]
     if _leaves_rows_out(algorithm, config):
         differ_B = _rewards_differ(batch)

@@ -144,6 +144,8 @@ def check_options(config: Planned, job: Job, trace: bool, search: bool) -> None:
     """Raises UserError where no fake step can be run, and where nothing can be placed."""
     if search and not isinstance(config, TrainConfig):
         raise UserError(f"--search places the roles of tandem train; tandem {job} has one pool")
+    if search and config.model.judge_path is not None:
+        raise UserError("--search: how long a judge (model.judge_path) takes is not known; leave --search out")
     if trace and not isinstance(config.training, FsdpTrainingConfig):
         raise UserError("--trace: the fake step is of training.type: fsdp; for Megatron-Core leave it out")
 

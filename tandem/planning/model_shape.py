@@ -124,8 +124,8 @@ def read_shape(directory: Path) -> ModelShape:
     path = directory / "config.json"
     if not path.exists():
         raise UserError(
-            f"model.path: {directory} has no config.json, which is what planning needs of a model; give the directory "
-            "of one as model.path=DIR (`hf download NAME config.json --local-dir DIR` makes it, without weights)"
+            f"model: {directory} has no config.json, which is what planning needs of a model; give the directory of "
+            "one (`hf download NAME config.json --local-dir DIR` makes it, without weights)"
         )
     config = read_model_config(directory)
     mend = "take the one that was published"

@@ -102,6 +102,8 @@ def _not_known(config: TrainConfig, ranking: Ranking, change_over_is_measured: b
         )
     if config.algorithm.resample_rounds:
         yield "groups that are drawn again (algorithm.resample_rounds) are in no time above"
+    if config.reward.judge is not None:
+        yield "what a judge takes to reply (reward.judge) is in no time above"
     training = config.training
     if isinstance(training, FsdpTrainingConfig) and training.cpu_offload:
         yield "cpu_offload: the optimizer's time is that of host memory at 40 GB/s for each GPU, which is an estimate"

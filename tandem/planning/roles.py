@@ -39,7 +39,7 @@ from tandem.planning.memory import (
 )
 from tandem.planning.model_shape import ModelShape, read_shape
 from tandem.planning.planned import Planned, item_bytes, learning_roles, longest_row, model_paths
-from tandem.planning.serving import native_memory, replica_memory
+from tandem.planning.serving import judge_memory, native_memory, replica_memory
 
 CONTEXT_BYTES = 2**30
 """Of a process's CUDA context and its libraries' workspaces: an allowance, for nobody has measured it here."""
@@ -61,7 +61,6 @@ _ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
     "critic": ("generation", "scoring", "publish"),
     "reference": ("generation", "scoring", "update", "publish"),
     "teacher": ("generation", "scoring", "update", "publish"),
-    "judge": (),
     "reward_model": ("generation", "preparation", "update", "publish"),
 }
 """Stages in which a role that takes turns is in host memory."""
@@ -109,6 +108,8 @@ class _Pool:
     engines: Mapping[RoleName, AnyEngine]
     """Roles that train or score, in the order in which they are made."""
     generates: bool
+    judge: ModelShape | None = None
+    """Of the language model that judges answers here."""
 
 
 def moments(config: Planned, card_bytes: int) -> list[Moment]:
@@ -183,14 +184,13 @@ def find_mistakes(config: Planned, *, whole: bool = True) -> list[str]:
 def _find_role_mistakes(config: Planned) -> Iterator[str]:
     if not isinstance(config, TrainConfig):
         return
-    if config.model.judge_path is not None:
-        yield "model.judge_path: what a judge takes is not planned; leave it out, and its pool"
     shape = _shape_or_why_not(config.model.path)
     yield from find_engine_mistakes(config, not isinstance(shape, str) and shape.tower is not None)
 
 
 def _find_shape_mistakes(config: Planned) -> Iterator[str]:
-    for path in model_paths(config).values():
+    judge = config.model.judge_path if isinstance(config, TrainConfig) else None
+    for path in [*model_paths(config).values(), *([] if judge is None else [judge])]:
         if isinstance(shape := _shape_or_why_not(path), str):
             yield shape
 
@@ -243,7 +243,8 @@ def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_
         roles: list[RoleName] = [role for role in shapes if placed[role] == name]
         ranks = sum(config.placement.pools.get(name, [config.cluster.ranks or 1]))
         engines: dict[RoleName, AnyEngine] = {role: either_engine(config, role, shapes[role], ranks) for role in roles}
-        yield _Pool(name, ranks, engines, placed["rollout"] == name)
+        judges = config.model.judge_path if placed["judge"] == name else None
+        yield _Pool(name, ranks, engines, placed["rollout"] == name, None if judges is None else read_shape(judges))
 
 
 def either_engine(config: Planned, role: str, shape: ModelShape, ranks: int) -> AnyEngine:
@@ -319,20 +320,30 @@ def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) 
     trains_by_rewards = isinstance(config, TrainConfig)
     serving = _serving(config, pool, policy, card_bytes) if trains_by_rewards and pool.generates else {}
     leaving = _leaving(config, pool)
+    judging, judge = _judging(config, pool, card_bytes)
 
     def beside(stage: Stage, role: RoleName | None = None) -> Memory:
         """What the engine and the other roles hold meanwhile."""
         others = [name for name in held if name != role and not (name in leaving and stage in _ELSEWHERE[name])]
-        return sum((held[name] for name in others), start=serving.get(stage, Memory()))
+        return sum((held[name] for name in others), start=serving.get(stage, Memory()) + judge)
 
     if pool.generates:
         yield _moment(config, pool, "rollout", "generation", beside("generation"))
+    if pool.judge is not None:
+        yield _moment(config, pool, "judge", "generation", beside("generation") + Memory(logits=judging.logits))
     for role, engine in pool.engines.items():
         for phase, memory in phases(engine).items():
             if phase == "offloaded" or (phase == "publish" and not (role == "actor" and trains_by_rewards)):
                 continue
             stage: Stage = "scoring" if role == "reward_model" and trains_by_rewards else _STAGES[phase]
             yield _moment(config, pool, role, phase, memory + beside(stage, role))
+
+
+def _judging(config: Planned, pool: _Pool, card_bytes: int) -> tuple[Memory, Memory]:
+    """What a judge's engine holds of a device while it judges, and in every other moment."""
+    if pool.judge is None or not isinstance(config, TrainConfig):
+        return Memory(), Memory()
+    return judge_memory(config, pool.judge, pool.ranks, card_bytes)
 
 
 def _leaving(config: Planned, pool: _Pool) -> set[RoleName]:
@@ -359,6 +370,9 @@ def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memor
     processes = 1
     if pool.generates and isinstance(config, TrainConfig) and not isinstance(config.generation, NativeGenerationConfig):
         processes = config.generation.replicas + bool(pool.engines)
+    if pool.judge is not None and isinstance(config, TrainConfig) and config.reward.judge is not None:
+        judges = config.reward.judge.generation
+        processes += 0 if isinstance(judges, NativeGenerationConfig) else judges.replicas
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
     tensors = memory.total - memory.cache
     allowed = Memory(context=context, slack=int(SLACK * tensors))

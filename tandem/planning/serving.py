@@ -8,6 +8,7 @@ from tandem.config.generation import (
     ReplicatedGenerationConfig,
     default_memory_share,
 )
+from tandem.config.judging import JudgeConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.memory import Generation, Memory, generation
@@ -74,11 +75,49 @@ def replica_memory(
     return awake, kept[settings.sleep]
 
 
+JUDGE_TEXT_TOKENS = 512
+"""Of what a judge reads besides question and answer: the template's text and the rubric, which nobody counts here."""
+JUDGE_SHARE = 0.9
+"""Of each GPU's memory, for a judge on vLLM or SGLang where nobody says how much: `RolloutSpec.memory_share`."""
+
+
+def judge_memory(config: TrainConfig, shape: ModelShape, engines: int, card_bytes: int) -> tuple[Memory, Memory]:
+    """While it judges, and between: one of so many engines of `model.judge_path`, whose weights and cache stay.
+
+    All answers of a step are judged together. UserError where an engine's share of a card is too small for it.
+    """
+    settings = (config.reward.judge or JudgeConfig()).generation
+    row_tokens = longest_row(config) + JUDGE_TEXT_TOKENS + settings.max_response_tokens
+    answers = -(-config.data.prompts_per_step * config.algorithm.group_size // engines)
+    if isinstance(settings, NativeGenerationConfig):
+        rows = min(settings.max_running, answers)
+        judging = generation(Generation(shape, item_bytes(config), rows, row_tokens))
+        return judging, replace(judging, logits=0)
+    weights = settings.replicas * item_bytes(config) * shape.parameters // settings.tensor_parallel
+    row = settings.replicas * shape.kv_bytes(row_tokens, item_bytes(config)) // settings.tensor_parallel
+    given = given_share(settings)
+    taken = int(settings.replicas * card_bytes * (JUDGE_SHARE if given is None else given))
+    if taken < weights + row:
+        raise UserError(
+            f"reward.judge.generation.memory_share: {taken / settings.replicas / 2**30:.1f} GiB of a GPU is less than "
+            f"the {(weights + row) / settings.replicas / 2**30:.1f} that a judge's weights and one row take; raise it, "
+            "or reward.judge.generation.tensor_parallel"
+        )
+    judging = Memory(weights=weights, cache=taken - weights)
+    return judging, judging
+
+
 def share_of(settings: ReplicatedGenerationConfig, beside: bool) -> float:
     """Of each GPU's memory, for vLLM or SGLang with models beside it or not."""
+    given = given_share(settings)
+    return default_memory_share(beside, settings.sleep != "never") if given is None else given
+
+
+def given_share(settings: ReplicatedGenerationConfig) -> float | None:
+    """Of each GPU's memory, where the configuration says it."""
     given = settings.engine_args.get("gpu_memory_utilization", settings.engine_args.get("mem_fraction_static"))
     given = settings.memory_share if given is None else given
-    return default_memory_share(beside, settings.sleep != "never") if given is None else float(given)
+    return None if given is None else float(given)
 
 
 def given_rows(settings: GenerationConfig) -> int | None:

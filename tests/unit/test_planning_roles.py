@@ -255,9 +255,9 @@ def test_the_command_tells_all_mistakes_at_once(model: Any, tmp_path: Path) -> N
     engine = "generation={type: vllm, tensor_parallel: 4}"
     given = [f"model.path={tmp_path}", "model.judge_path=j", "cluster.ranks=6", "training.shard_size=4", engine]
     told = [
-        "model.judge_path: what a judge takes is not planned",
         "generation.tensor_parallel: 4 does not divide the 6 ranks",
         "model: plan does not know how large models of type 'bert' are",
+        f"model: {Path.cwd() / 'j'} has no config.json, which is what planning needs of a model",
         "training.shard_size: 6 ranks cannot be cut into groups of 4",
     ]
     for more, first in ((["trainer.epoch=1"], ["trainer.epoch: unknown key"]), ([], [])):
@@ -267,6 +267,55 @@ def test_the_command_tells_all_mistakes_at_once(model: Any, tmp_path: Path) -> N
         assert [begins in line for begins, line in zip([*first, *told], lines, strict=True)] == [True] * len(lines)
     shown = CliRunner().invoke(app, ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), model("0.6b"), "cluster.ranks=six"])
     assert str(shown.exception).count("\n") == 1, "checks that would read what was refused find nothing"
+
+
+JUDGED = ["cluster.ranks=8", "data.max_prompt_tokens=1024", "generation.max_response_tokens=2048"]
+
+
+def judged(model: Any, *overrides: str) -> dict[tuple[str, str, str], Memory]:
+    """GRPO of a model of 0.6B that one of 4B judges: the memory of each pool, role and phase."""
+    judge = model("4b").replace("model.path", "model.judge_path")
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), judge, *JUDGED, *overrides])
+    return {(one.pool, one.role, one.phase): one.memory for one in moments(config, H100)}
+
+
+def test_a_judge_beside_the_models_keeps_its_weights_and_its_cache(model: Any) -> None:
+    """Native engines: what 4B parameters take in bfloat16, and for each answer question, answer and reply."""
+    native = "reward.judge={generation: {type: native, max_response_tokens: 512}}"
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), *JUDGED])
+    without = {(one.pool, one.role, one.phase): one.memory for one in moments(config, H100)}
+    found = judged(model, native)
+    parameters, answers = 4_022_468_096, config.data.prompts_per_step * config.algorithm.group_size // 8
+    row = (1024 + 2048 + 512 + 512) * 36 * 2 * 8 * 128 * 2
+    assert set(found) - set(without) == {("main", "judge", "generation")}
+    for where, memory in without.items():
+        assert found[where].weights - memory.weights == 2 * parameters
+        assert found[where].cache - memory.cache == min(answers, 256) * row
+        assert found[where].logits == memory.logits
+    rollout, judge = found["main", "rollout", "generation"], found["main", "judge", "generation"]
+    assert judge.logits - rollout.logits == min(answers, 256) * 151936 * 4 * 3
+
+
+def test_a_judge_in_a_pool_of_its_own(model: Any) -> None:
+    """vLLM takes its share there, and nothing of the other pool."""
+    pools = ["placement={pools: {main: [8], judges: [2]}, roles: {judge: judges}}", "cluster.ranks=null"]
+    found = judged(model, "reward.judge={generation: {type: vllm}}", *pools)
+    alone = [where for where in found if where[0] == "judges"]
+    assert alone == [("judges", "judge", "generation")]
+    memory = found[alone[0]]
+    assert memory.weights == 2 * 4_022_468_096
+    assert memory.weights + memory.cache == int(0.9 * H100)
+    assert found["main", "rollout", "generation"].weights < 2 * 4_022_468_096
+    with pytest.raises(UserError, match=r"reward\.judge\.generation\.memory_share: 4\.0 GiB of a GPU is less than the"):
+        judged(model, "reward.judge={generation: {type: vllm, memory_share: 0.05}}", *pools)
+
+
+def test_how_long_a_judge_takes_is_not_known(model: Any) -> None:
+    judge = model("4b").replace("model.path", "model.judge_path")
+    given = ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), model("0.6b"), judge]
+    assert "how long a judge (model.judge_path) takes is not known" in str(
+        CliRunner().invoke(app, [*given, "--search"]).exception
+    )
 
 
 def test_gpus_that_stay_idle_and_runs_of_something_else_are_told(model: Any, tmp_path: Path) -> None:
