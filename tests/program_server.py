@@ -112,10 +112,12 @@ def become(program: dict[str, Any]) -> None:
 
 class _Spawner:
     """`multiprocessing.util.spawnv_passfds`, but that the fork server is a process that was forked while there was no
-    thread; until then it waits to be told what to serve, and as long as the program lives."""
+    thread; until then it waits to be told what to serve, and as long as the program lives. Forks of the program, which
+    are not its parent, start one of their own."""
 
     def __init__(self) -> None:
         self._spawn = util.spawnv_passfds  # type: ignore[attr-defined]
+        self._program = os.getpid()
         self._server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = os.fork()
         if not self._process:
@@ -125,7 +127,7 @@ class _Spawner:
 
     def __call__(self, executable: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
         code = arguments[-1]
-        if self._process and "multiprocessing.forkserver" in code:
+        if self._process and "multiprocessing.forkserver" in code and os.getpid() == self._program:
             server, self._process = self._process, 0
             blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]
             message = {"code": code, "numbers": [*files], "blocked": blocked, "environment": dict(os.environ)}
