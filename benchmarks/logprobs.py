@@ -1,0 +1,68 @@
+"""Log-probs of answers: the engine that made them, the trainer, and transformers' eager attention, on real rows.
+
+    python benchmarks/logprobs.py CONFIG.yaml [key=value …]
+
+`data.prompts_per_step` rows of the configuration are answered once each. The engine's log-probs of its own tokens are
+compared with the trainer's, in the configuration's `model.dtype`, and both with those that transformers computes row by
+row from the same weights by eager attention, in that dtype and in float32, which is what all of them are to be. A line
+for each pair: mean, 99th percentile and largest |difference| over all answers' tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+import tandem
+
+
+def main(config: tandem.TrainConfig) -> None:
+    with tandem.Dataflow(config) as flow:
+        prompts = next(flow.prompts)
+        requests = tandem.seeded_requests(prompts, 1, config.trainer.seed, 1)
+        answers = flow.rollout.generate(requests).get()
+        batch = tandem.to_batch([tandem.Group(own, [tandem.Score(0.0) for _ in own]) for own in answers])
+        assert batch.tokens.rollout_logprobs is not None
+        found = {
+            config.generation.type: batch.tokens.rollout_logprobs,
+            f"trainer, {config.model.dtype}": flow.actor.logprobs(batch).get(),
+        }
+    temperature = config.generation.temperature
+    for dtype in dict.fromkeys((config.model.dtype, "float32")):
+        found[f"eager, {dtype}"] = eager_logprobs(config, batch, dtype, temperature)
+    tokens, rows = int(batch.loss_mask.sum()), len(batch)
+    lengths = np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)
+    print(f"{rows} rows of {config.model.path.name}, {tokens:,} tokens answered, {lengths.max()} in the longest row")
+    table({name: values[batch.loss_mask] for name, values in found.items()})
+
+
+def eager_logprobs(config: tandem.TrainConfig, batch: tandem.Batch, dtype: str, temperature: float) -> Any:
+    """`[T]`: of the model in the directory, a row at a time."""
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, local_files_only=True, **options).eval()
+    found = np.zeros(len(batch.response_ids), np.float32)
+    for row in range(len(batch)):
+        asked = slice(*batch.prompt_offsets[row : row + 2].tolist())
+        answer = slice(*batch.response_offsets[row : row + 2].tolist())
+        ids = torch.from_numpy(np.concatenate((batch.prompt_ids[asked], batch.response_ids[answer])).astype(np.int64))
+        with torch.no_grad():
+            logits = model(ids[None], use_cache=False).logits[0, -1 - (answer.stop - answer.start) : -1].float()
+        logprobs = (logits / temperature).log_softmax(-1)
+        found[answer] = logprobs.gather(1, ids[len(ids) - (answer.stop - answer.start) :, None])[:, 0].numpy()
+    return found
+
+
+def table(found: Mapping[str, Any]) -> None:
+    print("| | mean | 99 of 100 | largest |\n| --- | --- | --- | --- |")
+    for one, another in combinations(found, 2):
+        apart = np.abs(found[one].astype(np.float64) - found[another])
+        print(f"| {one} - {another} | {apart.mean():.1e} | {np.quantile(apart, 0.99):.1e} | {apart.max():.1e} |")
+
+
+if __name__ == "__main__":
+    tandem.run_program(tandem.TrainConfig, main)
