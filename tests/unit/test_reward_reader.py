@@ -168,7 +168,9 @@ def test_pictures_are_not_shown_and_what_has_no_answer_is_not_read(judge: Judge)
 
 def test_messages_need_a_template_and_plain_text_does_not(judge: Judge) -> None:
     reader = judge(char_tokenizer(None))
-    with pytest.raises(UserError, match=r"has another tokenizer than the policy and no chat template.*add chat_templat"):
+    with pytest.raises(
+        UserError, match=r"has another tokenizer than the policy and no chat template.*add chat_templat"
+    ):
         reader.require_readable([answered().prompt], opened=False)
     reader.require_readable([answered(prompt="2+2=").prompt], opened=False)
     with pytest.raises(UserError, match="no chat template"):  # where a conversation makes a message of it
