@@ -300,6 +300,11 @@ class Trajectory:
     """As in Completion."""
     messages: tuple[Message, ...] = ()
     """What was said after the prompt, by the policy and to it; empty where the answer is one turn of text."""
+    opened_with: tuple[Message, ...] = ()
+    """What was said before `messages`: not always what the data row holds. Empty where the answer is one turn of
+    text."""
+    last_turn: Status | None = None
+    """How the policy's last turn ended; None where it ended as the trajectory did."""
     branches: tuple[Branch, ...] = ()
     """Further lines of tokens, where the conversation left the first one, which the arrays above are: its history was
     rewritten, or the policy was asked anew. They share the trajectory's reward."""

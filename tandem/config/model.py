@@ -36,13 +36,15 @@ class ModelConfig(Section):
     the model of its newest checkpoint, as `RUN/checkpoints/latest` does, and `RUN/checkpoints/best` for that of the
     best one."""
     critic_path: ModelPath | None = None
-    """Model directory that the critic starts from; default: `path`."""
+    """Model directory that the critic starts from; default: `path`. It reads the policy's tokens: its tokenizer, if it
+    has one, must be that of `path`, and it must have rows for all of them."""
     teacher_path: ModelPath | None = None
     """Model directory of the teacher that `algorithm.type: on_policy_distillation` learns from, of any size. Its
     tokenizer must be that of `path`."""
     reward_model_path: ModelPath | None = None
-    """Model directory of `tandem reward-model`: its score is the reward, on top of `reward.functions` if there are any.
-    Its tokenizer must be that of `path`."""
+    """Model directory of `tandem reward-model`, or of a published model with a head of one number: its score is the
+    reward, on top of `reward.functions` if there are any. With the tokenizer and chat template of `path` it reads the
+    policy's tokens, else the conversation by its own (docs/rewards.md)."""
     judge_path: ModelPath | None = None
     """Model directory of a language model that judges answers, as `reward.judge` says."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -19,6 +19,7 @@ from tandem.controller.judge import Judge, JudgeRewards, LocalJudge, ServedJudge
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards, Rewards
+from tandem.controller.reward_reader import RewardReader, make_reward_reader
 from tandem.controller.roles import (
     Actor,
     Critic,
@@ -116,7 +117,8 @@ def make_roles(
         return rollout, connect(actor, rollout, placement, delta)
 
     whole = config.training.type == "fsdp" and placement.size(Role.Actor) == 1
-    experience = _make_experience_roles(config, placement, models, make_engines, reward, whole)
+    reader = make_reward_reader(config.model, tokenizer)
+    experience = _make_experience_roles(config, placement, models, make_engines, reward, reader, whole)
     return Roles(experience, actor, reference, critic, teacher)
 
 
@@ -144,7 +146,8 @@ def make_experience_roles(
         rollout = make_rollout(config, tokenizer, placement, memory_share)
         return rollout, lambda version: rollout.publish(version).get()
 
-    return _make_experience_roles(config, placement, {}, make_engines, reward)
+    reader = make_reward_reader(config.model, tokenizer)
+    return _make_experience_roles(config, placement, {}, make_engines, reward, reader)
 
 
 def _make_experience_roles(
@@ -153,13 +156,16 @@ def _make_experience_roles(
     models: Mapping[Role, Model],
     make_engines: Callable[[float], tuple[Rollout, Callable[[int], None]]],
     functions: Rewards,
+    reader: RewardReader | None,
     whole_actor: bool = False,
 ) -> ExperienceRoles:
     """The engines with their rewards, on devices that they share with some of `models`; they serve version 0.
 
+    `reader`: of a reward model with a tokenizer or chat template of its own.
     `whole_actor`: the actor is one model in one process, with which a native engine generates that is there, too.
     """
-    reward_model, judge = make_reward_model(config, placement), make_judge(config, placement)
+    sees = reader is None or reader.messages_by_ids
+    reward_model, judge = make_reward_model(config, placement, sees), make_judge(config, placement)
     everyone = {**models, Role.RewardModel: reward_model} if reward_model is not None else models
     turns = turns_of(config.generation, placement, everyone, whole_actor)
     turns.make_room()
@@ -172,7 +178,8 @@ def _make_experience_roles(
         rewards = JudgeRewards(judge, config.reward.judge or JudgeConfig(), rewards, alone=alone, seed=seed)
         alone = False
     if reward_model is not None:
-        rewards = ModelRewards(reward_model, config.reward.model_weight, rewards, devices, alone=alone)
+        weight = config.reward.model_weight
+        rewards = ModelRewards(reward_model, weight, rewards, devices, alone=alone, reader=reader)
     devices.publish(0)
     return ExperienceRoles(rollout, rewards, devices)
 
@@ -290,8 +297,8 @@ def make_rollout(
     return placement.group(Role.Rollout, Rollout, RolloutWorker, spec)
 
 
-def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel | None:
-    """The frozen model of `model.reward_model_path`, if there is one."""
+def make_reward_model(config: RolloutConfig, placement: Placement, sees: bool) -> ValueModel | None:
+    """The frozen model of `model.reward_model_path`, if there is one. `sees`: it is shown the pictures of rows."""
     path = config.model.reward_model_path
     if path is None:
         return None
@@ -299,7 +306,7 @@ def make_reward_model(config: RolloutConfig, placement: Placement) -> ValueModel
         _model_at(config.model, path),
         config.training,
         value_head=True,
-        pictures=pictures_of(config, path),
+        pictures=pictures_of(config, path) if sees else None,
         processor=config.model.path,
     )
     return placement.group(Role.RewardModel, ValueModel, TrainWorker, spec)

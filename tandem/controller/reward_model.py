@@ -1,16 +1,17 @@
 """Rewards of a trained model, alone or on top of reward functions."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from tandem.batching.packing import demonstrations_to_batch, scored_at_the_end
 from tandem.controller.groups import Future
+from tandem.controller.reward_reader import NotRead, RewardReader, row_of_ids
 from tandem.controller.roles import ValueModel
 from tandem.controller.timesharing import Devices
-from tandem.types import Batch, Demonstration, FloatArray, Group, Score, Status, Trajectory
+from tandem.types import Batch, Demonstration, FloatArray, Group, IntArray, Score, Status, Trajectory
 
 
 class Rewards(Protocol):
@@ -59,58 +60,94 @@ def scores_groups(rewards: Rewards) -> TypeGuard[GroupRewards]:
     return not rewards.by_step
 
 
-class ModelRewards:
-    """weight * score of the model (`reward/model`), plus the functions' reward; where they fail, so does the reward.
+@dataclass(slots=True)
+class Scoring:
+    """The model's scores, which may still be on their way."""
 
-    The model reads the token ids of prompt and response, so its tokenizer must be the policy's.
+    rows: list[Demonstration | NotRead]
+    """What it reads of each trajectory, or why it does not."""
+    values: Future[FloatArray] | None
+    """Of the rows that it reads; None where there are none."""
+
+    def get(self) -> list[float | NotRead]:
+        """The score of each trajectory; waits."""
+        values = iter([] if self.values is None else self.values.get().tolist())
+        return [row if isinstance(row, NotRead) else next(values) for row in self.rows]
+
+
+class ModelRewards:
+    """weight * score of the model (`reward/model`), plus the functions' reward; where one fails, so does the reward.
+
+    The model reads the token ids of prompt and response, or what `reader` makes of their conversation.
     """
 
     by_step = True
     """The model's devices are free only after generation."""
 
-    def __init__(self, model: ValueModel, weight: float, functions: Rewards, devices: Devices, *, alone: bool) -> None:
-        """`alone`: the functions are not asked."""
+    def __init__(
+        self,
+        model: ValueModel,
+        weight: float,
+        functions: Rewards,
+        devices: Devices,
+        *,
+        alone: bool,
+        reader: RewardReader | None = None,
+    ) -> None:
+        """`alone`: the functions are not asked. `reader`: of a model with a tokenizer or chat template of its own."""
         self._model = model
         self._weight = weight
         self._functions = functions
         self._devices = devices
         self._alone = alone
+        self.reader = reader
 
     def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """The model scores while the functions do."""
         scoring = self.score_by_model(siblings)
         groups = without_functions(siblings) if self._alone else self._functions.score(siblings, step)
-        model_scores = iter(scoring.get().tolist())
+        model_scores = iter(scoring.get())
         return [
-            replace(group, scores=[self._add(score, next(model_scores)) for score in group.scores]) for group in groups
+            replace(group, scores=[self._add(*pair, next(model_scores)) for pair in _answers_of(group)])
+            for group in groups
         ]
 
-    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> Future[FloatArray]:
+    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> Scoring:
         """The model's own score of each trajectory, head to tail; only after generation."""
-        batch = _ends_of_answers(siblings)
+        rows = [row for group in siblings for row in self._rows(group)]
+        groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
+        readable = [place for place, row in enumerate(rows) if not isinstance(row, NotRead)]
         self._devices.to_scoring()
-        return self._model.values(batch).map(lambda values_T: values_T[batch.loss_mask])
+        if not readable:
+            return Scoring(rows, None)
+        batch = ends_of_answers([row for row in rows if not isinstance(row, NotRead)], groups[readable])
+        return Scoring(rows, self._model.values(batch).map(lambda values_T: values_T[batch.loss_mask]))
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """What the functions say of it."""
         self._functions.check_share(groups)
 
-    def _add(self, score: Score, model_score: float) -> Score:
+    def _rows(self, siblings: Sequence[Trajectory]) -> Sequence[Demonstration | NotRead]:
+        return [row_of_ids(t) for t in siblings] if self.reader is None else self.reader.rows(siblings)
+
+    def _add(self, trajectory: Trajectory, score: Score, model_score: float | NotRead) -> Score:
         if score.value is None:
             return score
+        if isinstance(model_score, NotRead):
+            place = f"row {trajectory.prompt.index}, sample {trajectory.sample}"
+            error = f"model.reward_model_path has not read {place}: {model_score}"
+            return replace(score, value=None, parts={}, failure=Status.REWARD_ERROR, error=error)
         value = score.value + self._weight * model_score
         return replace(score, value=value, parts={**score.parts, "model": model_score})
 
 
-def _ends_of_answers(siblings: Sequence[list[Trajectory]]) -> Batch:
-    """Every trajectory as a row whose only token in the mask comes after the answer: its value is the score.
+def _answers_of(group: Group) -> Iterable[tuple[Trajectory, Score]]:
+    return zip(group.trajectories, group.scores, strict=True)
 
-    Of several branches the one is read that the trajectory ended in.
-    """
-    lasts = [trajectory.every_branch[trajectory.ends_in] for group in siblings for trajectory in group]
-    groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
-    rows = [Demonstration(0, last.prompt_ids, last.response_ids, last.loss_mask, last.pictures) for last in lasts]
-    return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups)
+
+def ends_of_answers(rows: Sequence[Demonstration], groups_B: IntArray) -> Batch:
+    """The rows, each with one token more, the only one in the mask: its value is the score of what comes before it."""
+    return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups_B)
 
 
 def without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:

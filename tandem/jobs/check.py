@@ -10,6 +10,7 @@ Where numbers differ, the likely cause is the one explanation by which they woul
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from tandem.controller.learning import needs_old_logprobs, placed_step, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards
+from tandem.controller.reward_reader import NotRead
 from tandem.controller.roles import Actor, Critic
 from tandem.data.chat import encode, render
 from tandem.data.dataset import RLHFDataset
@@ -125,7 +127,7 @@ def check_numbers(
 
     siblings = _answer(config, roles, prompts, 0)
     if isinstance(roles.experience.reward, ModelRewards):
-        yield _check_reward_model(config, roles.experience.reward, siblings)
+        yield from _check_reward_model(config, roles.experience.reward, siblings)
     groups = [_rewarded(config, group) for group in siblings]
     batch = to_batch(groups)
     roles.experience.devices.to_training()
@@ -245,11 +247,20 @@ def _check_critic(config: TrainConfig, critic: Critic, batch: Batch) -> Verdict:
     return _compare_cuts(config, "critic, rows alone", alone, select_tokens(batch, together, rows))
 
 
-def _check_reward_model(config: TrainConfig, reward: ModelRewards, siblings: Sequence[list[Trajectory]]) -> Verdict:
-    together = reward.score_by_model(siblings).get()
-    alone = np.concatenate([reward.score_by_model([[group[0]]]).get() for group in siblings])
-    firsts = np.cumsum([0, *(len(group) for group in siblings)])[:-1]
-    return _compare_cuts(config, "reward model, rows alone", alone, together[firsts])
+def _check_reward_model(
+    config: TrainConfig, reward: ModelRewards, siblings: Sequence[list[Trajectory]]
+) -> Iterator[Verdict]:
+    scores = reward.score_by_model(siblings).get()
+    unread = [score for score in scores if isinstance(score, NotRead)]
+    if reward.reader is not None:
+        found = f"{reward.reader.description}; {len(unread)} of {len(scores)} answers are not read"
+        yield Verdict("reward model, tokens of its own", not unread, found, str(unread[0]) if unread else "")
+    firsts = np.cumsum([0, *(len(group) for group in siblings)])[:-1].tolist()
+    alone = [*chain.from_iterable(reward.score_by_model([[group[0]]]).get() for group in siblings)]
+    both = [(one, scores[place]) for one, place in zip(alone, firsts, strict=True)]
+    numbers = np.array([pair for pair in both if not isinstance(pair[1], NotRead)], np.float32)
+    if len(numbers):
+        yield _compare_cuts(config, "reward model, rows alone", numbers[:, 0], numbers[:, 1])
 
 
 def _compare_cuts(config: TrainConfig, check: str, alone: FloatArray, together: FloatArray) -> Verdict:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -14,13 +15,16 @@ from tandem.config.generation import GenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.config.tree import EvalConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.config.validation import ValSetConfig
+from tandem.controller.reward_reader import RewardReader, make_reward_reader
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, set_sizes
 from tandem.data.own import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
+from tandem.jobs.preflight.models import holds_tokenizer, sight_mistake
 from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
+from tandem.models.families import sees_pictures
 from tandem.models.loading import load_tokenizer, rows_of_vocabulary, stop_token_ids, tokens_with_rows
 from tandem.pictures.shown import ModelPictures
 from tandem.reward.functions import check_functions
@@ -37,6 +41,8 @@ class Inputs(Generic[Dataset]):
     train: Dataset | None
     """None in evaluation."""
     val: Dataset | None
+    reward_reader: RewardReader | None = None
+    """Of a reward model that reads conversations by a tokenizer or chat template of its own."""
 
 
 def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[..., Dataset]) -> Inputs[Dataset]:
@@ -58,9 +64,12 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         read[key] = _catch(problems, kind, paths, tokenizer, config.data, pictures, key=key) if usable else None
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
+    reader: RewardReader | None = None
+    if isinstance(config, TrainConfig):
+        _catch(problems, _check_teacher, config.model, tokenizer)
+        _catch(problems, _check_critic, config.model, tokenizer)
     if not isinstance(config, SftConfig):
-        for key in ("teacher_path", "reward_model_path") if isinstance(config, TrainConfig) else ("reward_model_path",):
-            _catch(problems, _check_tokenizer, config.model, key, tokenizer)
+        reader = _catch(problems, _check_reward_model, config, tokenizer, read)
         kinds = {key: dataset.kinds for key, dataset in read.items() if isinstance(dataset, RLHFDataset)}
         data = {key: [prompt for prompt, _ in of_key] for key, of_key in kinds.items()}
         counts = {key: [count for _, count in of_key] for key, of_key in kinds.items()}
@@ -75,7 +84,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     _catch(problems, _check_order, config, read[train])
     _refuse(problems)
     assert tokenizer is not None
-    return Inputs(tokenizer, read[train], read[val])
+    return Inputs(tokenizer, read[train], read[val], reader)
 
 
 def tell_changed_rows(state: Mapping[str, Any], digest: str) -> None:
@@ -101,6 +110,8 @@ def rows_of(config: TrainConfig | EvalConfig | SftConfig, inputs: Inputs[Any]) -
             for name, line in zip_longest(names[: len(dataset.descriptions)], dataset.descriptions, fillvalue=""):
                 yield f"{name}{line}"
             yield from (f"  rows are read as {form}" for form in dataset.forms)
+    if (reader := inputs.reward_reader) is not None:
+        yield f"{reader.path.name}: the reward model reads {reader.description}"
 
 
 def _refuse(problems: Sequence[str]) -> None:
@@ -166,18 +177,77 @@ def _check_videos(
         )
 
 
-def _check_tokenizer(config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Raises UserError unless a model that scores knows the policy's token ids: it would score others all the same."""
-    path = getattr(config, key)
+def _check_teacher(model: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Raises UserError unless the teacher knows the policy's token ids: it would score others all the same."""
+    if model.teacher_path is not None and tokenizer is not None:
+        _require_same_ids(model, "teacher_path", tokenizer, "is to score")
+        _require_rows(model, "teacher_path", tokenizer)
+
+
+def _check_critic(model: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Raises UserError unless the critic can read the policy's token ids; its directory need not have a tokenizer."""
+    if model.critic_path is not None and tokenizer is not None:
+        if holds_tokenizer(model.critic_path):
+            _require_same_ids(model, "critic_path", tokenizer, "reads")
+        _require_rows(model, "critic_path", tokenizer)
+
+
+def _check_reward_model(
+    config: TrainConfig | EvalConfig, tokenizer: PreTrainedTokenizerBase | None, read: Mapping[str, Any]
+) -> RewardReader | None:
+    """What reads for a reward model whose tokenizer or chat template is not the policy's. Raises UserError where the
+    reward model cannot read rows as they are in the data."""
+    path = config.model.reward_model_path
     if path is None or tokenizer is None:
-        return
-    theirs = load_tokenizer(config.model_copy(update={"path": path}))
+        return None
+    reader = make_reward_reader(config.model, tokenizer)
+    if reader is None or reader.messages_by_ids or reader.text_by_ids:
+        _require_rows(config.model, "reward_model_path", tokenizer)
+    datasets = [dataset for dataset in read.values() if isinstance(dataset, RLHFDataset)]
+    if reader is None or reader.messages_by_ids:
+        if (problem := sight_mistake(config.model.path, path)) is not None:
+            raise UserError(f"model.reward_model_path: {path} {problem}")
+    elif (shows := _first_with_pictures(config.model.path, datasets)) is not None:
+        raise UserError(
+            f"model.reward_model_path: {path} has another tokenizer or chat template than {config.model.path}, and is "
+            f"shown no pictures, which data row {shows} has; leave such rows out, or give a reward model that was made "
+            "from the policy's own directory"
+        )
+    if reader is not None:
+        prompts = [prompt for dataset in datasets for prompt, _ in dataset.kinds]
+        reader.require_readable(prompts, opened=config.conversation is not None)
+    return reader
+
+
+def _first_with_pictures(policy: Path, datasets: Sequence[RLHFDataset]) -> int | None:
+    """The place of the first row that has some; of rows that are read when they are drawn, among the first ones."""
+    for dataset in datasets if sees_pictures(policy) else ():
+        looked_at = (
+            (prompt for prompt, _ in dataset.kinds)
+            if isinstance(dataset, OwnDataset)
+            else map(dataset.__getitem__, range(len(dataset)))
+        )
+        for prompt in looked_at:
+            if prompt.pictures:
+                return prompt.index
+    return None
+
+
+def _require_same_ids(model: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase, does: str) -> None:
+    """Raises UserError where the directory's tokenizer has other ids. `does`: what its model does with the policy's."""
+    path = getattr(model, key)
+    theirs = load_tokenizer(model.model_copy(update={"path": path}))
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            f"model.{key}: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {config.path} "
-            f"({len(tokenizer):,} tokens), whose token ids it is to score; give one of the policy's kind of model"
+            f"model.{key}: the tokenizer of {path} ({len(theirs):,} tokens) is not that of {model.path} "
+            f"({len(tokenizer):,} tokens), whose token ids it {does}; give one of the policy's kind of model"
         )
-    needed, rows = tokens_with_rows(config, tokenizer), rows_of_vocabulary(config.model_copy(update={"path": path}))
+
+
+def _require_rows(model: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError where the directory's model has no rows for some ids that the policy draws."""
+    path = getattr(model, key)
+    needed, rows = tokens_with_rows(model, tokenizer), rows_of_vocabulary(model.model_copy(update={"path": path}))
     if rows < needed:
         raise UserError(
             f"model.{key}: {path} has rows for {rows:,} token ids (vocab_size), and the policy draws ids up to "

@@ -1,5 +1,6 @@
 """Model directories -> tokenizers, policies, critics."""
 
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,13 @@ def rows_of_vocabulary(config: ModelConfig) -> int:
     """For how many token ids the model of a directory has rows: often more than its tokenizer has tokens."""
     described: Any = transformers.AutoConfig.from_pretrained(config.path, **_options(config))
     return int(described.get_text_config().vocab_size)
+
+
+def most_positions(config: ModelConfig) -> float:
+    """How many tokens a row of a directory's model may have; infinite where its config.json does not say."""
+    text = _auto_config(config).get_text_config()
+    positions: Any = getattr(text, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else math.inf
 
 
 def tokens_with_rows(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int:

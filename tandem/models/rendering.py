@@ -41,6 +41,15 @@ class TemplateFailed(Exception):
         """By the template's own words: `raise_exception`."""
 
 
+class TemplateExceedsLimits(UserError):
+    """The template takes too long, or too much memory, or makes too long a text of these messages."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; put one that ends into model.chat_template.file")
+        self.problem = problem
+        """Without the mend, which is for the policy's template."""
+
+
 def rendered(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
@@ -52,7 +61,7 @@ def rendered(
     """The text of `messages`, of which there is at least one; with `generation_prompt` up to the next turn. The
     template reads `arguments` besides.
 
-    Raises TemplateFailed where the template raises on them, UserError where it is none, or exceeds a limit.
+    Raises TemplateFailed where the template raises on them, UserError where it is none, TemplateExceedsLimits.
     """
     given: dict[str, Any] = {**(arguments or {}), "messages": list(messages), "tools": list(tools) if tools else None}
     if not _is_rendered_by_jinja(tokenizer):
@@ -67,10 +76,7 @@ def rendered(
         raise UserError(f"{template_place(tokenizer)}: the chat template is no Jinja template: {text}")
     if (limit := _limits(most).get(how)) is not None:
         roles = ", ".join(str(message.get("role")) for message in messages[:8])
-        raise UserError(
-            f"{template_place(tokenizer)}: the chat template {limit} on messages of {roles}; put one that ends into "
-            "model.chat_template.file"
-        )
+        raise TemplateExceedsLimits(f"{template_place(tokenizer)}: the chat template {limit} on messages of {roles}")
     raise TemplateFailed(how, text)
 
 

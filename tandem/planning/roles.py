@@ -123,6 +123,11 @@ def moments(config: Planned, card_bytes: int) -> list[Moment]:
 
 def not_counted(config: Planned) -> Iterator[str]:
     """What the numbers do not have in them, a line each."""
+    if isinstance(config, TrainConfig) and config.model.reward_model_path is not None:
+        yield (
+            "not counted: tokens that a reward model with a tokenizer or chat template of its own reads beyond those "
+            "of the policy, whose rows it is taken to score"
+        )
     if config.data.images.max_image_tokens is None and any(
         read_shape(path).tower for path in model_paths(config).values()
     ):

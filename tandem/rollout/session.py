@@ -210,11 +210,24 @@ class Session:
 
     def messages(self) -> list[Message]:
         """What was said on the first branch, behind what it was opened with."""
+        line = self._first_line()
+        told = [message for said in line for message in (*said.heard, said.answer.message())]
+        return told[len(self.opened_with()) :]
+
+    def opened_with(self) -> Sequence[Message]:
+        """The messages that opened the first branch."""
+        line = self._first_line()
+        return line[0].heard if line else ()
+
+    @property
+    def last_turn(self) -> Status:
+        """How the last answer ended; there has to be one."""
+        return self.answers[-1].node.completion.status
+
+    def _first_line(self) -> list[Said]:
+        """The turns of the branch that ends in the last answer."""
         by_node = {id(said.node): said for said in self.answers}
-        line = self.answers[-1].node.line() if by_node else []
-        told = [[*by_node[id(node)].heard, by_node[id(node)].answer.message()] for node in line]
-        opening = len(by_node[id(line[0])].heard) if line else 0
-        return [message for messages in told for message in messages][opening:]
+        return [by_node[id(node)] for node in self.answers[-1].node.line()] if by_node else []
 
     def _lost(self, asked: Asked, conversation: bytes) -> Call | None:
         """What a retry repeats: the call whose answer nobody takes, else the last one."""

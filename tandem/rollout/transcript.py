@@ -106,7 +106,8 @@ class Transcript:
         made = trajectory_of(branches, prompt, sample, self.status, decode)
         if len(branches) > 1:
             made.text = "\n".join(decode([branch.response_ids for branch in branches]))
-        made.messages = tuple(self.messages[self.opening :])
+        made.opened_with, made.messages = tuple(self.messages[: self.opening]), tuple(self.messages[self.opening :])
+        made.last_turn = self._tree.nodes[-1].completion.status if self._tree.nodes else None
         made.reward = sum(rewards) if rewards else None
         made.numbers = dict(numbers or {})
         return made

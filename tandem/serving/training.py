@@ -153,7 +153,8 @@ class AgentConversations:
             unasked = trajectory_without_turns(prompt, sample, status, error="")
             return replace(unasked, error=None, reward=word.reward, numbers=numbers)
         made = trajectory_of(branches, prompt, sample, status, self._decode)
-        made.messages = tuple(session.messages())
+        made.opened_with, made.messages = tuple(session.opened_with()), tuple(session.messages())
+        made.last_turn = session.last_turn
         made.ends_in = 0
         made.reward = session.reward if word.reward is None else word.reward
         made.numbers = numbers

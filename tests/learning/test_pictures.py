@@ -21,6 +21,7 @@ from tests import picture_families
 from tests.conftest import ROOT
 from tests.learning.conftest import kill_and_resume
 from tests.pictures import make_model
+from tests.unit.data_tokenizer import char_tokenizer
 
 PUZZLES = ROOT.parent / "shared/data/puzzlevqa"
 
@@ -196,6 +197,20 @@ def test_a_judge_that_sees_otherwise_is_told_before_anything_starts(
     refused = ["train", str(recipe), f"trainer.run_dir={recipe.with_name('no')}", f"model.critic_path={other}"]
     assert main([*refused, "algorithm.type=ppo"]) == 2
     assert "cuts pictures into other tokens than the policy" in capsys.readouterr().err
+
+
+def test_a_reward_model_with_another_tokenizer_is_shown_no_pictures(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = char_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, **sizes)
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path / "judge")
+    tokenizer.save_pretrained(tmp_path / "judge")
+    given = ["train", str(recipe), f"trainer.run_dir={tmp_path}/run", f"model.reward_model_path={tmp_path}/judge"]
+    assert main([*given, "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "judge has another tokenizer or chat template than" in told and "pictures, which data row 0 has" in told
 
 
 def test_preferences_have_pictures_too(pairs: Path) -> None:

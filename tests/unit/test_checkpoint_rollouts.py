@@ -82,6 +82,8 @@ def conversation(draw: int, sample: int, *branches: Branch, **changes: Any) -> T
     }
     more = {
         "messages": (call, {"role": "tool", "content": "12"}),
+        "opened_with": ({"role": "user", "content": "1 + 11?"},),
+        "last_turn": Status.COMPLETED,
         "reward": 0.1 + 0.2,
         "numbers": {"calls": 2.0},
         "turns": (Turn("policy", 2, 0.25), Turn("tool", 1)),

@@ -11,7 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from tandem.cli import main
 from tandem.config.load import load_config
@@ -152,26 +158,41 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_confi
 def test_a_reward_model_that_cannot_judge_the_policy(
     capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
 ) -> None:
-    """None there; two without a head that scores; one with two labels; one that knows a token more."""
-    judge, language, labels = (tmp_path / name for name in ("judge", "language", "labels"))
+    """None there; two without a head that scores; one with two labels."""
+    language, labels = (tmp_path / name for name in ("language", "labels"))
     sizes = {"vocab_size": 99, "n_embd": 8, "n_layer": 1, "n_head": 1, "bos_token_id": 1, "eos_token_id": 1}
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(language)  # its class is named unlike the others
     AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=2).save_pretrained(labels)
     for directory in (language, labels):
         AutoTokenizer.from_pretrained(sort4 / "model").save_pretrained(directory)
-    AutoModelForTokenClassification.from_pretrained(sort4 / "model", num_labels=1).save_pretrained(judge)
-    tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
-    tokenizer.add_tokens(["<extra>"])
-    tokenizer.save_pretrained(judge)
     for path, said in (
         (tmp_path / "none", f"model.reward_model_path: {tmp_path}/none is not there"),
         (sort4 / "model", "is a language model, without a head that scores"),
         (language, "is a language model, without a head that scores"),
         (labels, f"the head of {labels} gives 2 numbers, not one score"),
-        (judge, f"the tokenizer of {judge} (100 tokens) is not that of {sort4 / 'model'} (99 tokens)"),
     ):
         assert said in refused(capsys, "train", str(grpo_config), f"model.reward_model_path={path}")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_critic_that_cannot_read_the_policys_tokens(
+    capsys: pytest.CaptureFixture[str], grpo_config: Path, sort4: Path, tmp_path: Path
+) -> None:
+    """With a tokenizer that knows a token more, and with rows for too few tokens; it needs no tokenizer of its own."""
+    other, small, bare = (tmp_path / name for name in ("other", "small", "bare"))
+    for directory, rows in ((other, 100), (small, 90), (bare, 128)):
+        model = AutoModelForCausalLM.from_pretrained(sort4 / "model")
+        model.resize_token_embeddings(rows, mean_resizing=False)
+        model.save_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(other)
+    ppo = ("train", str(grpo_config), "algorithm={type: ppo}")
+    told = refused(capsys, *ppo, f"model.critic_path={other}")
+    assert f"model.critic_path: the tokenizer of {other} (100 tokens) is not that of {sort4}/model (99 tokens)" in told
+    told = refused(capsys, *ppo, f"model.critic_path={small}")
+    assert f"model.critic_path: {small} has rows for 90 token ids (vocab_size), and the policy draws ids up to" in told
+    assert main([*ppo, f"model.critic_path={bare}", "--dry-run"]) == 0
 
 
 def test_files_that_cannot_be_written_are_told_before_the_evaluation(

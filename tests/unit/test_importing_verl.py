@@ -284,6 +284,16 @@ def test_a_teacher_makes_on_policy_distillation() -> None:
     assert "there is one teacher here, and 2 are named: Qwen/Qwen3-32B, x: choose" in several.notes
 
 
+def test_a_reward_model_of_another_tokenizer_needs_no_key() -> None:
+    made = of({
+        "reward_model.enable": True, "reward_model.model.path": "judge",
+        "reward_model.model.input_tokenizer": "policy",
+    })  # fmt: skip
+    assert made.tree["model"]["reward_model_path"] == "judge" and made.unsupported == []
+    (line,) = [line for line in made.without_effect if "input_tokenizer" in line]
+    assert line.endswith("it reads the messages by its own tokenizer and chat template")
+
+
 def test_names_of_newer_versions() -> None:
     made = of({
         "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 4,

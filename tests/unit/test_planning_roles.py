@@ -18,7 +18,7 @@ from tandem.planning.memory import Engine, Memory, resident
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
 from tandem.planning.planned import Planned
-from tandem.planning.roles import hosts, moments
+from tandem.planning.roles import hosts, moments, not_counted
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -70,6 +70,16 @@ def test_what_is_shipped_fits_on_h100s(name: str, size: str, model: Any) -> None
     path, overrides = script(name)
     config = load_config(TrainConfig, path, [*overrides, model(size)])
     assert fullest(moments(config, H100)).memory.total <= H100
+
+
+def test_a_reward_models_own_tokens_are_not_counted(model: Any) -> None:
+    path, overrides = script("grpo_trainer/run_qwen3-0.6b.sh")
+    plain = load_config(TrainConfig, path, [*overrides, model("0.6b")])
+    scored = load_config(
+        TrainConfig, path, [*overrides, model("0.6b"), model("4b").replace(".path", ".reward_model_path")]
+    )
+    (line,) = not_counted(scored)
+    assert "a reward model with a tokenizer or chat template of its own" in line and not [*not_counted(plain)]
 
 
 def test_dapos_recipe_fits_on_two_nodes(model: Any) -> None:

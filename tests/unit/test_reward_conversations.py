@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tandem.config.reward import RewardConfig
-from tandem.controller.reward_model import _ends_of_answers, without_functions
+from tandem.controller.reward_model import ends_of_answers, without_functions
+from tandem.controller.reward_reader import row_of_ids
 from tandem.errors import RewardShareExceeded
 from tandem.reward.functions import load
 from tandem.reward.manager import RewardManager
@@ -159,7 +160,7 @@ def line(token: int, *turns: Turn, mask: list[bool]) -> Branch:
 def test_a_reward_model_reads_the_branch_that_the_trajectory_ended_in() -> None:
     of_a_transcript = conversation(*SAID, branches=(line(7, mask=[True]), line(8, mask=[True])))
     of_a_session = conversation(*SAID, branches=(line(9, mask=[True]),), ends_in=0)
-    batch = _ends_of_answers([[of_a_transcript], [of_a_session]])
+    batch = ends_of_answers([row_of_ids(of_a_transcript), row_of_ids(of_a_session)], np.arange(2))
     assert batch.prompt_ids.tolist() == [8] and np.diff(batch.response_offsets).tolist() == [2, 1]
 
 

@@ -138,7 +138,9 @@ def test_what_is_sampled_is_trained_on_and_what_is_said_is_not() -> None:
         ("policy", 4, "yes|"), ("user", 3, "a?|"), ("policy", 4, "yes|"), ("user", 3, "b?|"), ("policy", 4, "yes|"),
     ]  # fmt: skip
     assert [message["content"] for message in trajectory.messages] == ["yes", "a?", "yes", "b?", "yes"]
-    assert trajectory.status is Status.COMPLETED and environment.log == ["start", "yes", "yes", "yes", "close"]
+    assert trajectory.opened_with == ({"role": "user", "content": "hello"},)
+    assert trajectory.last_turn is trajectory.status is Status.COMPLETED
+    assert environment.log == ["start", "yes", "yes", "yes", "close"]
     assert (
         trajectory.numbers == {"calls": 2.0, "out_of_turns": 0.0, "environment_retries": 0.0}
         and trajectory.branches == ()
@@ -184,6 +186,8 @@ def test_a_conversation_that_reaches_a_limit_is_truncated(limits: dict[str, Any]
     assert trajectory.status is Status.TRUNCATED and trajectory.text == text
     assert trajectory.numbers["out_of_turns"] == ("max_turns" in limits)
     assert len(trajectory.loss_mask) == len(trajectory.response_ids) == len(text)
+    ended = Status.COMPLETED if text.endswith("|") else Status.TRUNCATED
+    assert trajectory.last_turn is (ended if text else None), "the limit may be reached between two turns"
     assert environment.log[-1] == "close"
 
 

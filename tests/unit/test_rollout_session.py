@@ -66,6 +66,7 @@ def test_a_long_conversation_is_one_branch_however_clients_lay_messages_out() ->
         told = session.messages()
         assert [message["role"] for message in told] == [message["role"] for message in messages[2:]][: len(told)]
         assert told[0]["reasoning_content"] in ("hm", "so")
+        assert session.opened_with() == ASKED and session.last_turn is Status.COMPLETED
 
     asyncio.run(talk())
 

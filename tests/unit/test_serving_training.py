@@ -209,6 +209,8 @@ def test_a_summary_is_a_branch(function: Callable[[str], FunctionAgent]) -> None
     (made,) = trajectories(function("summing_up"), engine)
     assert len(made.branches) == 1 and made.numbers["branches"] == 2 and made.reward is None
     assert "A summary." in made.prompt.text and made.ends_in == 0
+    assert [message["content"] for message in made.opened_with] == ["A summary."]
+    assert len(made.messages) == 1 and made.last_turn is Status.COMPLETED
     trained = made.loss_mask.sum() + made.branches[0].loss_mask.sum()
     assert trained == sum(len(sampled) for _, sampled, _ in engine.seen)
 

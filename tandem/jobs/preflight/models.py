@@ -56,20 +56,26 @@ def find_family_mistakes(config: Any) -> Iterator[str]:
 
 
 def find_sight_mistakes(config: Any) -> Iterator[str]:
-    """The critic, the teacher and the reward model read the policy's tokens, those of pictures among them."""
+    """The critic and the teacher read the policy's tokens, those of pictures among them. A reward model may have a
+    tokenizer of its own, which is known when that is loaded."""
     model: ModelConfig = config.model
     if not sees_pictures(model.path):
         return
     if isinstance(config, TrainConfig) and config.algorithm.served_teacher is not None:
         mend = "give a model.teacher_path"
         yield f"algorithm.teacher: {model.path} sees pictures, and a served teacher is shown none; {mend}"
-    cut = _picture_cut(model.path)
-    for key in ("critic_path", "teacher_path", "reward_model_path"):
+    for key in ("critic_path", "teacher_path"):
         path = getattr(model, key)
-        if path is None or not _read_config(path) or _picture_cut(path) == cut:
-            continue
-        what = "cuts pictures into other tokens than the policy" if sees_pictures(path) else "sees no pictures"
-        yield f"model.{key}: {path} {what}, whose rows may have some; give a model of the policy's family"
+        if path is not None and (problem := sight_mistake(model.path, path)) is not None:
+            yield f"model.{key}: {path} {problem}"
+
+
+def sight_mistake(policy: Path, path: Path) -> str | None:
+    """Why a model cannot read the policy's tokens of pictures; None where it can, or there are none."""
+    if not sees_pictures(policy) or not _read_config(path) or _picture_cut(path) == _picture_cut(policy):
+        return None
+    what = "cuts pictures into other tokens than the policy" if sees_pictures(path) else "sees no pictures"
+    return f"{what}, whose rows may have some; give a model of the policy's family"
 
 
 def _picture_cut(path: Path) -> dict[str, Any]:
@@ -160,6 +166,11 @@ def text_config(path: Path) -> dict[str, Any]:
     return described.get("text_config") or described
 
 
+def holds_tokenizer(path: Path) -> bool:
+    """Whether a model directory comes with one."""
+    return any(file for pattern in _VOCABULARIES for file in path.glob(pattern))
+
+
 def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
     if not (path / "config.json").is_file():
         if (path / "checkpoints").is_dir() or (path / "environment.json").is_file():
@@ -187,7 +198,7 @@ def _find_in_directory(path: Path, has_tokenizer: bool) -> Iterator[str]:
             )
         return
     yield from _find_in_files(path)
-    if has_tokenizer and not any(file for pattern in _VOCABULARIES for file in path.glob(pattern)):
+    if has_tokenizer and not holds_tokenizer(path):
         yield "has no tokenizer; copy tokenizer.json and tokenizer_config.json of the base model into it"
 
 
