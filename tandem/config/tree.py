@@ -41,6 +41,7 @@ class ServeConfig(Tree):
         "model.reward_model_path",
         "model.judge_path",
         "model.lora",
+        "model.critic_lora",
         "generation.eval",
         "generation.partial_rollouts",
         "generation.sleep",
@@ -72,6 +73,7 @@ class RunConfig(ModelsConfig):
 class SftConfig(RunConfig):
     """`tandem sft`."""
 
+    WITHOUT_USE: ClassVar[tuple[str, ...]] = ("model.critic_lora",)
     data: SftDataConfig
 
     @rule("trainer")
@@ -192,8 +194,12 @@ class TrainConfig(RolloutConfig, RunConfig):
 
     @rule("algorithm")
     def _has_a_critic(self) -> Iterator[str]:
-        if not isinstance(self.algorithm, CriticConfig) and self.model.critic_path:
+        if isinstance(self.algorithm, CriticConfig):
+            return
+        if self.model.critic_path:
             yield f"{self.algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo"
+        if self.model.critic_lora:
+            yield f"{self.algorithm.type} has no critic; remove model.critic_lora or use algorithm.type: ppo"
 
     @rule("algorithm")
     def _shares_prompts(self) -> Iterator[str]:
