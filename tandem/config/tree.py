@@ -73,8 +73,12 @@ class RunConfig(ModelsConfig):
 class SftConfig(RunConfig):
     """`tandem sft`."""
 
-    WITHOUT_USE: ClassVar[tuple[str, ...]] = ("model.critic_lora",)
     data: SftDataConfig
+
+    @rule("model")
+    def _has_no_critic(self) -> Iterator[str]:
+        if self.model.critic_lora:
+            yield "critic_lora: this command trains no critic; leave it out (adapters of its model are model.lora)"
 
     @rule("trainer")
     def _generates_nothing(self) -> Iterator[str]:
