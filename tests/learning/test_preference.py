@@ -27,6 +27,7 @@ from tandem.config.data import SftDataConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.data.preference import PreferenceDataset, RatedDataset
+from tandem.jobs.push import files_of, model_card
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch
@@ -139,6 +140,9 @@ def test_a_reward_model_of_adapters_learns_resumes_and_rewards(pairs: Path, tmp_
     with torch.no_grad():
         score = merged(row).logits[0, -1]
         torch.testing.assert_close(adapted(row).logits[0], score, rtol=1e-4, atol=1e-5)
+    assert "adapter/adapter_model.safetensors" in dict(files_of(once))
+    card = model_card(tmp_path / "once", once, "ada/judge")
+    assert "`AutoModelForSequenceClassification` of `num_labels=1`, as `PeftModel" in card
     recipe = yaml.safe_load((ROOT / "recipes/sort4_ppo.yaml").read_text())
     del recipe["reward"]
     recipe["model"] = {"path": str(pairs / "model"), "reward_model_path": str(tmp_path / "once")}

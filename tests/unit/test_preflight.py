@@ -17,6 +17,7 @@ import yaml
 from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.data import read_first_rows
 from tandem.tracking.names import EVERY_NAME
@@ -537,9 +538,7 @@ def test_adapters_of_reward_models_and_critics_are_looked_at_as_a_policy_s(targe
     assert told.startswith(f"model.critic_lora.target_modules: '{target}': a value head takes no adapter")
     critic[-1] = "model.critic_lora.target_modules=[q_prj]"
     (told,) = find_mistakes(load_config(TrainConfig, place / "train.yaml", critic))
-    assert (
-        told == f"model.critic_lora.target_modules: no layer of {place}/other is named 'q_prj'; did you mean 'q_proj'?"
-    )
+    assert told.startswith(f"model.critic_lora.target_modules: no layer of {place}/other is named 'q_prj'; did you")
     with pytest.raises(UserError, match="critic_lora: this command trains no critic; leave it out"):
         load_config(RewardModelConfig, place / "dpo.yaml", ["model.critic_lora={}"])
 
