@@ -64,3 +64,15 @@ def test_a_critic_goes_on_in_a_branch_where_it_is_of_the_same_kind(
         name = f"branch {len(adapters)}"
         train(grpo_config, tmp_path / name, *adapters, "trainer.steps=1", f"trainer.branch_from={tmp_path}/parent")
         assert f"(the model: weights and optimizer; the critic: {how})" in capsys.readouterr().out
+
+
+def test_an_algorithm_of_one_s_own_that_needs_no_values_has_no_critic_to_adapt(
+    grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from tandem.algorithms import PolicyGradient\n\n\nclass Mine(PolicyGradient):\n"
+        "    def estimate(self, rollouts, rewards_T):\n        raise AssertionError\n"
+    )
+    given = [f"algorithm={{type: '{tmp_path}/mine.py:Mine'}}", ADAPTERS]
+    assert main(["train", str(grpo_config), *given]) == 2
+    assert "mine.py:Mine needs no values, and has no critic; leave it out" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_what_learns_from_rows_is_planned_too(model: Any) -> None:
 
 
 def test_adapters_of_reward_models_and_critics_are_all_that_is_optimized_but_their_heads(model: Any) -> None:
-    """Beside a policy that learns as a whole; a number has eight bytes of moments, and four of a master that is a copy."""
+    """A number has eight bytes of moments, and four of a master, which is a copy."""
     path = model("0.6b")
     shape = read_shape(Path(path.partition("=")[2]))
     learning = Engine(shape, lora_rank=8).learning + shape.hidden + 1
