@@ -59,17 +59,19 @@ def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
     except UserError as error:
         mend = "give a run directory that has a checkpoint, or one of its checkpoints"
         raise UserError(f"trainer.branch_from: {error}; {mend}") from None
-    has_adapter = (checkpoint / "adapter").is_dir()
     holds_policy, trains_policy = _is_policy(checkpoint), not isinstance(config, RewardModelConfig)
     if trains_policy and not holds_policy:
         raise UserError(f"trainer.branch_from: {checkpoint} holds a reward model; give the checkpoint of a policy")
-    same_kind = saved.training == config.training.type and has_adapter == (config.model.lora is not None)
+    adapters = {POLICY: config.model.lora, CRITIC: config.model.critic_lora}
     found = [name for name in (POLICY, CRITIC) if (checkpoint / name / "model").is_dir()]
-    optimizers = special_optimizers(config)
+    optimizers, same_kind = special_optimizers(config), saved.training == config.training.type
     states = {
         name: checkpoint / name
         for name in found
-        if same_kind and holds_policy == trains_policy and saved.optimizers.get(name) == optimizers.get(name)
+        if same_kind
+        and holds_policy == trains_policy
+        and (checkpoint / name / "adapter").is_dir() == (adapters[name] is not None)
+        and saved.optimizers.get(name) == optimizers.get(name)
     }
     return Branch(checkpoint, states, {name: checkpoint / name / "model" for name in found if name not in states})
 

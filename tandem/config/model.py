@@ -7,7 +7,8 @@ from tandem.config.paths import LocalPath, ModelPath
 
 
 class LoraConfig(Section):
-    """Low-rank adapters learn, the policy's own weights stay as they are (the extra `lora`)."""
+    """Low-rank adapters learn, the model's own weights stay as they are (the extra `lora`). A value head is new, and
+    learns as a whole."""
 
     rank: PositiveInt = 16
     alpha: PositiveInt = 32
@@ -52,8 +53,12 @@ class ModelConfig(Section):
     trust_remote_code: MayChange[bool] = False
     """Run Python code that the model directory brings. Only for directories you trust."""
     lora: LoraConfig | None = None
-    """Train adapters in place of the policy's weights; a critic trains its own weights."""
+    """Train adapters in place of the weights of the model at `path`: the policy, or the reward model of `tandem
+    reward-model`, with its value head."""
+    critic_lora: LoraConfig | None = None
+    """Train adapters and the value head in place of all of the critic's weights."""
     chat_template: ChatTemplateConfig | None = None
     vision_tower: Literal["train", "frozen"] = "train"
     """Of a model that sees pictures. frozen: its weights stay, and what it makes of a picture is computed once.
-    With `lora` the policy's stay in any case: adapters are beside the layers that read text alone."""
+    With `lora` they stay in any case, with `critic_lora` the critic's: adapters are beside the layers that read text
+    alone."""

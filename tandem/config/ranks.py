@@ -53,8 +53,9 @@ def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
     training = config.training
     if not isinstance(training, MegatronTrainingConfig):
         return
-    if config.model.lora is not None:
-        yield "model.lora: adapters are of training.type: fsdp; take that, or train the whole model"
+    for key, lora in {"model.lora": config.model.lora, "model.critic_lora": config.model.critic_lora}.items():
+        if lora is not None:
+            yield f"{key}: adapters are of training.type: fsdp; take that, or train the whole model"
     chosen = {"training.optimizer": training.optimizer}
     if has_critic(config):
         chosen["algorithm.critic_optimizer"] = config.algorithm.critic_optimizer

@@ -41,6 +41,7 @@ class ServeConfig(Tree):
         "model.reward_model_path",
         "model.judge_path",
         "model.lora",
+        "model.critic_lora",
         "generation.eval",
         "generation.partial_rollouts",
         "generation.sleep",
@@ -73,6 +74,11 @@ class SftConfig(RunConfig):
     """`tandem sft`."""
 
     data: SftDataConfig
+
+    @rule("model")
+    def _has_no_critic(self) -> Iterator[str]:
+        if self.model.critic_lora:
+            yield "critic_lora: this command trains no critic; leave it out (adapters of its model are model.lora)"
 
     @rule("trainer")
     def _generates_nothing(self) -> Iterator[str]:
@@ -192,8 +198,12 @@ class TrainConfig(RolloutConfig, RunConfig):
 
     @rule("algorithm")
     def _has_a_critic(self) -> Iterator[str]:
-        if not isinstance(self.algorithm, CriticConfig) and self.model.critic_path:
+        if isinstance(self.algorithm, CriticConfig):
+            return
+        if self.model.critic_path:
             yield f"{self.algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo"
+        if self.model.critic_lora:
+            yield f"{self.algorithm.type} has no critic; remove model.critic_lora or use algorithm.type: ppo"
 
     @rule("algorithm")
     def _shares_prompts(self) -> Iterator[str]:

@@ -87,6 +87,8 @@ def make_roles(
 
     `branch`: the checkpoint that trained models start from, in the place of the configuration's directories.
     """
+    if config.model.critic_lora is not None and Signal.VALUES not in algorithm.needs:
+        raise UserError(f"model.critic_lora: {config.algorithm.type} needs no values, and has no critic; leave it out")
     starts: Mapping[str, Path] = branch.weights if branch else {}
     teacher: Teacher | None = make_served_teacher(config, tokenizer, placement.watch)
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
@@ -346,7 +348,7 @@ def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement
     assert isinstance(config.algorithm, CriticConfig)
     path = starts.get(CRITIC, config.model.critic_path or config.model.path)
     spec = TrainSpec(
-        _model_at(config.model, path),
+        config.model.model_copy(update={"path": path, "lora": config.model.critic_lora}),
         config.training,
         config.algorithm.critic_optimizer,
         total_steps=optimizer_steps,

@@ -143,6 +143,8 @@ def _online(keys: Keys, method: str, made: Imported) -> None:
     tree["data"]["prompts_per_step"] = prompts
     keys.take("train.micro_batch_size", "training.tokens_per_micro_batch")
     tree["algorithm"] = _algorithm(keys, prompts, made)
+    if tree["algorithm"]["type"] == "ppo" and "lora" in tree["model"]:
+        tree["model"]["critic_lora"] = _of_the_critic(keys, tree["model"]["lora"])
     longest = whole(keys.take("data.max_len", "generation.max_response_tokens", _LONGEST[method]))
     prompt = whole(keys.take("data.prompt_max_len", "data.max_prompt_tokens", 0))
     answer = whole(keys.take("rollout.max_new_tokens", "generation.max_response_tokens", 0))
@@ -167,6 +169,13 @@ def _online(keys: Keys, method: str, made: Imported) -> None:
         tree |= {"cluster": {"type": "ray"}, "placement": {"pools": {"main": [each] * nodes}}}
     else:
         tree["cluster"] = {"ranks": each}
+
+
+def _of_the_critic(keys: Keys, lora: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenRLHF's critic has adapters where its policy does."""
+    for name in lora:
+        keys.take(f"ds.lora.{name}", f"model.lora.{name} and model.critic_lora.{name}")
+    return {**lora}
 
 
 def _algorithm(keys: Keys, prompts: int, made: Imported) -> dict[str, Any]:

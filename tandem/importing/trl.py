@@ -23,6 +23,8 @@ _LEARNING_RATES = {
     "sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "orpo": 1e-6, "reward": 1e-4, "grpo": 1e-6, "rloo": 1e-6, "ppo": 3e-6,
 }  # fmt: skip
 _PEFT_DEFAULT = ["q_proj", "v_proj"]
+_VALUE_HEADS = ("score", "classifier")
+"""What TRL's reward models call theirs."""
 _PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo"}
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 _SCHEDULES |= {"cosine_with_min_lr": "cosine"}
@@ -45,6 +47,9 @@ def convert(source: Source) -> Imported:
     keys, made = Keys(source.values), Imported({}, notes=list(source.notes))
     tree = made.tree
     tree["model"] = _model(keys, made)
+    whole_layers = listed(keys.values.get("lora_modules_to_save"))
+    if source.method == "reward" and all(layer in _VALUE_HEADS for layer in whole_layers):
+        keys.take("lora_modules_to_save", "a value head always learns beside model.lora")
     tree["data"] = _files(keys, made)
     {"grpo": _online, "rloo": _online, "ppo": _ppo}.get(source.method, _offline)(keys, source.method, made)
     checkpointing = keys.take("gradient_checkpointing", "training.activation_checkpointing", True)

@@ -68,6 +68,8 @@ def convert(source: Source) -> Imported:
     if source.method == "fully_async":
         tree["data"]["prompts_per_step"] = prompts_of_a_fully_asynchronous_step(keys)
     tree["algorithm"] = _algorithm(keys, tree["data"]["prompts_per_step"], made)
+    if tree["algorithm"]["type"] == "ppo":
+        tree["model"] |= _adapters(keys, "critic.model.", "critic_lora")
     tree["generation"] = _generation(keys)
     tree["training"] = _training(keys, tree, made)
     tree |= _conversation(keys, made)
@@ -81,18 +83,25 @@ def convert(source: Source) -> Imported:
     return made
 
 
+def _adapters(keys: Keys, theirs: str, name: str) -> dict[str, Any]:
+    """The section of this name in `model`, of the keys that begin with `theirs`; none without a rank."""
+    ours = f"model.{name}"
+    rank = keys.take(f"{theirs}lora.rank", f"{ours}.rank", keys.take(f"{theirs}lora_rank", f"{ours}.rank"))
+    if not rank:
+        return {}
+    alpha = keys.take(f"{theirs}lora_alpha", f"{ours}.alpha", 16)
+    alpha = keys.take(f"{theirs}lora.alpha", f"{ours}.alpha", alpha)
+    target = keys.take(f"{theirs}target_modules", f"{ours}.target_modules", "all-linear")
+    return {name: {"rank": rank, "alpha": alpha, "target_modules": target}}
+
+
 def _model(keys: Keys) -> dict[str, Any]:
     model: dict[str, Any] = {"path": keys.take(f"{_MODEL}path", "model.path", "MODEL_DIRECTORY"), "dtype": "bfloat16"}
     if keys.take(f"{_ACTOR}fsdp_config.model_dtype", "model.dtype") in ("fp32", "float32"):
         model["dtype"] = "float32"
     if keys.take(f"{_MODEL}trust_remote_code", "model.trust_remote_code"):
         model["trust_remote_code"] = True
-    rank = keys.take(f"{_MODEL}lora.rank", "model.lora.rank", keys.take(f"{_MODEL}lora_rank", "model.lora.rank"))
-    if rank:
-        alpha = keys.take(f"{_MODEL}lora_alpha", "model.lora.alpha", 16)
-        alpha = keys.take(f"{_MODEL}lora.alpha", "model.lora.alpha", alpha)
-        target = keys.take(f"{_MODEL}target_modules", "model.lora.target_modules", "all-linear")
-        model["lora"] = {"rank": rank, "alpha": alpha, "target_modules": target}
+    model |= _adapters(keys, _MODEL, "lora")
     if keys.take(f"{_ACTOR}freeze_vision_tower", "model.vision_tower"):
         model["vision_tower"] = "frozen"
     if critic := keys.take("critic.model.path", "model.critic_path"):

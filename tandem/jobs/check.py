@@ -22,6 +22,7 @@ from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.conversation import ConversationConfig
+from tandem.config.model import LoraConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import Step, learn_step
@@ -165,15 +166,18 @@ def in_one_showing_step(config: TrainConfig) -> TrainConfig:
     algorithm: Any = config.algorithm
     changes: dict[str, Any] = {"epochs": 1, "minibatches": 1}
     if isinstance(algorithm, CriticConfig):
-        changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _SHOWING_LR)
-    lr = _SHOWING_LR_OF_ADAPTERS if config.model.lora else _SHOWING_LR
-    optimizer = _showing_once(config.training.optimizer, lr)
+        changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _showing_lr(config.model.critic_lora))
+    optimizer = _showing_once(config.training.optimizer, _showing_lr(config.model.lora))
     training: Any = config.training.model_copy(update={"optimizer": optimizer, "skip_zero_advantage": False})
     generation: Any = config.generation
     if generation.type != "native":
         generation = generation.model_copy(update={"sync": generation.sync.model_copy(update={"checksum": True})})
     algorithm = algorithm.model_copy(update=changes)
     return config.model_copy(update={"training": training, "generation": generation, "algorithm": algorithm})
+
+
+def _showing_lr(lora: LoraConfig | None) -> float:
+    return _SHOWING_LR_OF_ADAPTERS if lora else _SHOWING_LR
 
 
 def _showing_once(optimizer: OptimizerConfig, lr: float) -> OptimizerConfig:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import pools_of
 from tandem.errors import UserError
+from tandem.jobs.preflight.models import adapter_keys
 from tandem.models.end_of_sequence import end_mismatch
 from tandem.models.families import sees_pictures
 from tandem.planning.command import verdict
@@ -40,8 +41,9 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
         )
     model = config.model
     asked_for = model.vision_tower == "train" and "vision_tower" in model.model_fields_set
-    if model.lora and asked_for and sees_pictures(model.path):
-        yield "model.vision_tower: train, but with model.lora adapters alone learn: the policy's tower stays as it is"
+    if asked_for and sees_pictures(model.path):
+        for key, whose in adapter_keys(config).items():
+            yield f"model.vision_tower: train, but with {key} adapters alone learn: the tower of {whose} stays as it is"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
         yield from memory_notes(config, device.total_memory, device.name)

@@ -128,7 +128,8 @@ class RewardModelJob(ComparingJob[Preference, Critic]):
 
     def make_model(self, spec: TrainSpec) -> Critic:
         """A model with a value head."""
-        return self.placement.group(Role.RewardModel, Critic, TrainWorker, replace(spec, value_head=True))
+        spec = replace(spec, value_head=True, scores_rows=True)
+        return self.placement.group(Role.RewardModel, Critic, TrainWorker, spec)
 
     def batch_of(self, rows: Sequence[Preference]) -> Batch:
         ends = [replace(p, chosen=scored_at_the_end(p.chosen), rejected=scored_at_the_end(p.rejected)) for p in rows]

@@ -12,7 +12,7 @@ from tandem import __version__
 from tandem.config import yaml12
 from tandem.errors import UserError
 from tandem.hub import repository_of, told
-from tandem.stored import DamagedFile, read_pointer, read_yaml
+from tandem.stored import DamagedFile, read_json, read_pointer, read_yaml
 from tandem.tracking.jsonl import read_metrics
 
 _POINTS = 12
@@ -111,8 +111,11 @@ def _card(config: dict[str, Any], records: Sequence[Mapping[str, Any]], checkpoi
 def _of_the_adapter(checkpoint: Path, repo: str) -> list[str]:
     if not (checkpoint / "adapter").is_dir():
         return []
+    settings = read_json(checkpoint / "adapter/adapter_config.json", dict[str, Any])
+    scores = settings.get("task_type") == "SEQ_CLS"
+    head = ", with its value head, where `base` is an `AutoModelForSequenceClassification` of `num_labels=1`"
     return [
-        "The weights have the LoRA adapter merged in; `adapter/` is the adapter alone, as "
+        f"The weights have the LoRA adapter merged in; `adapter/` is the adapter alone{head if scores else ''}, as "
         f'`PeftModel.from_pretrained(base, "{repo}", subfolder="adapter")` reads it.',
         "",
     ]

@@ -1,10 +1,11 @@
 """Which class of transformers a model is, and what computes its attention."""
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from torch import nn
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.modeling_layers import GenericForTokenClassification
 
@@ -17,6 +18,22 @@ def class_of(config: Any, value_head: bool) -> Any:
     if is_picture_model(config):
         return _critic_of(type(config)) if value_head else transformers.AutoModelForImageTextToText
     return transformers.AutoModelForTokenClassification if value_head else transformers.AutoModelForCausalLM
+
+
+class ValueLayer(NamedTuple):
+    """The layer of one number a token."""
+
+    name: str
+    """Its attribute of the model: `score` or `classifier`, by family."""
+    linear: nn.Linear
+
+
+def value_layer(model: PreTrainedModel) -> ValueLayer | None:
+    """That of a critic or a reward model; None for a policy."""
+    output: Any = model.get_output_embeddings()
+    if output is not None:
+        return None
+    return next(ValueLayer(name, child) for name, child in model.named_children() if isinstance(child, nn.Linear))
 
 
 class _ValueHead(GenericForTokenClassification):

@@ -1,6 +1,10 @@
 """LoRA through PEFT: the model stays as it is, small matrices beside its linear layers learn (Hu et al. 2021).
 
 W x + alpha / rank * B A x,  A [rank, in] random, B [out, rank] zero at first         arXiv:2106.09685, section 4.1
+
+A critic and a reward model are new above their body: their value head learns as a whole beside the adapters. PEFT reads
+a critic as a model of TOKEN_CLS, with a number a token, and a reward model as one of SEQ_CLS, with a number a row.
+Heads of the latter are called `score` in every family and have no bias, which no comparison of scores would notice.
 """
 
 import warnings
@@ -18,22 +22,31 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.config.model import LoraConfig
 from tandem.errors import UserError
+from tandem.models.classes import value_layer
 from tandem.pictures.model import in_tower
 from tandem.regions import Region, whole
 
+_OF_ROWS, _OF_TOKENS = "SEQ_CLS", "TOKEN_CLS"
+"""PEFT's names of tasks."""
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None:
-    """Freeze the model from `path` and put adapters into it, in place: until they learn, it computes what it did."""
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path, scores_rows: bool = False) -> None:
+    """Freeze the model from `path` and put adapters into it, in place: until they learn, it computes what it did.
+
+    A value head stays trainable. `scores_rows`: it is a reward model's, whose bias is set to 0 and frozen.
+    """
+    head = value_layer(model)
+    key = "model.lora" if head is None or scores_rows else "model.critic_lora"
     try:
         import peft
     except ImportError:
-        raise UserError("model.lora needs the package peft; pip install -e '.[lora]' in a clone of Tandem") from None
-    layers = adapted_layers(model, config.target_modules)
+        raise UserError(f"{key} needs the package peft; pip install -e '.[lora]' in a clone of Tandem") from None
+    layers = adapted_layers(model, config.target_modules, key)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=[f"model.{name}" for name in layers],
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if head is None else _OF_ROWS if scores_rows else _OF_TOKENS,
         base_model_name_or_path=str(path),
     )
     # Seen as a model of transformers PEFT would also wrap the parameters that hold the experts of a mixture.
@@ -43,19 +56,27 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, path: Path) -> None
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # PEFT sets it where it has to
         peft.inject_adapter_in_model(settings, holder)
     settings.target_modules = layers
+    if head is not None:
+        settings.modules_to_save = ["score" if scores_rows else head.name]
     setattr(model, "peft_config", {"default": settings})  # noqa: B010 - where PEFT has it
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
+    if head is not None:
+        for name, parameter in head.linear.named_parameters():
+            parameter.requires_grad_(name != "bias" or not scores_rows)
     reset_adapters(model)
 
 
-def adapted_layers(model: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"]) -> list[str]:
-    """The names of the linear layers that get an adapter. UserError for a target that none is named by.
+def adapted_layers(
+    model: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], key: str = "model.lora"
+) -> list[str]:
+    """The names of the linear layers that get an adapter. UserError for a target of `key` that none is named by.
 
-    The output layer gets none, nor do routers that are linear layers of a kind of their own, nor experts that are one
-    parameter together, nor the tower of a model that sees pictures.
+    The output layer gets none, nor does a value head, nor do routers that are linear layers of a kind of their own, nor
+    experts that are one parameter together, nor the tower of a model that sees pictures.
     """
-    output: Any = model.get_output_embeddings()
+    head = value_layer(model)
+    output: Any = model.get_output_embeddings() if head is None else head.linear
     kinds = (nn.Linear, Conv1D)
     linear = [
         name
@@ -66,7 +87,7 @@ def adapted_layers(model: PreTrainedModel, targets: Sequence[str] | Literal["all
         return linear
     named = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
     if lacking := [target for target, names in named.items() if not names]:
-        raise UserError(f"model.lora.target_modules: no linear layer of the model is named {', '.join(lacking)}")
+        raise UserError(f"{key}.target_modules: no linear layer of the model is named {', '.join(lacking)}")
     wanted = {name for names in named.values() for name in names}
     return [name for name in linear if name in wanted]
 
@@ -92,7 +113,8 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 
 @torch.no_grad()
 def reset_adapters(model: PreTrainedModel) -> None:
-    """A is uniform in +- 1 / sqrt(in), drawn by its name alone, so the same on any number of ranks; B is zero."""
+    """A is uniform in +- 1 / sqrt(in), drawn by its name alone, so the same on any number of ranks; B is zero, and so
+    is the bias of a value head whose weight alone learns."""
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
             bound = parameter.shape[1] ** -0.5
@@ -103,6 +125,11 @@ def reset_adapters(model: PreTrainedModel) -> None:
             parameter.copy_(drawn)
         elif ".lora_B." in name:
             parameter.zero_()
+    head = value_layer(model)
+    if head is not None and head.linear.weight.requires_grad:
+        for name, parameter in head.linear.named_parameters():
+            if name == "bias" and not parameter.requires_grad:
+                parameter.zero_()
 
 
 def merged_weights(
@@ -111,7 +138,7 @@ def merged_weights(
     """(Hugging Face name, weight with its adapter added), one at a time; `full` makes a parameter whole.
 
     `changed`: without those that stay as they were when the model was loaded, such as a frozen tower's. Where there are
-    adapters, of attentions and feed-forward layers that have some, each of which engines may fuse.
+    adapters, of attentions and feed-forward layers that have some, each of which engines may fuse, and of a value head.
     """
     for name, parameter in published(model, changed):
         weight, adapter = full(parameter), Adapter.of(model, name, full)
@@ -127,7 +154,7 @@ def published(model: PreTrainedModel, changed: bool) -> Iterator[tuple[str, Tens
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        stays = _block(name) not in adapted if adapted else learns and not parameter.requires_grad
+        stays = learns and not parameter.requires_grad and _block(name) not in adapted
         if not (changed and stays):
             yield name, parameter
 
@@ -167,10 +194,20 @@ def _block(name: str) -> str:
 
 
 def adapter_weights(model: PreTrainedModel, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(Name as PEFT writes it, whole weight), one at a time; none for a model without adapters."""
+    """(Name as PEFT writes it, whole weight), one at a time, those of a value head last; none for a model without
+    adapters."""
+    adapted = False
     for name, parameter in model.named_parameters():
         if is_adapter(name):
+            adapted = True
             yield f"base_model.model.{name.replace('.default.', '.')}", full(parameter)
+    head = value_layer(model)
+    if adapted and head is not None:
+        settings: Any = model.peft_config
+        (called,) = settings["default"].modules_to_save
+        for name, parameter in head.linear.named_parameters():
+            if parameter.requires_grad:
+                yield f"base_model.model.{called}.{name}", full(parameter)
 
 
 def write_adapter_settings(model: PreTrainedModel, directory: Path) -> None:

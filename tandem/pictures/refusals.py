@@ -35,8 +35,8 @@ def find_picture_mistakes(config: Any) -> Iterator[str]:
 
 def _find_picture_rank_mistakes(config: Any, not_yet: str) -> Iterator[str]:
     """Ranks that share a tower's weights encode together, and this one takes a picture a call. Adapters leave it be."""
-    learning = [role for role, learns in (("actor", not config.model.lora), ("critic", has_critic(config))) if learns]
-    for role in learning:
+    model, critic = config.model, has_critic(config) and not config.model.critic_lora
+    for role in (role for role, learns in (("actor", not model.lora), ("critic", critic)) if learns):
         if (ranks := sum(config.nodes_of(role))) > 1:
             yield (
                 f"model.vision_tower: train on {ranks} ranks ({role}): {not_yet}, for its tower takes one picture at a "

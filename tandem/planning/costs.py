@@ -30,7 +30,7 @@ class Model:
     learns: bool = False
     value_head: bool = False
     adapters: bool = False
-    """They alone learn."""
+    """They learn in the place of its weights."""
 
 
 MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]

@@ -80,7 +80,7 @@ class Engine:
     """With `checkpointing`: `activation_checkpointing: selective`."""
     context_parallel: int = 1
     lora_rank: int = 0
-    """Adapters beside all linear layers learn, alone."""
+    """Adapters beside all linear layers learn, alone, or with a value head."""
     tower_learns: bool = True
     """Of a model that sees pictures; with adapters its tower never does."""
     picture_tokens: int = 0
@@ -132,7 +132,7 @@ class Engine:
         if not self.learns:
             return 0
         if self.lora_rank:
-            return self.shape.layers * self.adapters
+            return self.shape.layers * self.adapters + (self.head if self.value_head else 0)
         return self.body + self.head - self.idle_tower
 
     @property
@@ -146,12 +146,12 @@ class Engine:
     def orthogonalized(self) -> int:
         """Parameters that Muon moves: neither embeddings, output layers nor experts; norms are too few to matter."""
         if self.lora_rank:
-            return self.learning
+            return self.shape.layers * self.adapters if self.learns else 0
         return max(0, self.learning - self.head - self.rest - self.shape.expert_parameters)
 
     @property
     def trains_tower(self) -> bool:
-        return self.shape.tower is not None and self.tower_learns and self.head_learns
+        return self.shape.tower is not None and self.tower_learns and self.all_learns
 
     @property
     def idle_tower(self) -> int:
@@ -166,8 +166,12 @@ class Engine:
         return TowerPass(self.shape.tower, self.picture_tokens, self.item_bytes, self.checkpointing)
 
     @property
-    def head_learns(self) -> bool:
+    def all_learns(self) -> bool:
         return self.learns and not self.lora_rank
+
+    @property
+    def head_learns(self) -> bool:
+        return self.all_learns or (self.learns and self.value_head)
 
 
 LEAN = ("llama", "qwen2", "qwen3")
@@ -241,7 +245,8 @@ def copied_for_checkpoint(engine: Engine) -> int:
         return 0
     head = [engine.head] if engine.value_head or not shape.tied else []
     parts = [shape.embedding, *(shape.layer(index) for index in range(shape.layers)), shape.hidden, *head]
-    weights = engine.item_bytes * (_largest_file(parts, engine.ranks) + shape.layers * engine.adapters)
+    adapters = engine.learning if engine.lora_rank else 0
+    weights = engine.item_bytes * (_largest_file(parts, engine.ranks) + adapters)
     return weights + (4 * engine.learning + engine.moments) // engine.shards
 
 
@@ -383,7 +388,7 @@ def _backward_moments(engine: Engine) -> Iterator[Memory]:
     yield Memory(gathered=head + rest, gradients=gradients, activations=kept + 2 * hidden, logits=_logits(engine))
     for layer in {layers[-1], layers[max(0, len(layers) - 2)]}:
         yield _in_layer(engine, layer, kept)
-    if engine.head_learns:
+    if engine.all_learns:
         for memory in _at_embedding(engine):
             yield memory + Memory(gathered=head, gradients=gradients, activations=hidden)
 
@@ -409,7 +414,7 @@ def _gradients(engine: Engine) -> int:
 
 def _travelling(engine: Engine) -> int:
     """A layer's gradients in float32, whole, on their way to the ranks that sum them."""
-    return 4 * engine.layer if engine.sharded and engine.head_learns and not engine.reduce_once else 0
+    return 4 * engine.layer if engine.sharded and engine.all_learns and not engine.reduce_once else 0
 
 
 def _in_layer(engine: Engine, layer: int, kept: int) -> Memory:
@@ -432,7 +437,7 @@ def _in_layer(engine: Engine, layer: int, kept: int) -> Memory:
         activations=recomputed + token * numbers,
         logits=_scored_hidden(engine),
     )
-    if not engine.sharded or not engine.head_learns:
+    if not engine.sharded or not engine.all_learns:
         return inside
     # Of the layer's own gradients: all there, in the dtype of the pass; then in float32, with none of its activations.
     own = engine.item_bytes * engine.layer
@@ -449,7 +454,7 @@ def _in_layer(engine: Engine, layer: int, kept: int) -> Memory:
 
 def _own_gradient(engine: Engine, layer: int) -> int:
     """Of the feed-forward layer's last matrix, before it is summed in float32."""
-    if not engine.head_learns or engine.shape.mixtures[layer]:
+    if not engine.all_learns or engine.shape.mixtures[layer]:
         return 0
     cast = 4 if not engine.sharded and engine.item_bytes != 4 else 0
     return (engine.item_bytes + cast) * engine.shape.hidden * engine.shape.width

@@ -116,7 +116,7 @@ class Passes:
     def _seeing_flops(self, tokens: float) -> float:
         """Of a micro-batch's pictures, once for siblings. A tower that does not learn keeps what it made of them."""
         work, tower = self.workload, self.shape.tower
-        if tower is None or not work.tower_learns:
+        if tower is None or self.adapters or not work.tower_learns:
             return 0.0
         return tower.flops(tokens / self._row_share() * work.picture_tokens / work.siblings)
 

@@ -24,7 +24,7 @@ from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
-from tandem.planning.planned import item_bytes, learning_roles, model_paths, needs_old_logprobs
+from tandem.planning.planned import adapters_of, item_bytes, learning_roles, model_paths, needs_old_logprobs
 from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
@@ -182,7 +182,7 @@ def models_of(config: TrainConfig) -> dict[str, Model]:
             read_shape(path),
             learns=role in learning_roles(config),
             value_head=role in ("critic", "reward_model"),
-            adapters=role == "actor" and config.model.lora is not None,
+            adapters=adapters_of(config, role) is not None,
         )
         for role, path in paths.items()
     }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tandem.config.algorithms import CriticConfig
 from tandem.config.cluster import RoleName
+from tandem.config.model import LoraConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 
 Planned = TrainConfig | SftConfig
@@ -44,6 +45,13 @@ def longest_row(config: Planned) -> int:
 
 def learning_roles(config: Planned) -> tuple[RoleName, ...]:
     return ("reward_model",) if isinstance(config, RewardModelConfig) else ("actor", "critic")
+
+
+def adapters_of(config: Planned, role: str) -> LoraConfig | None:
+    """Those that a role learns in the place of its weights."""
+    if role not in learning_roles(config):
+        return None
+    return config.model.critic_lora if role == "critic" else config.model.lora
 
 
 def item_bytes(config: Planned) -> int:

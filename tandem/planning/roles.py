@@ -38,7 +38,7 @@ from tandem.planning.memory import (
     pixels_on_host,
 )
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.planned import Planned, item_bytes, learning_roles, longest_row, model_paths
+from tandem.planning.planned import Planned, adapters_of, item_bytes, learning_roles, longest_row, model_paths
 from tandem.planning.serving import judge_memory, native_memory, replica_memory
 
 CONTEXT_BYTES = 2**30
@@ -278,7 +278,7 @@ def megatron_engine_of(
 def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
     """A role in the PyTorch engine, with the longest rows that there can be."""
     learns = role in learning_roles(config)
-    lora = config.model.lora if learns and role != "critic" else None
+    lora = adapters_of(config, role)
     tokens = max(training.tokens_per_micro_batch, longest_row(config))
     siblings = config.algorithm.group_size if isinstance(config, TrainConfig) else 1
     pairs = isinstance(config, (DpoConfig, RewardModelConfig))

@@ -96,7 +96,7 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     """Raises TypeError where a column holds something else than such files do."""
     table = pq.ParquetFile(path).read(columns=list(columns) if columns else None)
     for field in table.schema:
-        if field.type != _TYPES.get(field.name, field.type):
+        if _kind(field.type) != _kind(_TYPES.get(field.name, field.type)):
             raise TypeError(f"its column {field.name} is of {field.type}, not {_TYPES[field.name]}")
     return table
 
@@ -124,6 +124,13 @@ def staleness_of(path: Path) -> int:
         names = ("policy_versions", "loss_mask")
         versions, trained = (table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in names)
         return int((table["step"][0].as_py() - 1 - versions[trained]).max(initial=0))
+
+
+def _kind(of: pa.DataType) -> str:
+    """Whole numbers are of any size, and so are others."""
+    if pa.types.is_list(of):
+        return f"list of {_kind(of.value_type)}"
+    return "integer" if pa.types.is_integer(of) else "number" if pa.types.is_floating(of) else str(of)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedModel
@@ -20,7 +19,7 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.check import check_attention
 from tandem.models.attention.versions import choose_version
-from tandem.models.classes import is_picture_model
+from tandem.models.classes import is_picture_model, value_layer
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
@@ -236,6 +235,7 @@ def make_engine(
     total_steps: int = 1,
     temperature: float = 1.0,
     value_head: bool = False,
+    scores_rows: bool = False,
     pictures: Path | None = None,
     processor: Path | None = None,
     top: TopTokens | None = None,
@@ -243,7 +243,8 @@ def make_engine(
     """The model of the configuration in an engine, sharded over the ranks of torch.distributed if there are several.
 
     `pictures`: the directory where those of the rows are stored, for a model that sees them; `processor`: the model
-    directory whose image processor prepares them, default: that of this model. `top` as in FsdpEngine.
+    directory whose image processor prepares them, default: that of this model. `top` as in FsdpEngine. `scores_rows` as
+    in `add_adapters`, which a model that learns has where `model.lora` says so.
     """
     sharded, layout = dist.is_initialized() and dist.get_world_size() > 1, None
     loaded = load_empty(model, value_head) if sharded else load_model(model, value_head)
@@ -253,8 +254,8 @@ def make_engine(
         raise UserError(f"training.context_parallel: not for a model that sees pictures ({family}) yet; leave it out")
     if is_picture_model(loaded.config) and model.vision_tower == "frozen":
         tower_of(loaded).requires_grad_(False)
-    if model.lora and optimizer and not value_head:
-        add_adapters(loaded, model.lora, model.path)
+    if model.lora and optimizer:
+        add_adapters(loaded, model.lora, model.path, scores_rows)
     if sharded:
         _refuse_single_pictures(loaded)
         layout = Sharded(loaded, training)
@@ -295,9 +296,9 @@ def _compiled_layers(model: PreTrainedModel) -> Callable[[], AbstractContextMana
 
 
 def _head_of(model: PreTrainedModel, temperature: float, device: torch.device, top: TopTokens | None) -> Head:
+    if (values := value_layer(model)) is not None:
+        return ValueHead(values.linear)
     layer: Any = model.get_output_embeddings()
-    if layer is None:
-        return ValueHead(next(child for child in model.children() if isinstance(child, nn.Linear)))
     bend = Bend.of(model.config)
     if device.type != "cuda":
         return VocabularyHead(layer, temperature, bend=bend, top=top)

@@ -27,7 +27,8 @@ class TrainSpec:
     """What a model of the dataflow is made from: the actor, the critic, the reference policy, a reward model."""
 
     model: ModelConfig
-    """`model.path` is the directory that this model starts from, whichever role it has."""
+    """`model.path` is the directory that this model starts from, whichever role it has, and `model.lora` are its
+    adapters, if it learns."""
     training: TrainingConfig
     optimizer: OptimizerConfig | None = None
     """None: the model is frozen, it scores only."""
@@ -37,6 +38,8 @@ class TrainSpec:
     """The temperature that a policy's log-probs and entropy are of."""
     value_head: bool = False
     """One number a token, as a critic and a reward model answer, instead of log-probs."""
+    scores_rows: bool = False
+    """Of these one counts in each row, and only beside those of other rows, as of a reward model that learns."""
     pictures: Path | None = None
     """Where the pictures of rows are stored, for a model that sees them."""
     processor: Path | None = None
@@ -223,6 +226,7 @@ def make_engine(spec: TrainSpec) -> TrainEngine:
         total_steps=spec.total_steps,
         temperature=spec.temperature,
         value_head=spec.value_head,
+        scores_rows=spec.scores_rows,
         pictures=spec.pictures,
         processor=spec.processor,
         top=spec.top,

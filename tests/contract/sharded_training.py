@@ -71,11 +71,14 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu offload": {"cpu_offload": True},
     "optimizer offload": {"optimizer_offload": True},
     "lora": {},
+    "lora critic": {},
+    "lora reward model": {},
     "buffers": {},
 }
-"""By model; `cpu offload`, `optimizer offload`, `lora` and those of HYBRID train the tied one."""
+"""By model; `cpu offload`, `optimizer offload`, `lora` and those of HYBRID train the tied one, the other two with
+adapters the critic."""
 HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
-SAVED = ("tied", "critic", "lora", "buffers")
+SAVED = ("tied", "critic", "lora", "lora reward model", "buffers")
 STOPS = [1, 5]
 """The tokens that end an answer of the tied model, says its generation config."""
 CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
@@ -160,15 +163,18 @@ def write_models(directory: Path) -> None:
     torch.manual_seed(1)
     critic = AutoModelForTokenClassification.from_config(Qwen2Config(**COMMON, num_labels=1))
     torch.nn.init.normal_(critic.score.weight, std=0.1)
+    torch.nn.init.constant_(critic.score.bias, 0.3)
     critic.save_pretrained(directory / "critic")
 
 
 def engine(directory: Path, case: str, dtype: Any = "float32", **training: Any) -> TrainEngine:
-    model = case if case in MODELS or case == "critic" else "tied"
+    valued = case in ("critic", "lora critic", "lora reward model")
+    model = case if case in MODELS else "critic" if valued else "tied"
     lora = LoraConfig(rank=3, alpha=12) if case.startswith("lora") else None
     config = ModelConfig(path=directory / model, dtype=dtype, lora=lora)
     how = FsdpTrainingConfig(**{**CASES.get(case, {}), **HYBRID.get(case, {}), **training})
-    return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, value_head=case == "critic")
+    head = {"value_head": valued, "scores_rows": case == "lora reward model"}
+    return make_engine(config, how, OPTIMIZER, total_steps=6, temperature=0.8, **head)
 
 
 def train(model: TrainEngine, steps: range, rank: int, ranks: int) -> list[dict[str, float]]:

@@ -27,7 +27,7 @@ sharded = load_file(SCRIPT)
 TRAINED = [(2, case) for case in sharded.CASES] + [(3, "untied")]
 TRAINED += [(4, case) for case in ("tied", "critic", *sharded.HYBRID)]
 
-ONE_RANK = ("tied", "untied", "gpt2", "critic", "lora", "buffers")
+ONE_RANK = ("tied", "untied", "gpt2", "critic", "lora", "lora critic", "lora reward model", "buffers")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def assert_weights(found: Findings, wanted: Findings, atol: float = 1e-5) -> Non
 def test_shards_make_up_the_weights(ranks: int, case: str, worlds: dict[int, Findings]) -> None:
     """Bit by bit; with adapters, products of rows may round otherwise than those of the whole."""
     found = worlds[ranks]["trained"][case]
-    assert_weights(found["from shards"], found["weights"], atol=1e-7 if case == "lora" else 0)
+    assert_weights(found["from shards"], found["weights"], atol=1e-7 if "lora" in case else 0)
 
 
 @pytest.mark.parametrize(("ranks", "case"), TRAINED)
@@ -110,7 +110,8 @@ def test_a_checkpoint_loads_at_any_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), [(1, "tied"), (2, "tied"), (4, "tied"), (1, "critic"), (2, "critic"), (1, "lora")]
+    ("ranks", "case"),
+    [(1, "tied"), (2, "tied"), (4, "tied"), (1, "critic"), (2, "critic"), (1, "lora"), (1, "lora reward model")],
 )
 def test_what_a_checkpoint_copies_is_what_planning_counts(
     ranks: int, case: str, directory: Path, worlds: dict[int, Findings]
@@ -120,15 +121,31 @@ def test_what_a_checkpoint_copies_is_what_planning_counts(
     for part in ("model", "state", "adapter"):
         for rank, path in enumerate(sorted((checkpoint / part).glob("*.safetensors"))):
             held[rank] += sum(tensor.nbytes for tensor in load_file_of(path).values())
-    engine = Engine(
-        read_shape(checkpoint / "model"), ranks, 4, value_head=case == "critic", lora_rank=3 if case == "lora" else 0
-    )
+    how: dict[str, Any] = {
+        "value_head": case in ("critic", "lora reward model"),
+        "lora_rank": 3 if case.startswith("lora") else 0,
+    }
+    engine = Engine(read_shape(checkpoint / "model"), ranks, 4, **how)
     assert copied_for_checkpoint(engine) == pytest.approx(max(held), rel=0.03)
     if ranks == 1:
         model: Any = sharded.engine(directory, case)
         (copied := directory / f"copies of {case}").mkdir()
         model.save(copied)
         assert sum(tensor.nbytes for tensor in model._copies._kept.values()) == held[0]
+
+
+@pytest.mark.parametrize("case", [case for case in sharded.SAVED if "lora" in case])
+def test_the_adapters_of_several_ranks_are_those_of_one(
+    case: str, directory: Path, worlds: dict[int, Findings]
+) -> None:
+    """In PEFT's names, with the head of a reward model."""
+    one, *others = (directory / f"saved at {ranks}" / case / "adapter" for ranks in (1, 2, 4))
+    wanted = load_file_of(one / "adapter_model.safetensors")
+    assert len(wanted) == 2 * 2 * 7 + ("reward" in case)
+    assert ("base_model.model.score.weight" in wanted) == ("reward" in case)
+    for other in others:
+        assert_weights(load_file_of(other / "adapter_model.safetensors"), wanted)
+        assert (other / "adapter_config.json").read_text() == (one / "adapter_config.json").read_text()
 
 
 @pytest.mark.parametrize("kind", sharded.MOVED)

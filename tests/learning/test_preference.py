@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from tandem.algorithms.preference import LinearScoreLoss, PairBatch, preference_loss
 from tandem.batching.packing import micro_batches, pairs_to_batch, rated_to_batch
@@ -21,6 +27,7 @@ from tandem.config.data import SftDataConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.data.preference import PreferenceDataset, RatedDataset
+from tandem.jobs.push import files_of, model_card
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
 from tandem.types import Batch
@@ -109,6 +116,41 @@ def test_a_reward_model_learns_and_resumes(pairs: Path, tmp_path: Path) -> None:
     assert main(["reward-model", str(config(pairs, tmp_path / "halves")), "trainer.steps=40"]) == 0
     assert main(["reward-model", "--resume", str(tmp_path / "halves"), *steps]) == 0
     assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
+
+
+def test_a_reward_model_of_adapters_learns_resumes_and_rewards(pairs: Path, tmp_path: Path) -> None:
+    """Its model directory is a reward model's like any other, with the scores of `adapter/` on the first weights."""
+    model = {"path": str(pairs / "model"), "lora": {"rank": 8, "alpha": 16}}
+    settings = ["trainer.steps=16", "trainer.eval_every=16", "training.optimizer.lr=0.01"]
+    assert main(["reward-model", str(config(pairs, tmp_path / "once", model=model)), *settings]) == 0
+    before, *_, after = records(tmp_path / "once")
+    assert after["val/loss"] < before["val/loss"] - 0.05
+    assert (
+        main(["reward-model", str(config(pairs, tmp_path / "halves", model=model)), *settings, "trainer.steps=8"]) == 0
+    )
+    assert main(["reward-model", "--resume", str(tmp_path / "halves"), *settings]) == 0
+    once, halves = (tmp_path / run / "checkpoints/step_000016" for run in ("once", "halves"))
+    assert records(tmp_path / "halves")[-1]["val/loss"] == after["val/loss"]
+    for file in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (once / file).read_bytes() == (halves / file).read_bytes()
+    merged: Any = AutoModelForTokenClassification.from_pretrained(once / "model")
+    base = AutoModelForSequenceClassification.from_pretrained(pairs / "model", num_labels=1)
+    adapted: Any = PeftModel.from_pretrained(base, once / "adapter")
+    row = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        score = merged(row).logits[0, -1]
+        torch.testing.assert_close(adapted(row).logits[0], score, rtol=1e-4, atol=1e-5)
+    assert "adapter/adapter_model.safetensors" in dict(files_of(once))
+    card = model_card(tmp_path / "once", once, "ada/judge")
+    assert "`AutoModelForSequenceClassification` of `num_labels=1`, as `PeftModel" in card
+    recipe = yaml.safe_load((ROOT / "recipes/sort4_ppo.yaml").read_text())
+    del recipe["reward"]
+    recipe["model"] = {"path": str(pairs / "model"), "reward_model_path": str(tmp_path / "once")}
+    recipe["data"] |= {"train_files": [str(pairs / "train.jsonl")], "val_files": [], "prompts_per_step": 8}
+    recipe["trainer"] = {"run_dir": str(tmp_path / "run"), "steps": 1, "eval_every": 0}
+    (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["train", str(tmp_path / "ppo.yaml")]) == 0
+    assert records(tmp_path / "run")[-1]["reward/mean"] != 0
 
 
 @pytest.mark.nightly

@@ -194,6 +194,7 @@ def test_a_sound_setup_passes(grpo_config: Path, capsys: pytest.CaptureFixture[s
         (LORA, *KL),
         (LORA, "model.dtype=bfloat16"),
         ("algorithm.type=ppo", "algorithm.minibatches=2"),
+        ("algorithm.type=ppo", "model.critic_lora={rank: 4, alpha: 8}"),
         ("algorithm.loss={type: kl_cov}", "algorithm.minibatches=2"),
         ("algorithm.type=remax", "algorithm.normalize_rewards=true"),
         ("algorithm={type: gdpo, rewards: {right: 1, short: 0.5}}",),

@@ -136,6 +136,7 @@ def test_what_is_seldom_meant_is_said(
         ("qwen2_vl", ["model.lora.rank=8"], False),
         ("qwen2_vl", ["model.vision_tower=train"], False),
         ("qwen2", ["model.vision_tower=train", "model.lora.rank=8"], False),
+        ("qwen2_vl", ["model.vision_tower=train", "algorithm.type=ppo", "model.critic_lora.rank=8"], True),
     ],
 )
 def test_a_tower_that_adapters_leave_as_it_is_is_said(
@@ -143,7 +144,7 @@ def test_a_tower_that_adapters_leave_as_it_is_is_said(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [f"model.path={tmp_path}", *overrides])
-    said = [note for note in notes(config, 9999) if note.startswith("model.vision_tower: train, but with model.lora")]
+    said = [note for note in notes(config, 9999) if note.startswith("model.vision_tower: train, but with model.")]
     assert len(said) == told
 
 

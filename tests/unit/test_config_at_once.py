@@ -86,6 +86,8 @@ MISTAKES = (
     # contradictions between sections
     Mistake({"algorithm.minibatches": 9}, "algorithm: minibatches: 9 cannot share data.prompts_per_step: 8"),
     Mistake({"model.critic_path": "{0}/model"}, "algorithm: grpo has no critic"),
+    Mistake({"model.critic_lora": {"rank": 4}},
+            "algorithm: grpo has no critic; remove model.critic_lora or use algorithm.type: ppo"),
     Mistake({"model.teacher_path": "{0}/model"}, "algorithm: grpo has no teacher"),
     Mistake({"data.val_sets": {"a": {"files": ["{0}/rows.jsonl"], "max_response_tokens": 99}}},
             "generation: max_response_tokens: 8, for which engines have room, is less than data.val_sets.a."),

@@ -102,6 +102,28 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
     assert "{token}" not in yaml12.write(older.tree) and older.unsupported == []
 
 
+RM = """
+deepspeed --module openrlhf.cli.train_rm --pretrain Qwen/Qwen3-4B --dataset org/pairs --lora_rank 32 --lora_alpha 64 \\
+   --target_modules q_proj v_proj
+"""
+
+
+def test_reward_models_and_critics_have_the_adapters_of_their_script(tmp_path: Path) -> None:
+    (tmp_path / "rm.sh").write_text(RM)
+    made = convert(read(tmp_path / "rm.sh"))
+    lora = {"rank": 32, "alpha": 64, "target_modules": ["q_proj", "v_proj"]}
+    assert made.tree["model"]["lora"] == lora and made.unsupported == []
+    (tmp_path / "rm.yaml").write_text(written(made, "openrlhf", "rm.sh"))
+    settings = ["model.path=.", "data.train_files=[]"]
+    assert read_config(RewardModelConfig, tmp_path / "rm.yaml", settings).problems == []
+    values = {"ds.lora.rank": 32, "ds.lora.alpha": 64, "ds.lora.target_modules": ["q_proj", "v_proj"]}
+    made = convert(Source("ppo_ray", {**values, "algo.advantage.estimator": "gae"}))
+    assert made.tree["model"]["critic_lora"] == made.tree["model"]["lora"] == lora
+    assert "ds.lora.rank=32: model.lora.rank and model.critic_lora.rank" in made.mapped
+    made = convert(Source("ppo_ray", {**values, "algo.advantage.estimator": "rloo"}))
+    assert "critic_lora" not in made.tree["model"] and "ds.lora.rank=32: model.lora.rank" in made.mapped
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "quoted.sh").write_text(QUOTED)
     (tmp_path / "other.sh").write_text("python -m openrlhf.cli.train_kd --x 1\n")

@@ -247,6 +247,22 @@ def _of(method: str, **values: Any) -> Imported:
     return convert(Source(method, values))
 
 
+def test_a_reward_model_s_head_learns_beside_its_adapters(tmp_path: Path) -> None:
+    script = tmp_path / "reward.py"
+    script.write_text(
+        "from peft import LoraConfig\nfrom trl import RewardTrainer\n"
+        'peft_config = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, modules_to_save=["score"])\n'
+        "RewardTrainer(model='Qwen/Qwen3-0.6B', train_dataset=rows, peft_config=peft_config).train()\n"
+    )
+    made = convert(read(script))
+    assert made.tree["model"]["lora"] == {"rank": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    assert not [line for line in made.unsupported if "lora" in line]
+    assert "lora_modules_to_save=['score']: a value head always learns beside model.lora" in made.mapped
+    for method, layers in (("reward", ["score", "embed_tokens"]), ("sft", ["score"])):
+        made = _of(method, use_peft=True, lora_modules_to_save=layers)
+        assert [line for line in made.unsupported if line.startswith("lora_modules_to_save")], method
+
+
 def test_what_cannot_be_taken_over_is_told() -> None:
     made = _of("dpo", loss_type=["sigmoid", "sft"], load_in_4bit=True, ld_alpha=0.5, optim="adamw_torch", max_length=64)
     assert made.tree["preference"] == {"loss": "dpo"} and made.tree["data"]["max_tokens"] == 64

@@ -124,6 +124,21 @@ def test_values_are_what_they_were() -> None:
     assert tree["placement"] == {"pools": {"main": [8] * 16}} and made.unsupported == []
 
 
+@pytest.mark.parametrize("critic", ["lora_", "lora."])
+def test_a_critic_has_adapters_of_its_own(critic: str) -> None:
+    """Whether or not the policy has any; without ppo there is no critic to have them."""
+    given = {"rank": 8, "alpha": 32}
+    keys = {f"critic.model.{critic}{name}": value for name, value in given.items()}
+    keys["critic.model.target_modules"] = ["q_proj"]
+    made = of({"algorithm.adv_estimator": "gae", **keys})
+    assert made.tree["model"]["critic_lora"] == {**given, "target_modules": ["q_proj"]}
+    assert "lora" not in made.tree["model"] and len([line for line in made.mapped if "model.critic_lora." in line]) == 3
+    for other in ({"algorithm.adv_estimator": "grpo", **keys}, {**keys, f"critic.model.{critic}rank": 0}):
+        made = of(other)
+        assert "critic_lora" not in made.tree["model"] and made.unsupported == []
+        assert any(line.startswith("critic.model.target_modules=") for line in made.without_effect)
+
+
 @pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (20, 19)])
 def test_the_critic_is_warmed_as_many_steps(theirs: int, ours: int) -> None:
     """There the policy learns from the step of that number on, the first of which is 1."""

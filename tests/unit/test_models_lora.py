@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, PhimoeConfig, Qwen2Config, Qwen3MoeConfig
+from peft import (
+    AutoPeftModelForCausalLM,
+    AutoPeftModelForSequenceClassification,
+    AutoPeftModelForTokenClassification,
+    PeftModel,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DeepseekV3Config,
+    GPT2Config,
+    PhimoeConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import LoraConfig, ModelConfig
@@ -67,6 +82,38 @@ def engine_of(path: Path, **lora: Any) -> FsdpEngine:
     engine = make_engine(model, FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=5)
     assert isinstance(engine, FsdpEngine)
     return engine
+
+
+class Targets:
+    """The squared distance of values from numbers that are of no model, `[S]` or `[]`."""
+
+    token_local = True
+
+    def __call__(
+        self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert outputs.values_S is not None
+        return (outputs.values_S - torch.linspace(-1, 2, len(outputs.values_S))).square().sum(), {}
+
+
+def valued(path: Path, scores_rows: bool) -> FsdpEngine:
+    """A reward model or a critic with adapters, beside layers of every kind."""
+    model = ModelConfig(path=path, lora=LoraConfig(rank=3, alpha=6))
+    how: dict[str, Any] = {"total_steps": 5, "value_head": True, "scores_rows": scores_rows}
+    engine = make_engine(model, FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), **how)
+    assert isinstance(engine, FsdpEngine)
+    return engine
+
+
+def taught(engine: FsdpEngine) -> FsdpEngine:
+    for _ in range(3):
+        engine.forward_backward([micro_batch()], Targets())
+        engine.optimizer_step()
+    return engine
+
+
+def values(engine: Any) -> torch.Tensor:
+    return engine.forward([micro_batch()])[0].values_S
 
 
 def micro_batch() -> MicroBatch:
@@ -183,13 +230,84 @@ def test_only_the_named_layers_get_adapters_and_a_wrong_name_is_refused(tmp_path
         engine_of(path, target_modules=["query"])
 
 
-def test_critics_and_references_have_none(tmp_path: Path) -> None:
+def test_what_does_not_learn_has_none(tmp_path: Path) -> None:
     model = ModelConfig(path=directory_of("qwen2", tmp_path), lora=LoraConfig())
-    for engine in (
-        make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), value_head=True),
-        make_engine(model, FsdpTrainingConfig(), None),
-    ):
-        assert not [name for name, _ in engine.named_weights() if "lora" in name or "base_layer" in name]
+    for value_head in (False, True):
+        engine: Any = make_engine(model, FsdpTrainingConfig(), None, value_head=value_head)
+        assert not [name for name, _ in engine.model.named_parameters() if "lora" in name]
+
+
+@pytest.mark.parametrize("scores_rows", [True, False], ids=["reward model", "critic"])
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_value_head_learns_beside_adapters_and_all_else_stays(family: str, scores_rows: bool, tmp_path: Path) -> None:
+    """The optimizer has nothing of the rest; the bias of a reward model, which no comparison sees, stays 0."""
+    engine = valued(directory_of(family, tmp_path), scores_rows)
+    assert torch.equal(values(engine), torch.zeros(11)), "a new head says 0"
+    before = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    taught(engine)
+    changed = {name for name, p in engine.model.named_parameters() if not torch.equal(p, before[name])}
+    head = {name for name in before if name.startswith(("score.", "classifier."))}
+    adapters = {name for name in before if ".lora_" in name}
+    assert len(head) == 2 and len(adapters) == 2 * {"qwen2": 14, "gpt2": 8}[family]
+    learning = adapters | {name for name in head if not (scores_rows and name.endswith(".bias"))}
+    assert changed == learning == engine._trained.masters.keys()
+    assert len({name for name, _ in engine.named_weights()} & head) == len(learning & head)
+
+
+@pytest.mark.parametrize("started", ["policy", "reward model"])
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_reward_model_s_adapters_and_head_are_peft_s(family: str, started: str, tmp_path: Path) -> None:
+    """As a model of one score a row, which has no bias: also where the run starts from one that has."""
+    path = directory_of(family, tmp_path)
+    if started == "reward model":
+        first: Any = AutoModelForTokenClassification.from_pretrained(path, num_labels=1)
+        for parameter in (first.score if family == "qwen2" else first.classifier).parameters():
+            torch.nn.init.constant_(parameter, 0.5)
+        path = tmp_path / "first"
+        first.save_pretrained(path)
+    engine = taught(valued(path, scores_rows=True))
+    save(engine, tmp_path)
+    found, ids = values(engine), torch.from_numpy(micro_batch().token_ids).long()
+    made: Any = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=1)
+    base = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
+    added: Any = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (settings["task_type"], settings["modules_to_save"]) == ("SEQ_CLS", ["score"])
+    merged: Any = AutoModelForTokenClassification.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        for last in (1, 5, 11):
+            row = ids[None, :last]
+            for model in (made, added):
+                torch.testing.assert_close(model(row).logits.squeeze(), found[last - 1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(merged(ids[None]).logits[0, :-1, 0], found, rtol=0, atol=1e-5)
+    assert (found - found.mean()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_critic_s_adapters_and_head_are_peft_s(family: str, tmp_path: Path) -> None:
+    """As a model of one number a token, bias and all."""
+    engine = taught(valued(directory_of(family, tmp_path), scores_rows=False))
+    save(engine, tmp_path)
+    loaded: Any = AutoPeftModelForTokenClassification.from_pretrained(tmp_path / "adapter", num_labels=1)
+    with torch.no_grad():
+        wanted = loaded(torch.from_numpy(micro_batch().token_ids).long()[None]).logits[0, :-1, 0]
+    torch.testing.assert_close(values(engine), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scores_rows", [True, False], ids=["reward model", "critic"])
+def test_what_has_a_value_head_resumes_bit_for_bit(scores_rows: bool, tmp_path: Path) -> None:
+    path = directory_of("qwen2", tmp_path)
+    engine, resumed = taught(valued(path, scores_rows)), valued(path, scores_rows)
+    save(engine, tmp_path)
+    resumed.load(tmp_path)
+    assert torch.equal(values(engine), values(resumed))
+    assert torch.equal(values(taught(engine)), values(taught(resumed)))
+
+
+def test_a_target_that_the_critic_lacks_is_refused_under_its_own_key(tmp_path: Path) -> None:
+    model = ModelConfig(path=directory_of("qwen2", tmp_path), lora=LoraConfig(target_modules=["score"]))
+    with pytest.raises(UserError, match=r"model\.critic_lora\.target_modules: no linear layer .* is named score"):
+        make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), value_head=True)
 
 
 def test_a_policy_without_its_adapters_is_the_model_that_it_was(tmp_path: Path) -> None:

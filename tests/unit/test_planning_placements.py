@@ -494,6 +494,9 @@ def test_adapters_learn_in_less_time(settings: dict[str, Any]) -> None:
     lora = {"lora": {"rank": 8}}
     assert updated(True, **lora) / updated(True) == pytest.approx(3 / 4, rel=1e-3)
     assert updated(False, **lora) / updated(False) == pytest.approx(2 / 3, rel=1e-3)
+    settings["algorithm"] = {"type": "ppo"}
+    critic = {"critic_lora": {"rank": 8}}
+    assert updated(True) - updated(True, **critic) == pytest.approx(updated(True) - updated(True, **lora), rel=1e-3)
 
 
 def way(*roles: str, gpus: int, **degrees: int) -> Way:

@@ -112,6 +112,25 @@ def test_what_learns_from_rows_is_planned_too(model: Any) -> None:
     assert long["actor", "backward"].activations > 3 * sft["actor", "backward"].activations
 
 
+def test_adapters_of_reward_models_and_critics_are_all_that_is_optimized_but_their_heads(model: Any) -> None:
+    """A number has eight bytes of moments, and four of a master, which is a copy."""
+    path = model("0.6b")
+    shape = read_shape(Path(path.partition("=")[2]))
+    learning = Engine(shape, lora_rank=8).learning + shape.hidden + 1
+    reward = supervised(RewardModelConfig, "hh_reward_model.yaml", path, "model.lora.rank=8")
+    assert reward["reward_model", "step"].optimizer == 12 * learning
+    assert reward["reward_model", "step"].gradients == 4 * learning
+    ppo = (path, "cluster.ranks=1", "algorithm.type=ppo", "generation.sleep=never")
+    whole, adapted = held(*ppo), held(*ppo, "model.critic_lora.rank=8")
+    both = Engine(shape, value_head=True)
+    assert (
+        whole["critic", "step"].gradients == 4 * both.learning and adapted["critic", "step"].gradients == 4 * learning
+    )
+    saved = whole["actor", "step"].optimizer - adapted["actor", "step"].optimizer
+    assert saved == 12 * (both.learning - learning)
+    assert whole["actor", "step"].gradients == adapted["actor", "step"].gradients
+
+
 @pytest.mark.parametrize("job", ["sft", "dpo", "reward-model"])
 def test_the_command_plans_each_job(job: str, model: Any) -> None:
     recipe = str(ROOT / f"recipes/hh_{job.replace('-', '_')}.yaml")

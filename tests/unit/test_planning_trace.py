@@ -63,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "short rows": (DENSE, 2, {"answer_tokens": SHORT}),
     "lora": (DENSE, 2, {"lora": {"rank": 16}}),
     "critic": (DENSE, 2, {"value_head": True}),
+    "critic, lora": (DENSE, 2, {"value_head": True, "lora": {"rank": 16}}),
     "tied, short rows": (TIED, 2, {"answer_tokens": SHORT}),
     "one rank": (TIED, 2, {"ranks": 1, "training": {}}),
     "muon": (DENSE, 2, {"optimizer": "muon"}),

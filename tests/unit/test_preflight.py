@@ -17,6 +17,7 @@ import yaml
 from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.errors import UserError
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.data import read_first_rows
 from tandem.tracking.names import EVERY_NAME
@@ -216,6 +217,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "training={{type: megatron}}|model.lora={{}}", ["model.lora: adapters are of training.type: fsdp"]),
     (
         "train",
+        "training={{type: megatron}}|algorithm.type=ppo|model.critic_lora={{}}",
+        ["model.critic_lora: adapters are of training.type: fsdp"],
+    ),
+    (
+        "train",
         "training={{type: megatron, optimizer: {{type: muon}}}}",
         ["training.optimizer.type: muon is of training.type: fsdp; Megatron-Core's optimizer is adamw"],
     ),
@@ -238,6 +244,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         ["generation.type: sglang, but SGLang is not installed here"],
     ),
     ("train", "model.lora={{}}", ["model.lora: needs the package peft", "pip install -e '.[lora]'"]),
+    ("train", "algorithm.type=ppo|model.critic_lora={{}}", ["model.critic_lora: needs the package peft"]),
     ("train", "cluster.type=ray", ["cluster.type: ray: needs the package ray", "pip install -e '.[ray]'"]),
     ("train", "tracking.tensorboard=true", ["tracking.tensorboard: needs", "pip install -e '.[tensorboard]'"]),
     ("train", "tracking.wandb=true", ["tracking.wandb: needs the package wandb", "pip install -e '.[wandb]'"]),
@@ -517,9 +524,23 @@ def test_a_tower_s_layers_take_no_adapters(place: Path, tmp_path: Path) -> None:
     assert offered == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj", message
 
 
-def test_a_reward_model_takes_no_adapters(place: Path) -> None:
-    config = load_config(RewardModelConfig, place / "dpo.yaml", ["model.lora={}"])
-    assert find_mistakes(config) == ["model.lora: a reward model trains all of its weights; leave it out"]
+@pytest.mark.parametrize("target", ["score", "classifier"])
+def test_adapters_of_reward_models_and_critics_are_looked_at_as_a_policy_s(target: str, place: Path) -> None:
+    """Critics in the directory that they start from; what learns no critic takes no section for one."""
+    assert find_mistakes(load_config(RewardModelConfig, place / "dpo.yaml", ["model.lora={}"])) == []
+    wrong = load_config(RewardModelConfig, place / "dpo.yaml", [f"model.lora.target_modules=[{target}]"])
+    (told,) = find_mistakes(wrong)
+    assert told == f"model.lora.target_modules: '{target}': a value head takes no adapter, for it learns as a whole; " \
+        "leave it out"  # fmt: skip
+    critic = ["algorithm.type=ppo", f"model.critic_path={place}/other", f"model.critic_lora.target_modules=[{target}]"]
+    shutil.copytree(place / "whole", place / "other", dirs_exist_ok=True)
+    (told,) = find_mistakes(load_config(TrainConfig, place / "train.yaml", critic))
+    assert told.startswith(f"model.critic_lora.target_modules: '{target}': a value head takes no adapter")
+    critic[-1] = "model.critic_lora.target_modules=[q_prj]"
+    (told,) = find_mistakes(load_config(TrainConfig, place / "train.yaml", critic))
+    assert told.startswith(f"model.critic_lora.target_modules: no layer of {place}/other is named 'q_prj'; did you")
+    with pytest.raises(UserError, match="critic_lora: this command trains no critic; leave it out"):
+        load_config(RewardModelConfig, place / "dpo.yaml", ["model.critic_lora={}"])
 
 
 def test_bad_rows_may_be_skipped(place: Path) -> None:

@@ -1,6 +1,6 @@
 """Model directories: is every file there and whole, and is it a model that the run can use?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from tandem.config.judging import JudgeConfig
-from tandem.config.model import ModelConfig
+from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig, has_critic
 from tandem.hub import fetch_weights
 from tandem.model_files import DESCRIPTIONS, MEND, indexed_files, read_model_config
@@ -20,7 +20,7 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 """A directory with a tokenizer has one of these files."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
-_SCORES = ("score.weight", "classifier.weight")
+_VALUE_HEADS = ("score", "classifier")
 """What a head that scores is called, by family."""
 _PICTURE_CUT = (
     "model_type", "image_token_id", "image_token_index", "patch_size", "spatial_merge_size", "image_size",
@@ -116,29 +116,42 @@ def find_length_mistakes(config: Any) -> Iterator[str]:
 
 
 def find_lora_mistakes(config: Any) -> Iterator[str]:
-    """Each target must be the end of some layer's name, and a policy must be there to adapt."""
+    """Each target must be the end of some layer's name."""
+    for key, path in adapter_keys(config).items():
+        lora: LoraConfig = getattr(config.model, key.partition(".")[2])
+        if lora.target_modules != "all-linear":
+            yield from _find_target_mistakes(f"{key}.target_modules", lora.target_modules, path)
+
+
+def adapter_keys(config: Any) -> dict[str, Path]:
+    """The sections that ask for adapters, each with the directory of the model that gets them."""
     model: ModelConfig = config.model
-    if model.lora is not None and isinstance(config, RewardModelConfig):
-        yield "model.lora: a reward model trains all of its weights; leave it out"
-        return
-    if model.lora is None or model.lora.target_modules == "all-linear":
-        return
+    keys = {} if model.lora is None else {"model.lora": model.path}
+    if isinstance(config, TrainConfig) and model.critic_lora is not None:
+        keys["model.critic_lora"] = model.critic_path or model.path
+    return keys
+
+
+def _find_target_mistakes(key: str, targets: Sequence[str], path: Path) -> Iterator[str]:
     try:
-        shapes = _read_shapes(model.path)
+        shapes = _read_shapes(path)
     except ValueError:  # find_directory_mistakes reports it
         return
     matrices = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
     layers = {layer for layer in matrices if not in_tower(layer)}
-    ends = sorted({layer.rpartition(".")[2] for layer in layers} - {*_OUTPUT_LAYERS, *_EMBEDDINGS})
-    for target in model.lora.target_modules:
+    without = {*_OUTPUT_LAYERS, *_VALUE_HEADS, *_EMBEDDINGS}
+    ends = sorted({layer.rpartition(".")[2] for layer in layers} - without)
+    for target in targets:
         if target in _OUTPUT_LAYERS:
-            yield f"model.lora.target_modules: {target!r}: the output layer takes no adapter; leave it out"
+            yield f"{key}: {target!r}: the output layer takes no adapter; leave it out"
+        elif target in _VALUE_HEADS:
+            yield f"{key}: {target!r}: a value head takes no adapter, for it learns as a whole; leave it out"
         elif target.rpartition(".")[2] in _EMBEDDINGS:
-            yield f"model.lora.target_modules: {target!r}: embeddings take no adapter; leave it out"
+            yield f"{key}: {target!r}: embeddings take no adapter; leave it out"
         elif not any(f".{layer}".endswith(f".{target}") for layer in layers):
             close = get_close_matches(target, ends, 1)
             mend = f"did you mean {close[0]!r}?" if close else f"give some of {', '.join(ends)}, or all-linear"
-            yield f"model.lora.target_modules: no layer of {model.path} is named {target!r}; {mend}"
+            yield f"{key}: no layer of {path} is named {target!r}; {mend}"
 
 
 def find_reward_model_mistakes(config: Any) -> Iterator[str]:
@@ -150,7 +163,7 @@ def find_reward_model_mistakes(config: Any) -> Iterator[str]:
         shapes = _read_shapes(path)
     except ValueError:  # find_directory_mistakes reports it
         return
-    heads = [shapes[name] for name in _SCORES if name in shapes]
+    heads = [shapes[f"{name}.weight"] for name in _VALUE_HEADS if f"{name}.weight" in shapes]
     if not heads:
         yield (
             f"model.reward_model_path: {path} is a language model, without a head that scores; give the model "

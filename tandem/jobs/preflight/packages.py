@@ -8,6 +8,7 @@ from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.jobs.preflight.layout import training_roles
+from tandem.jobs.preflight.models import adapter_keys
 from tandem.models.families import sees_pictures
 from tandem.pictures.model import model_type
 from tandem.tracking.trackers import chosen_trackers
@@ -15,8 +16,8 @@ from tandem.training.megatron.degrees import check_packages
 
 
 def find_adapter_package(config: Any) -> Iterator[str]:
-    if config.model.lora is not None:
-        yield from _missing("peft", "lora", "model.lora")
+    for key in adapter_keys(config):
+        yield from _missing("peft", "lora", key)
 
 
 def find_cluster_package(config: Any) -> Iterator[str]:

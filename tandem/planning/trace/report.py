@@ -14,7 +14,7 @@ from tandem.config.tree import SftConfig
 from tandem.errors import UserError
 from tandem.planning.memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.planned import Planned, learning_roles, longest_row, model_paths
+from tandem.planning.planned import Planned, adapters_of, learning_roles, longest_row, model_paths
 from tandem.planning.roles import engine_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
@@ -91,7 +91,7 @@ def _fake_run(
     else:
         prompt, answer = config.data.max_prompt_tokens, config.generation.max_response_tokens
     learns = role in learning_roles(config)
-    lora = config.model.lora if learns and role != "critic" else None
+    lora = adapters_of(config, role)
     return FakeRun(
         directory=str(path),
         prompt_tokens=prompt,

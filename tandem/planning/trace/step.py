@@ -91,7 +91,7 @@ def on_meta_device(run: FakeRun, directory: Path) -> Any:
     loaded.requires_grad_(run.learns)
     if run.vision_tower == "frozen":
         loaded.base_model.visual.requires_grad_(False)
-    if lora and run.learns and not run.value_head:
+    if lora and run.learns:
         add_adapters(loaded, lora, directory)
     return loaded
 
