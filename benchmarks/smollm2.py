@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in Tandem and in TRL 1.16, each a program of its own: tokens a CPU-second, memory, what is learned.
+"""SmolLM2-135M-Instruct in Tandem and in TRL 1.16, each in programs of its own: tokens a CPU-second, memory, curves.
 
     python benchmarks/smollm2.py [--tasks grpo sft dpo] [--steps 3 9] [--rounds 3] [--threads 2] [--json FILE]
 

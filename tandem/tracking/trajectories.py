@@ -47,6 +47,8 @@ _TYPES: dict[str, pa.DataType] = {
     "turns": _TURNS,
 }
 """What each column holds."""
+_OFTEN_NULL = frozenset(("pictures", "prediction", "error", "judgement", "messages"))
+"""Columns that may hold nothing in a whole file, so that another writer may have left out their type."""
 _OF_OTHER_FILES = (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -96,6 +98,8 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     """Raises TypeError where a column holds something else than such files do."""
     table = pq.ParquetFile(path).read(columns=list(columns) if columns else None)
     for field in table.schema:
+        if pa.types.is_null(field.type) and field.name in _OFTEN_NULL:
+            continue
         if _kind(field.type) != _kind(_TYPES.get(field.name, field.type)):
             raise TypeError(f"its column {field.name} is of {field.type}, not {_TYPES[field.name]}")
     return table
