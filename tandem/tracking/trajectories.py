@@ -100,7 +100,7 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     for field in table.schema:
         if pa.types.is_null(field.type) and field.name in _OFTEN_NULL:
             continue
-        if _kind(field.type) != _kind(_TYPES.get(field.name, field.type)):
+        if not _alike(field.type, _TYPES.get(field.name, field.type)):
             raise TypeError(f"its column {field.name} is of {field.type}, not {_TYPES[field.name]}")
     return table
 
@@ -130,11 +130,12 @@ def staleness_of(path: Path) -> int:
         return int((table["step"][0].as_py() - 1 - versions[trained]).max(initial=0))
 
 
-def _kind(of: pa.DataType) -> str:
-    """Whole numbers are of any size, and so are others."""
-    if pa.types.is_list(of):
-        return f"list of {_kind(of.value_type)}"
-    return "integer" if pa.types.is_integer(of) else "number" if pa.types.is_floating(of) else str(of)
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whole numbers may be of any size, other numbers as well, and of structures the fields are not looked at."""
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _alike(one.value_type, other.value_type)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_struct)
+    return one == other or any(kind(one) and kind(other) for kind in kinds)
 
 
 @contextmanager
