@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -364,13 +365,14 @@ def _silence_transformers() -> None:
 @output_may_end()
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
     from tandem.jobs.inputs import rows_of
-    from tandem.jobs.notes import notes, tokenizer_notes
+    from tandem.jobs.notes import endless_note, notes, tokenizer_notes
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
     for line in rows_of(config, inputs):
         print(for_terminal(line))
-    for note in (*notes(config, len(inputs.train)), *tokenizer_notes(config, inputs.tokenizer)):
+    told = (notes(config, len(inputs.train)), tokenizer_notes(config, inputs.tokenizer), endless_note(config, inputs))
+    for note in chain.from_iterable(told):
         print(f"note: {note}")
     if dry_run:
         print("dry run: nothing is wrong with this, and nothing was started")

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -35,6 +34,7 @@ from tandem.data.packed import Packed, checksum, pack
 from tandem.data.rows import BadRow, Chunk, Pace, Row, content_digest, read_chunks
 from tandem.errors import UserError
 from tandem.files import replacing, temporary_name, write_text
+from tandem.models.chat_template import day_shown
 from tandem.stored import DamagedFile, read_json
 
 _PACKAGES = ("transformers", "tokenizers", "jinja2")
@@ -236,7 +236,7 @@ def tokenizer_of(tokenizer: Any) -> str | None:
     if backend is None or not type(tokenizer).__module__.startswith("transformers."):
         return None
     template = str(tokenizer.chat_template)
-    today = date.today().isoformat() if "strftime_now" in template else ""
+    today = day_shown(tokenizer)
     options = {
         name: str(value)
         for name, value in tokenizer.init_kwargs.items()

@@ -1,6 +1,8 @@
 """Rows to imitate: `messages`, or `prompt` + `completion` -> Demonstration."""
 
+import json
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ from tandem.data.messages import Messages, messages_of, refuse_prefill, tools_of
 from tandem.data.packed import Array, Packed
 from tandem.data.pictures import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
+from tandem.models.end_of_sequence import ends_of_answers
 from tandem.pictures.sources import VIDEO_PART
 from tandem.pictures.videos import Video
 from tandem.types import BoolArray, Demonstration, Picture
@@ -27,9 +30,18 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     Messages: the loss is on the assistant turns, each with its end-of-turn tokens; the prompt is everything before the
     first of them (of the completion, for a `prompt` of messages), generation prompt included. Where the chat template
     shows an earlier turn otherwise than the last one, as those do that drop what was thought, each assistant turn is a
-    demonstration of its own, after the conversation as the policy will be shown it then. Strings: prompt and completion
-    are tokenised apart, and the completion ends with the EOS token.
+    demonstration of its own, after the conversation as the policy will be shown it then. Where no token in a turn ends
+    answers, but what follows it in a conversation begins with one that does (GLM-4.5's `<|user|>`), that one is learned
+    with it. Strings: prompt and completion are tokenised apart, and the completion ends with the EOS token.
     """
+
+    @cached_property
+    def _ends_of_answers(self) -> frozenset[int]:
+        return ends_of_answers(self._tokenizer)
+
+    def _made_of(self) -> str | None:
+        made_of = super()._made_of()
+        return None if made_of is None else json.dumps([made_of, sorted(self._ends_of_answers)])
 
     def _pack_demonstration(self, item: Demonstration, text: str = "") -> Packed:
         if item.pictures:
@@ -100,28 +112,54 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     ) -> Iterator[tuple[list[int], BoolArray, int]]:
         """Token ids; which of them begin in one of the `turns`, which are learned; how many pictures they show."""
         text, spans = render(self._tokenizer, messages, tools=tools), list[tuple[int, int]]()
+        end_of_last = ""
         for turn in turns:
             is_last = turn + 1 == len(messages)
             through = text if is_last else render(self._tokenizer, messages[: turn + 1], tools=tools)
-            spans.append(self._span(messages, turn, through, tools))
-            if not text.startswith(through):
+            begin, end, closing = self._span(messages, turn, through, tools)
+            if not text.startswith(through + closing * (not is_last)):
                 break
+            spans.append((begin, end))
+            end_of_last = closing if is_last else ""
         else:
             require_shown(self._tokenizer, messages, tools=tools, learned=turns)
-            yield *self._encode_text(text, spans), _pictures_in(messages)
+            yield *self._encode_text(text + end_of_last, spans), _pictures_in(messages)
             return
         for turn in turns:
             shown = messages[: turn + 1]
             through = render(self._tokenizer, shown, tools=tools)
             require_shown(self._tokenizer, shown, tools=tools, learned=[turn])
-            yield *self._encode_text(through, [self._span(messages, turn, through, tools)]), _pictures_in(shown)
+            begin, end, closing = self._span(messages, turn, through, tools)
+            yield *self._encode_text(through + closing, [(begin, end)]), _pictures_in(shown)
 
-    def _span(self, messages: Messages, turn: int, through: str, tools: Tools) -> tuple[int, int]:
-        """Where the turn stands in the text of the messages through it."""
+    def _span(self, messages: Messages, turn: int, through: str, tools: Tools) -> tuple[int, int, str]:
+        """Where the turn begins and ends in the text of the messages through it, and what of that is not in there."""
         before = render(self._tokenizer, messages[:turn], generation_prompt=True, tools=tools)
         if not through.startswith(before):
-            raise BadRow(f"the messages cannot be split into turns by this chat template, at message {turn + 1}")
-        return len(before), len(through)
+            asked, shown = _where_they_part(before, through)
+            raise BadRow(
+                f"the messages cannot be split into turns by this chat template, at message {turn + 1}: what the "
+                f"policy is asked there ends in {asked!r}, and a conversation with the turn has {shown!r} in its "
+                "place; give a template that shows turns as it asks for them, as model.chat_template.file, or where it "
+                "asks for thinking, rows that have some"
+            )
+        closing = self._closing(messages, turn, through, len(before), tools)
+        return len(before), len(through + closing), closing
+
+    def _closing(self, messages: Messages, turn: int, through: str, begin: int, tools: Tools) -> str:
+        """The token that ends the turn where it is not in it: what a next message would begin with. Mostly empty."""
+        tokenizer: Any = self._tokenizer  # its methods are partly untyped
+        tokens: list[str | None] = tokenizer.convert_ids_to_tokens(sorted(self._ends_of_answers))
+        ends = [token for token in tokens if token]
+        if not ends or any(end in through[begin:] for end in ends):
+            return ""
+        called = bool(messages[turn].get("tool_calls"))
+        following = {"role": "tool", "name": "tool", "content": "-"} if called else {"role": "user", "content": "-"}
+        try:
+            shown = render(self._tokenizer, [*messages[: turn + 1], following], tools=tools)
+        except BadRow:  # a template that takes no such message here
+            return ""
+        return next((end for end in ends if shown.startswith(through + end)), "")
 
     def _encode_text(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], BoolArray]:
         try:
@@ -140,6 +178,13 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
 
     def _refused(self, error: TooLong) -> BadRow:
         return BadRow(f"the row is {error} long; data.max_tokens is {self._config.max_tokens:,}")
+
+
+def _where_they_part(asked: str, shown: str) -> tuple[str, str]:
+    """What each text has from there on, some characters of it."""
+    pairs = zip(asked, shown, strict=False)
+    place = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(asked), len(shown)))
+    return asked[place:][:40], shown[place:][:40]
 
 
 def _learned_turns(messages: Messages, first: int, trained: Sequence[bool]) -> list[int]:

@@ -24,6 +24,7 @@ from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.models import holds_tokenizer, sight_mistake
 from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
+from tandem.models.chat_template import day_shown
 from tandem.models.families import sees_pictures
 from tandem.models.loading import load_tokenizer, rows_of_vocabulary, stop_token_ids, tokens_with_rows
 from tandem.pictures.shown import ModelPictures
@@ -87,12 +88,25 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     return Inputs(tokenizer, read[train], read[val], reader)
 
 
-def tell_changed_rows(state: Mapping[str, Any], digest: str) -> None:
-    """Where training files do not hold what they held when a checkpoint was written, of which `state` is a part."""
-    if state.get("data", digest) != digest:
+def state_of_rows(inputs: Inputs[Any]) -> dict[str, str]:
+    """What training rows depend on besides the configuration, for a checkpoint."""
+    assert inputs.train is not None
+    return {"data": inputs.train.digest, "day": day_shown(inputs.tokenizer)}
+
+
+def tell_changed_rows(state: Mapping[str, Any], inputs: Inputs[Any]) -> None:
+    """Where rows are not what they were when a checkpoint was written, of which `state` is a part."""
+    now, then = state_of_rows(inputs), "so this is not the run that it would have been"
+    if state.get("data", now["data"]) != now["data"]:
         print(
             "changed since the checkpoint: the content of the training files; the order goes on, with the rows as they "
-            "are now, so this is not the run that it would have been",
+            f"are now, {then}",
+            flush=True,
+        )
+    if state.get("day", now["day"]) != now["day"]:
+        print(
+            f"changed since the checkpoint: the day, {state['day']} then and {now['day']} now, which the chat template "
+            f"shows in every prompt, {then}",
             flush=True,
         )
 

@@ -2,24 +2,57 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.controller.placement import pools_of
 from tandem.errors import UserError
+from tandem.jobs.inputs import Inputs
 from tandem.jobs.preflight.models import adapter_keys
-from tandem.models.end_of_sequence import end_mismatch
+from tandem.models.end_of_sequence import end_mismatch, ends_of_answers
 from tandem.models.families import sees_pictures
 from tandem.planning.command import verdict
 from tandem.planning.roles import moments
+from tandem.types import Demonstration, Preference, RatedAnswer
+
+_LOOKED_AT = 100
+"""Rows that stand for all."""
 
 
 def tokenizer_notes(config: TrainConfig | SftConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Of the tokenizer, beside the model's own files."""
     if (mismatch := end_mismatch(config.model.path, tokenizer)) is not None:
         yield f"model.path: {mismatch}"
+
+
+def endless_note(config: TrainConfig | SftConfig, inputs: Inputs[Any]) -> Iterator[str]:
+    """Of demonstrations, or answers of pairs, that teach no token which ends answers: a policy goes on after them."""
+    if not isinstance(config, SftConfig) or isinstance(config, RewardModelConfig) or inputs.train is None:
+        return
+    ends = ends_of_answers(inputs.tokenizer)
+    looked_at = [_demonstration_of(inputs.train[row]) for row in range(min(_LOOKED_AT, len(inputs.train)))]
+    if ends and not any(ends & set(one.response_ids[one.loss_mask].tolist()) for one in looked_at):
+        named: Any = inputs.tokenizer.convert_ids_to_tokens(sorted(ends))
+        yield (
+            f"{config.data.train_key}: of the first {len(looked_at)} rows none teaches a token that ends answers "
+            f"({', '.join(map(repr, named))}), so the model learns to go on after an answer, up to the longest; name "
+            "what the chat template ends a turn with as eos_token in tokenizer_config.json, and its id as eos_token_id "
+            "in generation_config.json, or give another template as model.chat_template.file"
+        )
+
+
+def _demonstration_of(item: Demonstration | Preference | RatedAnswer) -> Demonstration:
+    """What the policy is to say."""
+    match item:
+        case Preference():
+            return item.chosen
+        case RatedAnswer():
+            return item.answer
+        case _:
+            return item
 
 
 def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:

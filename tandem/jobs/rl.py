@@ -32,7 +32,7 @@ from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler
 from tandem.errors import RewardShareExceeded, WorkerLost
 from tandem.files import write_text
-from tandem.jobs.inputs import Inputs, tell_changed_rows
+from tandem.jobs.inputs import Inputs, state_of_rows, tell_changed_rows
 from tandem.jobs.run import run_job
 from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.models.loading import save_processors
@@ -156,8 +156,8 @@ class RlJob:
         draft.writes.append(
             partial(save_processors, self._inputs.tokenizer, self._config.model.path, directory / "model")
         )
-        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state(), "data": self._train.digest}
-        write_text(directory / "state" / "rl.json", json.dumps(state))
+        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
+        write_text(directory / "state" / "rl.json", json.dumps(state | state_of_rows(self._inputs)))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts and not self._answers_lost:
             draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
 
@@ -169,7 +169,7 @@ class RlJob:
             self._roles.reference.load(directory)
         state = read_json(directory / "state" / "rl.json", dict[str, Any])
         self._sampler.load_state(state["sampler"])
-        tell_changed_rows(state, self._train.digest)
+        tell_changed_rows(state, self._inputs)
         self._algorithm.load_state(state["algorithm"])
         step = Progress.read(directory).step
         self._roles.publish(step)

@@ -24,7 +24,7 @@ from tandem.data.mixture import sampler_of_epochs
 from tandem.data.sft import DemonstrationDataset
 from tandem.files import write_text
 from tandem.jobs.callbacks import Callback
-from tandem.jobs.inputs import Inputs, tell_changed_rows
+from tandem.jobs.inputs import Inputs, state_of_rows, tell_changed_rows
 from tandem.jobs.run import run_job
 from tandem.models.loading import save_processors
 from tandem.signals import StopReason
@@ -102,14 +102,14 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         self._model.save(draft)
         model = draft.directory / "model"
         draft.writes.append(partial(save_processors, self._inputs.tokenizer, self._config.model.path, model))
-        state = {"sampler": self._sampler.state(), "data": self._train.digest}
+        state = {"sampler": self._sampler.state(), **state_of_rows(self._inputs)}
         write_text(draft.directory / "state" / "data.json", json.dumps(state))
 
     def load(self, directory: Path) -> None:
         self._model.load(directory).get()
         state = read_json(directory / "state" / "data.json", dict[str, Any])
         self._sampler.load_state(state["sampler"])
-        tell_changed_rows(state, self._train.digest)
+        tell_changed_rows(state, self._inputs)
 
     def close(self) -> None:
         self.placement.close()

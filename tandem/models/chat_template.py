@@ -8,6 +8,7 @@ an argument of the call and a system message of the conversation go before them.
 import json
 import re
 from collections.abc import Mapping
+from datetime import date
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,6 +28,11 @@ _IN_PARTS = (
 """The text of a message as one part of it."""
 _OURS = ("messages", "tools", "add_generation_prompt", "documents")
 """What every call gives."""
+
+
+def day_shown(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Today, where the chat template shows it, as Llama 3.2's does; else nothing."""
+    return date.today().isoformat() if "strftime_now" in str(tokenizer.chat_template) else ""
 
 
 def take_text(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -23,6 +23,15 @@ def end_mismatch(directory: Path, tokenizer: PreTrainedTokenizerBase) -> str | N
     return None
 
 
+def ends_of_answers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer: the tokenizer's end of sequence, and those that the generation configuration
+    beside it names, or where there is none the model's."""
+    directory, own = Path(tokenizer.name_or_path), tokenizer.eos_token_id
+    file = directory / "generation_config.json"
+    named = _ends(file if file.is_file() else directory / "config.json")
+    return frozenset({*named, *([own] if isinstance(own, int) else [])})
+
+
 def _ends(file: Path) -> set[int]:
     """The ids that a file of a model directory names; none where it is not there, or names none."""
     try:

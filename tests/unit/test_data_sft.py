@@ -1,18 +1,23 @@
 """Rows to imitate -> Demonstration: what is prompt, what is learned."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data_tokenizer import CHAT_TEMPLATE, char_tokenizer, write_lines
+from published_templates import names, needs_trl, stops_of, with_template
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandem.config.data import DataConfig, SftDataConfig
+from tandem.config.tree import SftConfig
 from tandem.data.dataset import RLHFDataset
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError
+from tandem.jobs.inputs import Inputs, state_of_rows, tell_changed_rows
+from tandem.jobs.notes import endless_note
 from tandem.types import Demonstration
 
 TOKENIZER = char_tokenizer()
@@ -176,3 +181,89 @@ def test_the_form_of_demonstrations_is_told(tmp_path: Path) -> None:
     assert [form.split(":")[0] for form in load(tmp_path, rows).forms] == [
         "TRL's prompts with completions", "TRL's conversations",
     ]  # fmt: skip
+
+
+REFUSE = ("deepseek_r1_distill", "deepseekv3", "idefics3", "llava_next", "nemotron_3", "smolvlm")
+"""Published templates that take no rows of text without thoughts, and say so."""
+TALK = [{"role": "user", "content": "Hi"}, assistant("Hello"), {"role": "user", "content": "2+2?"}, assistant("4")]
+
+
+def with_ends(name: str, folder: Path) -> Any:
+    """A published template's tokenizer in a model directory that names what ends answers."""
+    tokenizer = with_template(name)
+    tokenizer.eos_token = stops_of(name)[0]
+    ends = tokenizer.convert_tokens_to_ids(stops_of(name))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
+
+
+@needs_trl
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith(REFUSE)])
+@pytest.mark.parametrize("messages", [TALK[:2], TALK])
+def test_every_turn_that_is_learned_ends_in_a_token_that_ends_answers(
+    name: str, messages: list[Any], tmp_path: Path
+) -> None:
+    tokenizer = with_ends(name, tmp_path)
+    ends = set(tokenizer.convert_tokens_to_ids(stops_of(name)))
+    found = load(tmp_path, [{"messages": messages}], tokenizer, max_tokens=2000)
+    turns = 0
+    for one in (found[item] for item in range(len(found))):
+        mask = np.concatenate(([False], one.loss_mask, [False])).astype(np.int8)
+        for begin, end in zip(*(np.flatnonzero(np.diff(mask) == side) for side in (1, -1)), strict=True):
+            turns += 1
+            assert ends & set(one.response_ids[begin:end].tolist()), tokenizer.decode(one.response_ids[begin:end])
+    assert turns == len(messages) // 2
+
+
+@needs_trl
+def test_what_ends_a_turn_may_be_what_the_next_message_begins_with(tmp_path: Path) -> None:
+    """GLM-4.5: a user's turn or a tool's answer; what follows in the row is learned, and added where nothing does."""
+    tokenizer = with_ends("glm4moe", tmp_path)
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    calls = [TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    answered = [*calls, {"role": "tool", "content": "12:00"}, assistant("Noon")]
+    found = load(
+        tmp_path, [{"messages": TALK}, {"messages": calls}, {"messages": answered}], tokenizer, max_tokens=1000
+    )
+    learned = [tokenizer.decode(one.response_ids[one.loss_mask]) for one in (found[row] for row in range(len(found)))]
+    assert [text.count("<|user|>") for text in learned] == [2, 0, 1]
+    assert [text.count("<|observation|>") for text in learned] == [0, 1, 1]
+    assert learned[1].endswith("<|observation|>") and learned[2].endswith("Noon<|user|>")
+
+
+@needs_trl
+def test_a_turn_that_is_not_shown_as_it_is_asked_for_is_refused_with_both(tmp_path: Path) -> None:
+    asked = r"is asked there ends in '<think>\\n', and a conversation with the turn has 'Hello.* in its place; give a"
+    with pytest.raises(UserError, match=asked):
+        load(tmp_path, [{"messages": TALK}], with_ends("deepseek_r1_distill", tmp_path), max_tokens=2000)
+
+
+def test_rows_that_teach_no_end_are_told(tmp_path: Path) -> None:
+    """A base model's end of sequence is often another token than the template's end of turn."""
+    tokenizer: Any = char_tokenizer()
+    tokenizer.eos_token = "<|end|>"
+    found = load(tmp_path, [{"messages": TALK}], tokenizer)
+    config: Any = SftConfig.model_validate(
+        {"model": {"path": tmp_path}, "data": {"train_files": ["r"]}, "trainer": {"run_dir": "r", "steps": 1}}
+    )
+    assert list(endless_note(config, Inputs(tokenizer, found, None))) == []
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/generation_config.json").write_text('{"eos_token_id": 7}')
+    tokenizer.eos_token, tokenizer.name_or_path = "a", str(tmp_path / "base")
+    found = load(tmp_path, [{"messages": [TALK[0], assistant("xyz")]}], tokenizer)
+    (told,) = endless_note(config, Inputs(tokenizer, found, None))
+    assert "of the first 1 rows none teaches a token that ends answers" in told and "eos_token_id" in told
+
+
+def test_a_resumed_run_says_that_its_template_shows_another_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer: Any = char_tokenizer("{{ strftime_now('%d') }}" + CHAT_TEMPLATE)
+    inputs = Inputs(tokenizer, load(tmp_path, [{"messages": TALK}], tokenizer), None)
+    state = state_of_rows(inputs)
+    tell_changed_rows(state, inputs)
+    assert capsys.readouterr().out == ""
+    tell_changed_rows({**state, "day": "2001-02-03"}, inputs)
+    assert "changed since the checkpoint: the day, 2001-02-03 then and 20" in capsys.readouterr().out
+    assert state_of_rows(Inputs(char_tokenizer(), inputs.train, None))["day"] == ""
