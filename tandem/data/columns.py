@@ -62,7 +62,7 @@ def check_columns(row: Row, kind: Kind, file: Path | str = "FILE") -> None:
             "column `label` is not read: it says which answers are good, and here all are learned; take the good ones, "
             "or tandem dpo with preference.loss: kto"
         )
-    if not _has_form(row, kind):
+    if not has_form(row, kind):
         _hint(row, kind, file)
 
 
@@ -70,7 +70,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value) or value == "[]"
 
 
-def _has_form(row: Row, kind: Kind) -> bool:
+def has_form(row: Row, kind: Kind) -> bool:
     """The row has the columns of its kind; what is in them is looked at where they are read."""
     has = {column for column, value in row.items() if value is not None}
     forms: Mapping[Kind, list[set[str]]] = {

@@ -1,36 +1,28 @@
 """The command `tandem plan`: what a configuration needs, before anything is loaded."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config, read_config, refuse, split_arguments
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
+from tandem.planning.job import KINDS, Job, job_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
 from tandem.planning.roles import Host, Moment, find_mistakes, hosts, moments, not_counted
-from tandem.stored import DamagedFile, read_yaml
 
 GIB = 2**30
 CARD = "H100"
 """Where nobody says which."""
-
-Job = Literal["train", "sft", "dpo", "reward-model"]
-KINDS: Mapping[Job, type[Planned]] = {
-    "train": TrainConfig,
-    "sft": SftConfig,
-    "dpo": DpoConfig,
-    "reward-model": RewardModelConfig,
-}
 
 
 def plan(
@@ -45,7 +37,7 @@ def plan(
         ),
     ] = None,
     job: Annotated[
-        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
+        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys and rows")
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Run the real engine on fake tensors instead of formulas: a minute or more.")
@@ -68,7 +60,7 @@ def plan(
     path, overrides = _configuration(arguments)
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
-    job = job or job_of(path)
+    told, job = job is not None, job or job_of(path, overrides)
     kind = KINDS[job]
     config = _load(kind, path, overrides)
     check_options(config, job, trace, search)
@@ -76,7 +68,8 @@ def plan(
     machines = machines_for(config, gpus)
     run = read_run(calibrate, config, machines.name) if calibrate and isinstance(config, TrainConfig) else None
     found = moments(config, machines.card.memory_bytes)
-    print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
+    taken = [] if told else list(taken_for(kind))
+    print("\n".join([*before_the_table(config, machines, bool(gpus)), *taken, *table(found)]))
     if trace:
         from tandem.planning.trace.report import traced
 
@@ -126,7 +119,7 @@ def machines_for(config: Planned, gpus: str | None) -> Machines:
     return machines
 
 
-def before_the_table(config: Planned, kind: type[Planned], machines: Machines, given: bool) -> Iterator[str]:
+def before_the_table(config: Planned, machines: Machines, given: bool) -> Iterator[str]:
     """What was taken for granted. `given`: `--gpus` says which machines."""
     processes = processes_of(config)
     if not given:
@@ -136,8 +129,14 @@ def before_the_table(config: Planned, kind: type[Planned], machines: Machines, g
     if not (isinstance(config, TrainConfig) and config.placement.pools) and processes > machines.per_node:
         more = "; more are pools, as placement.pools.main=[8, 8]" if isinstance(config, TrainConfig) else ""
         yield f"cluster.ranks: {processes} are of one machine, and one has {machines.per_node} GPUs here{more}"
+
+
+def taken_for(kind: type[Planned]) -> Iterator[str]:
+    """Which command, where a configuration of another one looks alike."""
     if kind is SftConfig:
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
+    elif kind is RewardModelConfig:
+        yield "planned as tandem reward-model, for its rows are pairs; one of tandem dpo may look alike: --job dpo"
 
 
 def check_options(config: Planned, job: Job, trace: bool, search: bool) -> None:
@@ -158,18 +157,6 @@ def check_response_tokens(config: Planned, tokens: float | None) -> None:
             f"--response-tokens {tokens:g}: an answer has generation.max_response_tokens = {longest} at most; give the "
             "mean, or raise that"
         )
-
-
-def job_of(path: Path) -> Job:
-    """By the keys that no other command has; what is wrong with the file is told when it is loaded."""
-    try:
-        tree = read_yaml(path, dict[str, Any])
-    except DamagedFile:
-        return "train"
-    data = tree.get("data")
-    if "preference" in tree:
-        return "dpo"
-    return "sft" if isinstance(data, dict) and ("rows_per_step" in data or "max_tokens" in data) else "train"
 
 
 def processes_of(config: Planned) -> int:
