@@ -28,7 +28,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     first of them (of the completion, for a `prompt` of messages), generation prompt included. Where the chat template
     shows an earlier turn otherwise than the last one, as those do that drop what was thought, each assistant turn is a
     demonstration of its own, after the conversation as the policy will be shown it then. Strings: prompt and completion
-    are tokenised apart, and the completion ends with the EOS token.
+    are tokenised apart, and the completion, which may be whitespace alone, ends with the EOS token.
     """
 
     def _pack_demonstration(self, item: Demonstration, text: str = "") -> Packed:
@@ -46,7 +46,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
                 raise BadRow(
                     "column `tools` needs messages, which go through the chat template; this row is plain text"
                 )
-            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, answer, str))
+            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, answer, str, blank=True))
             return row_format, [self._demonstration(ids, learned, [], number=0, templated=False)]
         if whole:
             given, first, trained = messages_of(row, "messages"), 1, trained_turns(row, "messages")

@@ -187,7 +187,9 @@ BAD_PAIRS: list[tuple[Any, str]] = [
     ({"chosen": "ab", "rejected": "cd"}, "no column `prompt`, and `chosen` and `rejected` begin with nothing"),
     ({"prompt": [USER], "chosen": "yes", "rejected": "no"}, "column `chosen` has the wrong type: str, not list"),
     ({"prompt": [USER], "chosen": [ANSWER], "rejected": "no"}, "column `rejected` has the wrong type: str, not list"),
-    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": " "}]}, "column `rejected` is empty"),
+    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": ""}]}, "column `rejected` is empty"),
+    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": " "}]}, "column `rejected`: its last mes"),
+    ({"prompt": "a", "chosen": "b", "rejected": ""}, "column `rejected` is empty"),
 ]
 
 
@@ -195,6 +197,13 @@ BAD_PAIRS: list[tuple[Any, str]] = [
 def test_a_bad_pair_is_told_by_its_own_columns(row: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"row 1: .*{told}"):
         load("pairs", tmp_path, row)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "rated"])
+def test_answers_of_whitespace_alone_are_compared(kind: Kind, tmp_path: Path) -> None:
+    found = load(kind, tmp_path, {"prompt": "12=", "chosen": "21", "rejected": "\n"})
+    worse = found[0].rejected if kind == "pairs" else found[1].answer
+    assert worse.response_ids.tolist() == TOKENIZER.convert_tokens_to_ids(["\n", "<eos>"])
 
 
 @pytest.mark.parametrize(

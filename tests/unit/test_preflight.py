@@ -557,6 +557,15 @@ def test_what_trains_on_rows_takes_no_model_but_its_own(kind: type[SftConfig], p
         load_config(kind, place / "sft.yaml", [f"model.{key}=null"])
 
 
+def test_answers_of_whitespace_alone_are_no_mistake(place: Path) -> None:
+    blank = {"prompt": "1", "completion": "\n", "chosen": "2", "rejected": "\n"}
+    (place / "blank.jsonl").write_text(json.dumps(blank))
+    for kind, name in ((SftConfig, "sft"), (DpoConfig, "dpo")):
+        assert (
+            find_mistakes(load_config(kind, place / f"{name}.yaml", [f"data.train_files=[{place}/blank.jsonl]"])) == []
+        )
+
+
 def test_bad_rows_may_be_skipped(place: Path) -> None:
     files = f"data.train_files=[{place}/questions.jsonl]"
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", [files, "data.on_bad_row=skip"])) == []
