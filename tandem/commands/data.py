@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from tandem.commands.job import job_of
 from tandem.commands.shared import ConfigAndOverrides, configure
 from tandem.config.load import split_arguments
 from tandem.errors import UserError
-from tandem.planning.job import KINDS, Job, job_of
+from tandem.planning.job import KINDS, Job
 
 
 class DataSetNames(TyperGroup):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from tandem.commands.job import job_of
 from tandem.config.load import split_arguments
 from tandem.config.tree import ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
@@ -59,8 +60,6 @@ def configure(
 
 def _meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]) -> str:
     """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
-    from tandem.planning.job import job_of
-
     trains_on_rows, job = issubclass(kind, SftConfig), job_of(path, overrides)
     if trains_on_rows and "algorithm" in _sections(path):
         meant = "tandem train"

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.load import load_config, read_config, refuse, split_arguments
+from tandem.config.load import load_config, read_config, refuse, split_arguments, written_tree
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
-from tandem.planning.job import KINDS, Job, job_of
+from tandem.planning.job import KINDS, Job, jobs_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
@@ -37,7 +37,7 @@ def plan(
         ),
     ] = None,
     job: Annotated[
-        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys and rows")
+        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Run the real engine on fake tensors instead of formulas: a minute or more.")
@@ -60,7 +60,7 @@ def plan(
     path, overrides = _configuration(arguments)
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
-    told, job = job is not None, job or job_of(path, overrides)
+    job = job or jobs_of(written_tree(path, overrides))[0]
     kind = KINDS[job]
     config = _load(kind, path, overrides)
     check_options(config, job, trace, search)
@@ -68,8 +68,7 @@ def plan(
     machines = machines_for(config, gpus)
     run = read_run(calibrate, config, machines.name) if calibrate and isinstance(config, TrainConfig) else None
     found = moments(config, machines.card.memory_bytes)
-    taken = [] if told else list(taken_for(kind))
-    print("\n".join([*before_the_table(config, machines, bool(gpus)), *taken, *table(found)]))
+    print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
     if trace:
         from tandem.planning.trace.report import traced
 
@@ -119,7 +118,7 @@ def machines_for(config: Planned, gpus: str | None) -> Machines:
     return machines
 
 
-def before_the_table(config: Planned, machines: Machines, given: bool) -> Iterator[str]:
+def before_the_table(config: Planned, kind: type[Planned], machines: Machines, given: bool) -> Iterator[str]:
     """What was taken for granted. `given`: `--gpus` says which machines."""
     processes = processes_of(config)
     if not given:
@@ -129,14 +128,8 @@ def before_the_table(config: Planned, machines: Machines, given: bool) -> Iterat
     if not (isinstance(config, TrainConfig) and config.placement.pools) and processes > machines.per_node:
         more = "; more are pools, as placement.pools.main=[8, 8]" if isinstance(config, TrainConfig) else ""
         yield f"cluster.ranks: {processes} are of one machine, and one has {machines.per_node} GPUs here{more}"
-
-
-def taken_for(kind: type[Planned]) -> Iterator[str]:
-    """Which command, where a configuration of another one looks alike."""
     if kind is SftConfig:
         yield "planned as tandem sft; a configuration of a reward model looks alike: --job reward-model"
-    elif kind is RewardModelConfig:
-        yield "planned as tandem reward-model, for its rows are pairs; one of tandem dpo may look alike: --job dpo"
 
 
 def check_options(config: Planned, job: Job, trace: bool, search: bool) -> None:

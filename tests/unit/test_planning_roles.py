@@ -147,18 +147,6 @@ def test_the_command_plans_each_job(job: str, model: Any) -> None:
     assert "has one pool" in str(searched.exception)
 
 
-def test_pairs_are_planned_as_a_reward_model_s(model: Any, tmp_path: Path) -> None:
-    """Unless `--job` says otherwise, and told where nobody did."""
-    row = {"prompt": "1", "chosen": "2", "rejected": "3"}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
-    given = [str(ROOT / "recipes/hh_sft.yaml"), model("8b"), f"data.train_files=[{tmp_path / 'pairs.jsonl'}]"]
-    alike = "planned as tandem reward-model, for its rows are pairs; one of tandem dpo may look alike: --job dpo"
-    for job, planned in (([], [alike]), (["--job", "sft"], [])):
-        lines = CliRunner().invoke(app, ["plan", *given, *job]).output.splitlines()
-        assert [line for line in lines if line.startswith("planned as")] == planned, lines
-        assert any(" reward_model " in line for line in lines) is bool(planned), lines
-
-
 def held(model: str, *overrides: str) -> dict[tuple[str, str], Memory]:
     """By role and phase."""
     given = [model, "cluster.ranks=8", *overrides]
