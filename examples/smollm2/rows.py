@@ -45,8 +45,11 @@ def solution(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Two replies to one conversation; None where the pair has two conversations, or an empty reply."""
+    """Two replies to one conversation; None where the pair has two conversations, or an empty reply, or ends with the
+    user."""
     chosen, rejected = (conversation(row[name]) for name in ("chosen", "rejected"))
+    if chosen[-1]["role"] != "assistant" or rejected[-1]["role"] != "assistant":
+        return None
     if chosen[:-1] != rejected[:-1] or chosen == rejected or not (chosen[-1]["content"] and rejected[-1]["content"]):
         return None
     return {"prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:]}

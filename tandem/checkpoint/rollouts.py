@@ -169,8 +169,8 @@ def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch
         prompt=prompt,
         status=Status(described["status"]),
         messages=tuple(described["messages"]),
-        opened_with=tuple(described["opened_with"]),
-        last_turn=None if described["last_turn"] is None else Status(described["last_turn"]),
+        opened_with=tuple(described.get("opened_with", ())),  # checkpoints of before 2026-11-28 have neither
+        last_turn=Status(last_turn) if (last_turn := described.get("last_turn")) else None,
         branches=tuple(others),
         pictures=first.response_pictures if opened else (),
         **arrays,

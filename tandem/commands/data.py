@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from tandem.commands.job import job_of
 from tandem.commands.shared import ConfigAndOverrides, configure
 from tandem.config.load import split_arguments
 from tandem.errors import UserError
-from tandem.planning.command import KINDS, Job, job_of
+from tandem.planning.job import KINDS, Job
 
 
 class DataSetNames(TyperGroup):
@@ -37,14 +38,14 @@ def show(
     ] = None,
     split: Annotated[Literal["train", "val"], typer.Option(help="data.train_files or data.val_files.")] = "train",
     job: Annotated[
-        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
+        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys and rows")
     ] = None,
 ) -> None:
     """What the model will read of a row: text, where tokens end, and which of them are learned."""
     if row is not None and prompt_index is not None:
         raise UserError("--row and --prompt-index both say which row; give one of them")
-    path, _ = split_arguments(arguments)
-    job = job or (job_of(path) if path is not None else "train")
+    path, overrides = split_arguments(arguments)
+    job = job or (job_of(path, overrides) if path is not None else "train")
     config: Any = configure(KINDS[job], arguments, writes_run=False)
     from rich.console import Console
 

@@ -29,6 +29,7 @@ def reward_test(
     from tandem.config import yaml12
     from tandem.config.reward import RewardConfig
     from tandem.data.answered import read_answered
+    from tandem.data.preprocess.recognised import command_for
     from tandem.reward.bench import examine, report
     from tandem.reward.functions import check_functions
 
@@ -41,5 +42,9 @@ def reward_test(
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})
     prompts, answers = read_answered(data, rows, answer)
+    if not functions and prompts[0].data_source == "default" and (command := command_for(prompts[0].row, data)):
+        raise UserError(
+            f"{data}: rows as they are published name no reward; test it on those that this makes: {command}"
+        )
     check_functions(config, {prompt.data_source for prompt in prompts}, {str(data): prompts})
     print(report(examine(config, prompts, answers, pass_above)))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from tandem.commands.job import job_of
 from tandem.config.load import split_arguments
 from tandem.config.tree import ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
@@ -52,22 +53,22 @@ def configure(
     try:
         config = load_checked(kind, path, given, claims_run_dir=writes_run)
     except UserError as error:
-        raise UserError(f"{error}{_meant_command(kind, path)}") from None
+        raise UserError(f"{error}{_meant_command(kind, path, given)}") from None
     print(f"{path}: no mistakes so far; loading torch and transformers", file=sys.stderr, flush=True)  # for seconds
     return config
 
 
-def _meant_command(kind: type[ModelsConfig], path: Path) -> str:
+def _meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]) -> str:
     """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
-    from tandem.planning.command import job_of
-
-    trains_on_rows, job = issubclass(kind, SftConfig), job_of(path)
+    trains_on_rows, job = issubclass(kind, SftConfig), job_of(path, overrides)
     if trains_on_rows and "algorithm" in _sections(path):
         meant = "tandem train"
     elif job == "dpo" and kind in (TrainConfig, SftConfig, RewardModelConfig):
         meant = "tandem dpo"
     elif job == "sft" and kind is TrainConfig:
         meant = "tandem sft or tandem reward-model"
+    elif job == "reward-model" and kind in (TrainConfig, SftConfig):
+        meant = "tandem reward-model or tandem dpo: its rows are pairs"
     else:
         return ""
     return f"\n{path} looks like a configuration of {meant}"

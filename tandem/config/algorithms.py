@@ -225,8 +225,9 @@ class PolicyGradientConfig(Section):
     """Soft overlong punishment (DAPO): in this last share of max_response_tokens the reward falls, by up to 1. Of a
     conversation with several branches the longest one counts."""
     mask_truncated: bool = False
-    """Overlong filtering (DAPO): answers that were cut at a limit train neither policy nor critic, as if the step did
-    not have them; their rewards count among their siblings' as ever."""
+    """Overlong filtering (DAPO): answers that were cut at a limit leave the losses of policy and critic, which are
+    normalised without them. Advantages are computed before: their rewards count among their siblings', their tokens
+    where advantages are whitened."""
     turn_rewards: Literal["whole", "by_turn"] = "whole"
     """What environments give for single turns. `whole`: all is the trajectory's, which each of its tokens answers for.
     `by_turn`: a turn answers for what came from it on."""

@@ -46,6 +46,17 @@ def read_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
     return _validate(kind, tree, overrides)
 
 
+def written_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys as the file and the overrides write them, unchecked; of what is no YAML, or no override, nothing."""
+    try:
+        tree = read_yaml(path, dict[str, Any])
+    except DamagedFile:
+        tree = dict[str, Any]()
+    for _ in _apply_overrides(tree, overrides):
+        pass
+    return tree
+
+
 def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]) -> ParsedConfig[Config]:
     problems = list(_apply_overrides(tree, overrides))
     problems += [f"{key}: this command has no use for it; leave it out" for key in kind.WITHOUT_USE if _has(tree, key)]

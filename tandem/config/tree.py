@@ -4,7 +4,7 @@ Each rule reads of the sections what it needs and no more, for of a configuratio
 sound: a section, or a value, that was refused is not there to be read (`valid_part.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,15 +70,27 @@ class RunConfig(ModelsConfig):
     tracking: MayChange[TrackingConfig] = TrackingConfig()
 
 
+_OF_TRAIN: Mapping[str, str] = {
+    "critic_path": "trains no critic",
+    "teacher_path": "learns from no teacher",
+    "reward_model_path": "scores nothing with a reward model",
+    "judge_path": "asks no judge",
+}
+"""Models of `tandem train` -> why a command that trains on rows reads none."""
+
+
 class SftConfig(RunConfig):
     """`tandem sft`."""
 
     data: SftDataConfig
 
     @rule("model")
-    def _has_no_critic(self) -> Iterator[str]:
+    def _has_one_model(self) -> Iterator[str]:
         if self.model.critic_lora:
             yield "critic_lora: this command trains no critic; leave it out (adapters of its model are model.lora)"
+        for name, use in _OF_TRAIN.items():
+            if getattr(self.model, name):
+                yield f"{name}: this command {use}; leave it out, or take tandem train (its model is model.path)"
 
     @rule("trainer")
     def _generates_nothing(self) -> Iterator[str]:

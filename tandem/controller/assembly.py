@@ -250,6 +250,7 @@ def make_producer(
         partial_rollouts=config.generation.partial_rollouts,
         balanced=config.generation.balanced,
         max_replaced=algorithm.resample_rounds * size,
+        mask_truncated=algorithm.mask_truncated,
     )
     return RolloutProducer(
         rules,

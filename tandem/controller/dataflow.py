@@ -26,7 +26,7 @@ from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
-from tandem.types import Batch, Group, StepMetrics
+from tandem.types import Batch, BoolArray, Group, StepMetrics
 
 
 class Step(NamedTuple):
@@ -35,6 +35,8 @@ class Step(NamedTuple):
     groups: list[Group]
     batch: Batch
     metrics: StepMetrics
+    left_out_B: BoolArray
+    """Rows that no optimizer step has had."""
 
 
 def train_step(roles: Roles, algorithm: Algorithm, config: TrainConfig, rollouts: RolloutProducer, step: int) -> Step:
@@ -78,10 +80,10 @@ def learn_step(
         metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
         phases.to_update()
         metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, placed, config))
-    batch.loss_mask = batch.loss_mask & ~np.repeat(left_out_B, np.diff(batch.response_offsets))  # as it was trained
     refresh_reference(roles, config, step)
     clock("publish", lambda: phases.publish(step))
-    return Step(groups, batch, {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds})
+    told = {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds}
+    return Step(groups, batch, told, left_out_B)
 
 
 def refresh_reference(roles: Roles, config: TrainConfig, step: int) -> None:

@@ -61,15 +61,16 @@ def check_rollout_logprobs(batch: Batch, step: int) -> None:
         )
 
 
-def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> str:
-    """Of a step in which no answer has an advantage, for a person."""
+def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, left_out_B: BoolArray) -> str:
+    """Of a step in which no answer has an advantage, for a person. `left_out_B`: rows that no optimizer step had."""
     firsts = batch.first_branches
     scored_B, groups_B, rewards_B = batch.scored[firsts], batch.groups[firsts], batch.rewards[firsts]
     if not scored_B.any():
         return "no answer has a reward (reward/not_scored, errors and timeouts count why)"
+    learned_from_B = batch.tokens_by_row(batch.loss_mask & _has_advantage(batch)) > 0
+    if (learned_from_B & left_out_B).any():
+        return "algorithm.mask_truncated leaves out answers that were cut, as all with an advantage were"
     if not batch.loss_mask.any():
-        if config.algorithm.mask_truncated:
-            return "algorithm.mask_truncated leaves out answers that were cut, as all with a reward were"
         return "no answer with a reward has a token of the policy's own"
     if {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
         return "the teacher gives all tokens the probabilities that the policy gives them, as the same model does"
@@ -81,6 +82,12 @@ def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, config: TrainCon
     if len(np.unique(rewards_B[scored_B])) == 1:
         return "all answers have the same reward"
     return "all advantages are 0, though rewards differ"
+
+
+def _has_advantage(batch: Batch) -> BoolArray:
+    """bool `[T]`; of a batch without advantages yet, everywhere."""
+    advantages_T = batch.tokens.advantages
+    return np.ones(len(batch.loss_mask), np.bool_) if advantages_T is None else advantages_T != 0
 
 
 def placed_step(
@@ -131,7 +138,8 @@ def update(
         "old_logprobs"
     )
     trainable_B = _trainable_rows(batch, algorithm, config) & ~placed.left_out_B
-    correction_metrics = _set_rollout_correction(batch, config)
+    taken_T = batch.loss_mask & ~np.repeat(placed.left_out_B, np.diff(batch.response_offsets))
+    correction_metrics = _set_rollout_correction(batch, config, taken_T)
     policy_rests = warms_up(config, placed.step)
     wants_logprobs = not policy_rests and (batch.tokens.old_logprobs is None or config.takes_engine_logprobs)
     trained, evaluated = _cuts(placed, algorithm, trainable_B, wants_logprobs)
@@ -150,7 +158,7 @@ def update(
         batch.tokens.old_logprobs = _in_the_batch(batch, np.zeros(0, np.int64), np.zeros(0, np.float32))
     share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
     trained_share = {"actor/trained_share": share}
-    comparison = _compare_with_engine(batch, config.trainer.max_staleness, version)
+    comparison = _compare_with_engine(batch, config.trainer.max_staleness, version, taken_T)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
 
@@ -187,13 +195,14 @@ def warms_up(config: TrainConfig, step: int) -> bool:
     return step <= config.critic_warmup_steps
 
 
-def _set_rollout_correction(batch: Batch, config: TrainConfig) -> StepMetrics:
-    """Fill the importance weights of the policy loss, where the engine drew the tokens by other log-probs; metrics."""
+def _set_rollout_correction(batch: Batch, config: TrainConfig, taken_T: BoolArray) -> StepMetrics:
+    """Fill the importance weights of the policy loss, where the engine drew the tokens by other log-probs; metrics.
+    `taken_T`: the tokens that optimizer steps have."""
     settings, tokens = config.algorithm.rollout_correction, batch.tokens
     if settings.type == "none":
         return {}
     assert tokens.old_logprobs is not None and tokens.rollout_logprobs is not None
-    columns = (tokens.old_logprobs, tokens.rollout_logprobs, batch.loss_mask, batch.trajectory_of_token)
+    columns = (tokens.old_logprobs, tokens.rollout_logprobs, taken_T, batch.trajectory_of_token)
     weights_T, metrics = rollout_weights(settings, *map(torch.as_tensor, columns))
     tokens.importance_weights = weights_T.numpy()
     return metrics
@@ -241,16 +250,17 @@ def _trainable_rows(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> 
     return np.isin(batch.trajectories, batch.trajectories[batch.tokens_by_row(trainable_T) > 0])
 
 
-def _compare_with_engine(batch: Batch, max_staleness: int, version: int) -> StepMetrics:
+def _compare_with_engine(batch: Batch, max_staleness: int, version: int, taken_T: BoolArray) -> StepMetrics:
     """How far the trainer's log-probs before the step are from the generation engine's, on the trained tokens.
 
     On tokens of the weights that the step trained, `version`, that is a mismatch of engine and trainer. On older ones
-    it is also how far the policy has moved since: the drift. Rows that no pass went through are left out.
+    it is also how far the policy has moved since: the drift. Rows that no pass went through are left out,
+    and so are tokens that no optimizer step has, all but `taken_T`.
     """
     trainer, rollout = batch.tokens.old_logprobs, batch.tokens.rollout_logprobs
     assert trainer is not None and rollout is not None
     difference_T = (trainer - rollout).astype(np.float64)
-    known_T = batch.loss_mask & ~np.isnan(difference_T)
+    known_T = taken_T & ~np.isnan(difference_T)
     if max_staleness == 0:
         return _mismatch(difference_T[known_T])
     metrics = _mismatch(difference_T[known_T & (batch.versions == version)])

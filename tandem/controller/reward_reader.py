@@ -55,6 +55,18 @@ def make_reward_reader(config: ModelConfig, policy: PreTrainedTokenizerBase) -> 
     return RewardReader(own, tokenizer, messages_by_ids=by_ids, text_by_ids=text_by_ids)
 
 
+def _around_text(tokenizer: PreTrainedTokenizerBase, path: Path) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind plain text, as `[CLS]` and `[SEP]`; an end of sequence apart."""
+    whole, bare = _ids(tokenizer, True), _ids(tokenizer, False)
+    for begin in range(len(whole) - len(bare) + 1):
+        if whole[begin : begin + len(bare)] == bare:
+            return whole[:begin], whole[begin + len(bare) :]
+    raise UserError(
+        f"model.reward_model_path: {path} has a tokenizer that cuts a text otherwise where it adds special tokens, so "
+        "that nobody can tell what is before it; give a reward model with a chat template, and prompts of messages"
+    )
+
+
 def _ids(tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> list[int]:
     return encode(tokenizer, _PROBE, special_tokens=special_tokens)
 
@@ -93,9 +105,7 @@ class RewardReader:
         self.text_by_ids = text_by_ids
         self._tokenizer = tokenizer
         self._controls = ControlTokens(tokenizer, _template(tokenizer) or "")
-        whole, bare = _ids(tokenizer, True), _ids(tokenizer, False)
-        self._before_text = whole[: len(whole) - len(bare)]
-        """What the tokenizer puts before plain text."""
+        self._before_text, self._after_text = _around_text(tokenizer, model.path)
         self._positions, self._rows = most_positions(model), rows_of_vocabulary(model)
 
     @property
@@ -177,12 +187,14 @@ class RewardReader:
         return f"the reward model reads {self._positions:,} (max_position_embeddings of {self.path})"
 
     def _of_text(self, prompt: str, answer: str, cut: bool) -> list[int]:
-        """The prompt with the answer behind it, and the end of sequence where the answer was not cut."""
+        """The prompt with the answer behind it, and where the answer was not cut what the tokenizer puts behind a text,
+        or else the end of sequence."""
         word = unused_word(prompt, answer)
         ((said,), _) = self._controls.hide([_says(answer)], (), word)
         ids = self._before_text + self._encoded(prompt + str(said["content"]), word)
         end: Any = self._tokenizer.eos_token_id
-        return ids if cut or end is None or ids[-1:] == [end] else [*ids, end]
+        after = self._after_text or ([] if end is None or ids[-1:] == [end] else [end])
+        return ids if cut else [*ids, *after]
 
     def _of_messages(self, messages: Sequence[Message], cut: bool) -> list[int]:
         """What the chat template makes of them; of an answer that was cut nothing comes behind its text."""
@@ -194,7 +206,8 @@ class RewardReader:
         text = render(self._tokenizer, hidden)
         require_shown(self._tokenizer, list(messages))
         if open_ended:
-            text, found, _ = text.rpartition(f"{word}{_END}")
+            text, found, _ = text.rpartition(mark := f"{word}{_END}")
+            text = text.replace(mark, "")  # of a template that shows an answer twice
             if not found:
                 raise NotRead("the chat template leaves out the answer")
         return self._encoded(text, word)

@@ -63,6 +63,8 @@ class RolloutRules:
     """Engines that are free take what waits also where nothing else depends on time; else each has a fixed share."""
     max_replaced: int = 0
     """Uninformative groups that further draws replace, in each step at most."""
+    mask_truncated: bool = False
+    """Answers that were cut train nothing."""
 
 
 class _Kept(NamedTuple):
@@ -160,7 +162,7 @@ class RolloutProducer:
         groups = [one.group for one in kept]
         self._times.took(groups)
         self.decided = {draw: decided[0] for one in kept for draw, decided in one.decided.items()}
-        self._uninformative = sum(not is_informative(group) for group in groups)
+        self._uninformative = sum(not is_informative(group, self._rules.mask_truncated) for group in groups)
         self._reward.check_share([group for one in kept for decided in one.decided.values() for group in decided])
         return groups
 
@@ -363,7 +365,8 @@ class RolloutProducer:
             number = self._decided
             self._since_kept[number] = groups = self._scored.pop(number)
             self._decided += 1
-            wanted = is_informative(groups[0]) or self._dropped_in_step == self._rules.max_replaced
+            informative = is_informative(groups[0], self._rules.mask_truncated)
+            wanted = informative or self._dropped_in_step == self._rules.max_replaced
             if self._decisions.pop(number, wanted):
                 self._kept.append(_Kept(number, groups[0], self._since_kept))
                 self._since_kept = {}
@@ -387,6 +390,8 @@ def _finished(groups: list[Group], kept: bool | None) -> Finished:
     return Finished(Group(groups[0].trajectories, []), greedy, kept)
 
 
-def is_informative(group: Group) -> bool:
-    """Its rewards differ, so that a group-relative advantage is not zero everywhere."""
-    return len({score.value for score in group.scores if score.value is not None}) > 1
+def is_informative(group: Group, mask_truncated: bool) -> bool:
+    """Its rewards differ, so that a group-relative advantage is not zero everywhere, and not all of it was cut where
+    answers that were cut train nothing."""
+    differ = len({score.value for score in group.scores if score.value is not None}) > 1
+    return differ and not (mask_truncated and all(one.status is Status.TRUNCATED for one in group.trajectories))

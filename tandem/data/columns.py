@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from tandem.data.preprocess.recognised import command_for
 from tandem.data.rows import BadRow, Row
 
 Kind = Literal["prompts", "demonstrations", "pairs", "rated"]
@@ -62,7 +63,7 @@ def check_columns(row: Row, kind: Kind, file: Path | str = "FILE") -> None:
             "column `label` is not read: it says which answers are good, and here all are learned; take the good ones, "
             "or tandem dpo with preference.loss: kto"
         )
-    if not _has_form(row, kind):
+    if not has_form(row, kind):
         _hint(row, kind, file)
 
 
@@ -70,7 +71,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value) or value == "[]"
 
 
-def _has_form(row: Row, kind: Kind) -> bool:
+def has_form(row: Row, kind: Kind) -> bool:
     """The row has the columns of its kind; what is in them is looked at where they are read."""
     has = {column for column, value in row.items() if value is not None}
     forms: Mapping[Kind, list[set[str]]] = {
@@ -93,14 +94,19 @@ def _hint(row: Row, kind: Kind, file: Path | str) -> None:
         )
     if kind != "prompts" and has & {"text"} and not has & set(_NEEDED[kind]):
         raise BadRow("column `text` is not read: rows need a prompt and an answer, or messages; split the text")
-    given = _mapping(row, has, kind)
-    if given:
+    made_by = _command(row, has, kind, file)
+    if made_by is not None:
         lacking = next(column for column in _NEEDED[kind] if column not in has)
-        maps = " ".join(f"--map {shlex.quote(pair)}" for pair in given)
-        raise BadRow(
-            f"column `{lacking}` is missing; the row has {', '.join(row)}. It is made by: tandem data columns --in "
-            f"{shlex.quote(str(file))} --out DIR {maps}"
-        )
+        raise BadRow(f"column `{lacking}` is missing; the row has {', '.join(row)}. It is made by: {made_by}")
+
+
+def _command(row: Row, has: set[str], kind: Kind, file: Path | str) -> str | None:
+    """The command that makes rows of the kind: that of the data set that the row is of, or one that renames columns."""
+    published = command_for(row, file) if kind == "prompts" or {"chosen", "rejected"} <= has else None
+    if published is not None:
+        return published
+    maps = " ".join(f"--map {shlex.quote(pair)}" for pair in _mapping(row, has, kind))
+    return f"tandem data columns --in {shlex.quote(str(file))} --out DIR {maps}" if maps else None
 
 
 def _listed(value: Any) -> Any:

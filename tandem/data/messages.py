@@ -56,6 +56,10 @@ def messages_of(row: Row, column: str) -> Messages:
     ]
     last = messages[-1]
     if not last.get("tool_calls") and not _says_something(last["content"]):
+        content = last["content"]
+        if content if isinstance(content, str) else any(part["text"] for part in content):
+            mend = "which many chat templates strip; give it text, or leave the row out"
+            raise BadRow(f"column `{column}`: its last message holds only whitespace, {mend}")
         raise BadRow(f"column `{column}` is empty: its last message has no content")
     return messages
 

@@ -94,8 +94,8 @@ def dataset_of(config: DpoConfig) -> type[PreferenceDataset] | type[RatedDataset
 def _pair(row: Row) -> Row:
     """The row with `prompt`, and `chosen` and `rejected` that follow it. Raises BadRow."""
     kind = str if isinstance(row.get("chosen"), str) else list
-    chosen: Any = cell(row, "chosen", kind)
-    rejected: Any = cell(row, "rejected", kind)
+    chosen: Any = cell(row, "chosen", kind, blank=True)
+    rejected: Any = cell(row, "rejected", kind, blank=True)
     if chosen == rejected:
         raise BadRow("columns `chosen` and `rejected` are the same")
     prompt: Any = row.get("prompt")

@@ -268,15 +268,18 @@ def _light(part: Any) -> Any:
     return {key: value if key in ("type", "text") else _short(value) for key, value in part.items()}
 
 
-def cell(row: Row, column: str, kind: type[Value]) -> Value:
-    """The value in `column`. Raises BadRow where there is none, or an empty one, or one of another type."""
+def cell(row: Row, column: str, kind: type[Value], *, blank: bool = False) -> Value:
+    """The value in `column`. Raises BadRow where there is none, or an empty one, or one of another type. `blank`: text
+    of whitespace alone may stand there."""
     value = row.get(column)
     if value is None:
         raise BadRow(f"column `{column}` is missing; the row has {', '.join(row) or 'nothing'}")
     if not isinstance(value, kind):
         raise BadRow(f"column `{column}` has the wrong type: {type(value).__name__}, not {kind.__name__}")
-    if not isinstance(value, bool) and not (value.strip() if isinstance(value, str) else value):
+    if not isinstance(value, bool) and not value:
         raise BadRow(f"column `{column}` is empty")
+    if isinstance(value, str) and not value.strip() and not blank:
+        raise BadRow(f"column `{column}` holds only whitespace: {value[:20]!r}")
     return value
 
 

@@ -32,7 +32,8 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
     shows an earlier turn otherwise than the last one, as those do that drop what was thought, each assistant turn is a
     demonstration of its own, after the conversation as the policy will be shown it then. Where no token in a turn ends
     answers, but what follows it in a conversation begins with one that does (GLM-4.5's `<|user|>`), that one is learned
-    with it. Strings: prompt and completion are tokenised apart, and the completion ends with the EOS token.
+    with it. Strings: prompt and completion are tokenised apart, and the completion, which may be whitespace alone, ends
+    with the EOS token.
     """
 
     @cached_property
@@ -58,7 +59,7 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
                 raise BadRow(
                     "column `tools` needs messages, which go through the chat template; this row is plain text"
                 )
-            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, answer, str))
+            ids, learned = self._encode_strings(cell(row, "prompt", str), cell(row, answer, str, blank=True))
             return row_format, [self._demonstration(ids, learned, [], number=0, templated=False)]
         if whole:
             given, first, trained = messages_of(row, "messages"), 1, trained_turns(row, "messages")

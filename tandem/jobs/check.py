@@ -164,7 +164,7 @@ def in_one_showing_step(config: TrainConfig) -> TrainConfig:
     """The same, but a training step is one optimizer step, the first one shows and the others are at a learning rate
     of 0, no row is left out, and each publish is checked."""
     algorithm: Any = config.algorithm
-    changes: dict[str, Any] = {"epochs": 1, "minibatches": 1}
+    changes: dict[str, Any] = {"epochs": 1, "minibatches": 1, "mask_truncated": False}
     if isinstance(algorithm, CriticConfig):
         changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _showing_lr(config.model.critic_lora))
     optimizer = _showing_once(config.training.optimizer, _showing_lr(config.model.lora))

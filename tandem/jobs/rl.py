@@ -102,7 +102,7 @@ class RlJob:
         """Once a run for each reason, that a step has taught nothing."""
         if done.metrics["actor/trained_share"] > 0 or warms_up(self._config, step):
             return
-        why = why_nothing_was_learned(done.batch, self._algorithm, self._config)
+        why = why_nothing_was_learned(done.batch, self._algorithm, done.left_out_B)
         if why not in self._told_of_rest:
             print(f"step {step}: nothing was learned, for {why} (actor/trained_share is 0; told once)", flush=True)
             self._told_of_rest.add(why)

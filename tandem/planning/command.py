@@ -1,36 +1,28 @@
 """The command `tandem plan`: what a configuration needs, before anything is loaded."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.load import load_config, read_config, refuse, split_arguments
+from tandem.config.load import load_config, read_config, refuse, split_arguments, written_tree
 from tandem.config.training import FsdpTrainingConfig
-from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
+from tandem.planning.job import KINDS, Job, jobs_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
 from tandem.planning.roles import Host, Moment, find_mistakes, hosts, moments, not_counted
-from tandem.stored import DamagedFile, read_yaml
 
 GIB = 2**30
 CARD = "H100"
 """Where nobody says which."""
-
-Job = Literal["train", "sft", "dpo", "reward-model"]
-KINDS: Mapping[Job, type[Planned]] = {
-    "train": TrainConfig,
-    "sft": SftConfig,
-    "dpo": DpoConfig,
-    "reward-model": RewardModelConfig,
-}
 
 
 def plan(
@@ -68,7 +60,7 @@ def plan(
     path, overrides = _configuration(arguments)
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
-    job = job or job_of(path)
+    job = job or jobs_of(written_tree(path, overrides))[0]
     kind = KINDS[job]
     config = _load(kind, path, overrides)
     check_options(config, job, trace, search)
@@ -158,18 +150,6 @@ def check_response_tokens(config: Planned, tokens: float | None) -> None:
             f"--response-tokens {tokens:g}: an answer has generation.max_response_tokens = {longest} at most; give the "
             "mean, or raise that"
         )
-
-
-def job_of(path: Path) -> Job:
-    """By the keys that no other command has; what is wrong with the file is told when it is loaded."""
-    try:
-        tree = read_yaml(path, dict[str, Any])
-    except DamagedFile:
-        return "train"
-    data = tree.get("data")
-    if "preference" in tree:
-        return "dpo"
-    return "sft" if isinstance(data, dict) and ("rows_per_step" in data or "max_tokens" in data) else "train"
 
 
 def processes_of(config: Planned) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.config.generation import NativeGenerationConfig
+from tandem.config.judging import JudgeConfig
 from tandem.config.load import load_config
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
@@ -13,6 +14,7 @@ from tandem.errors import UserError
 from tandem.planning.model_shape import read_shape
 from tandem.planning.planned import Planned, longest_row
 from tandem.planning.roles import Moment, moments
+from tandem.planning.serving import given_share
 
 FREE = ("training.reduce_once=", "generation.sleep=", "training.tokens_per_micro_batch=", "training.shard_size=")
 """Keys whose changes cost next to no time."""
@@ -133,6 +135,7 @@ def _changes(config: Planned) -> Iterator[list[str]]:
     yield from _smaller_micro_batches(config)
     if training.shard_size is not None:
         yield ["training.shard_size=null"]
+    yield from _of_judge(config)
     if training.activation_checkpointing is not True:
         yield ["training.activation_checkpointing=true"]
     if isinstance(config, TrainConfig):
@@ -154,6 +157,7 @@ def _smaller_micro_batches(config: Planned) -> Iterator[list[str]]:
 def _of_megatron(config: Planned, training: MegatronTrainingConfig) -> Iterator[list[str]]:
     """In the order of docs/megatron.md; degrees that do not divide are no changes."""
     yield from _smaller_micro_batches(config)
+    yield from _of_judge(config)
     if training.tensor_parallel > 1 and not training.sequence_parallel:
         yield ["training.sequence_parallel=true"]
     if not training.activation_checkpointing:
@@ -177,6 +181,19 @@ def _slower(training: FsdpTrainingConfig) -> Iterator[list[str]]:
             "training.cpu_offload=true",
             *(["training.optimizer_offload=false"] if training.optimizer_offload else []),
         ]
+
+
+def _of_judge(config: Planned) -> Iterator[list[str]]:
+    if not isinstance(config, TrainConfig) or config.model.judge_path is None:
+        return
+    settings, key = (config.reward.judge or JudgeConfig()).generation, "reward.judge.generation"
+    if not isinstance(settings, NativeGenerationConfig):
+        yield from ([f"{key}.memory_share={share}"] for share in (0.7, 0.5, 0.3) if given_share(settings) is None)
+        return
+    rows = settings.max_running // 2
+    while rows:
+        yield [f"{key}.max_running={rows}"]
+        rows //= 2
 
 
 def _of_generation(config: TrainConfig) -> Iterator[list[str]]:

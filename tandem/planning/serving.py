@@ -90,7 +90,8 @@ def judge_memory(config: TrainConfig, shape: ModelShape, engines: int, card_byte
     row_tokens = longest_row(config) + JUDGE_TEXT_TOKENS + settings.max_response_tokens
     answers = -(-config.data.prompts_per_step * config.algorithm.group_size // engines)
     if isinstance(settings, NativeGenerationConfig):
-        rows = min(settings.max_running, answers)
+        validates = bool(config.data.val_paths and config.trainer.eval_every)  # whose answers nobody counts here
+        rows = settings.max_running if validates else min(settings.max_running, answers)
         judging = generation(Generation(shape, item_bytes(config), rows, row_tokens))
         return judging, replace(judging, logits=0)
     weights = settings.replicas * item_bytes(config) * shape.parameters // settings.tensor_parallel

@@ -131,11 +131,27 @@ def staleness_of(path: Path) -> int:
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whole numbers may be of any size, other numbers as well, and of structures the fields are not looked at."""
-    if pa.types.is_list(one) and pa.types.is_list(other):
+    """As far as values are read alike: whole numbers of any size, and other numbers; texts and lists of any kind, as
+    other programs write them; a map as a list of pairs. Of structures the fields are not looked at."""
+    one, other = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other))
+    if _is_list(one) and _is_list(other):
         return _alike(one.value_type, other.value_type)
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_struct)
-    return one == other or any(kind(one) and kind(other) for kind in kinds)
+    if _is_list(one) and pa.types.is_map(other):
+        return pa.types.is_struct(one.value_type)
+    return one == other or any(kind(one) and kind(other) for kind in _KINDS)
+
+
+def _is_text(one: pa.DataType) -> bool:
+    return pa.types.is_string(one) or pa.types.is_large_string(one) or pa.types.is_string_view(one)
+
+
+def _is_list(one: pa.DataType) -> bool:
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
+    return any(kind(one) for kind in lists)
+
+
+_KINDS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_struct, _is_text)
+"""Within which values are read alike."""
 
 
 @contextmanager

@@ -243,7 +243,7 @@ def test_log_probs_that_nobody_has_computed_are_compared_with_nothing(models: di
     batch = to_batch(trajectories())
     framework_step(config, models, batch)
     assert batch.tokens.old_logprobs is not None and np.isnan(batch.tokens.old_logprobs[batch.loss_mask]).all()
-    assert [_compare_with_engine(batch, staleness, version=0) for staleness in (0, 2)] == [{}, {}]
+    assert [_compare_with_engine(batch, staleness, 0, batch.loss_mask) for staleness in (0, 2)] == [{}, {}]
 
 
 def largest_difference(ours: Any, theirs: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tandem.controller.learning import (
     why_nothing_was_learned,
 )
 from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.rollouts import is_informative
 from tandem.errors import EngineError
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Status, StepMetrics, Trajectory
 from tests.cluster_workers import ragged_batch
@@ -160,15 +162,38 @@ def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why:
     tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": {"type": algorithm}}
     made = make_algorithm(TrainConfig.model_validate(tree).algorithm, 8)
     batch = to_batch([Group([trajectory(sample) for sample in range(2)], own) for own in scores])
-    assert why_nothing_was_learned(batch, made, settings()).startswith(why)
+    assert why_nothing_was_learned(batch, made, np.zeros(len(batch), np.bool_)).startswith(why)
 
 
-def test_a_step_of_answers_that_were_all_cut_says_why_it_taught_nothing() -> None:
-    config = settings(mask_truncated=True)
+@pytest.mark.parametrize(
+    ("cut", "own", "why"),
+    [
+        (
+            [True, True],
+            True,
+            "algorithm.mask_truncated leaves out answers that were cut, as all with an advantage were",
+        ),
+        ([True, False], True, "algorithm.mask_truncated leaves out answers that were cut, as all with an advantage"),
+        ([False, False], False, "no answer with a reward has a token of the policy's own"),
+    ],
+)
+def test_answers_that_were_cut_are_the_reason_only_where_they_are(cut: list[bool], own: bool, why: str) -> None:
+    """The second answer's advantage is 0."""
     batch = to_batch([Group([trajectory(0), trajectory(1)], [RIGHT, WRONG])])
-    batch.loss_mask[:] = False
-    why = why_nothing_was_learned(batch, make_algorithm(config.algorithm, 8), config)
-    assert why == "algorithm.mask_truncated leaves out answers that were cut, as all with a reward were"
+    batch.loss_mask &= own
+    batch.tokens.advantages = np.where(batch.row_of_token == 0, np.float32(1), np.float32(0))
+    found = why_nothing_was_learned(batch, make_algorithm(settings().algorithm, 8), np.array(cut))
+    assert found.startswith(why)
+
+
+def test_a_group_that_was_cut_as_a_whole_is_replaced_where_it_trains_nothing() -> None:
+    def group(*statuses: Status) -> Group:
+        answers = [replace(trajectory(sample), status=status) for sample, status in enumerate(statuses)]
+        return Group(answers, [RIGHT, WRONG])
+
+    all_cut, one_cut = group(Status.TRUNCATED, Status.TRUNCATED), group(Status.TRUNCATED, Status.COMPLETED)
+    assert [is_informative(all_cut, masked) for masked in (False, True)] == [True, False]
+    assert is_informative(one_cut, mask_truncated=True)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean", "fixed_length"])

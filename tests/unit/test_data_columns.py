@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from data_tokenizer import char_tokenizer, write_lines
 
@@ -94,6 +96,80 @@ HINTS: list[tuple[Kind, Any, str]] = [
     ("pairs", {"prompt": "2?", "response": "2", "rejected_response": "3"}, "chosen=response --map rejected=rejected_"),
     ("rated", {"question": "2?", "response": "2", "label": True}, "prompt=question --map completion=response --map"),
 ]
+
+
+PUBLISHED: dict[str, Any] = {
+    "gsm8k": {"question": "2+3?", "answer": "2+3 = <<2+3=5>>5\n#### 5"},
+    "math": {"problem": "x?", "level": "Level 1", "type": "Algebra", "solution": r"It is \boxed{5}."},
+    "math500": {"problem": "x?", "solution": r"\boxed{5}", "answer": "5", "subject": "Algebra", "level": 2},
+    "mbpp": {"task_id": 700, "text": "Add.", "code": "def f(): ...", "test_list": ["assert f()"]},
+    "aqua": {"question": "1+1?", "options": ["A)1", "B)2"], "rationale": "So B", "correct": "B"},
+    "hellaswag": {"activity_label": "Vault", "ctx": "He runs", "endings": ["up.", "down."], "label": "1"},
+    "squad": {"context": "Paris.", "question": "Where?", "answers": {"text": ["Paris"], "answer_start": [0]}},
+    "hotpotqa": {"question": "Where?", "answer": "Paris", "supporting_facts": {"title": ["Paris"], "sent_id": [0]}},
+    "musique": {"question": "Where?", "answer": "Paris", "answer_aliases": ["City of Light"]},
+    "hh": {"chosen": "\n\nHuman: Hi\n\nAssistant: Ho", "rejected": "\n\nHuman: Hi\n\nAssistant: No"},
+    "geo3k": {"images": [{"bytes": b"PNG"}], "problem": "<image>Find x.", "answer": "3"},
+    "puzzlevqa": {"image": {"bytes": b"PNG"}, "question": "Which?", "options": [6, 3], "answer": "3"},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_as_published_name_the_command_of_their_data_set(name: str, tmp_path: Path) -> None:
+    """Its ground truth is what a reward compares with, not the whole solution."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([PUBLISHED[name]]), path)
+    with pytest.raises(BadRow) as told:
+        check_columns(PUBLISHED[name], "prompts", path)
+    asked = str(told.value).partition(" It is made by: ")[2]
+    assert asked == f"tandem data {name} --in {path} --out DIR"
+    assert main(shlex.split(asked.replace("DIR", str(tmp_path / "made")))[1:]) == 0
+    made = sorted((tmp_path / "made").rglob("*.parquet"))
+    (truth,) = (row["reward_model"]["ground_truth"] for row in rows_of(made) if "reward_model" in row)
+    assert "####" not in str(truth) and "boxed" not in str(truth)
+
+
+def rows_of(paths: list[Path]) -> list[Any]:
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def test_rows_to_imitate_are_no_questions() -> None:
+    """What is learned of GSM8K is the whole solution; of HH the chosen reply."""
+    with pytest.raises(BadRow, match="tandem data columns --in FILE --out DIR --map prompt=question --map completion="):
+        check_columns(PUBLISHED["gsm8k"], "demonstrations")
+    with pytest.raises(BadRow, match="tandem data hh --in FILE --out DIR"):
+        check_columns(PUBLISHED["hh"], "demonstrations")
+
+
+def test_rows_that_have_their_answer_are_not_taken_for_a_data_set_s() -> None:
+    for row in (PUBLISHED["math"] | {"answer": "5"}, PUBLISHED["gsm8k"] | {"answer": "5"}):
+        with pytest.raises(BadRow, match="tandem data columns .* --map ground_truth=answer"):
+            check_columns(row, "prompts")
+
+
+@pytest.mark.parametrize("name", ["humaneval", "humanevalplus", "mbppplus", "ifeval"])
+def test_published_rows_with_a_prompt_name_it_where_no_reward_is_found(
+    name: str, grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: dict[str, Any] = {
+        "mbppplus": {"prompt": "Add.", "code": "def f(): ...", "test_list": ["assert f()"], "test": "assert f()"},
+        "ifeval": {"prompt": "Say.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+    }
+    program = {
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "canonical_solution": "    ...",
+        "test": "def check(c): ...",
+    }
+    path = write_lines(tmp_path / f"{name}.jsonl", [rows.get(name, program)])
+    files = [f"data.train_files=[{path}]", "data.val_files=[]", "trainer.eval_every=0", "reward.functions=[]"]
+    assert main(["train", str(grpo_config), "--dry-run", *files]) == 2
+    told = "data.train_files: rows as they are published have no ground truth that is read; it is made by: tandem data "
+    assert told + name.removesuffix("plus" if name.startswith("h") else "") in capsys.readouterr().err
+    if name.startswith("h"):
+        trial = ["reward", "test", "built-in", "--data", str(path), "--answer", "canonical_solution"]
+        assert main(trial) == 2
+        assert f"this makes: tandem data {name} --in {path} --out DIR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "row", "command"), HINTS)
@@ -187,7 +263,9 @@ BAD_PAIRS: list[tuple[Any, str]] = [
     ({"chosen": "ab", "rejected": "cd"}, "no column `prompt`, and `chosen` and `rejected` begin with nothing"),
     ({"prompt": [USER], "chosen": "yes", "rejected": "no"}, "column `chosen` has the wrong type: str, not list"),
     ({"prompt": [USER], "chosen": [ANSWER], "rejected": "no"}, "column `rejected` has the wrong type: str, not list"),
-    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": " "}]}, "column `rejected` is empty"),
+    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": ""}]}, "column `rejected` is empty"),
+    ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": " "}]}, "column `rejected`: its last mes"),
+    ({"prompt": "a", "chosen": "b", "rejected": ""}, "column `rejected` is empty"),
 ]
 
 
@@ -195,6 +273,13 @@ BAD_PAIRS: list[tuple[Any, str]] = [
 def test_a_bad_pair_is_told_by_its_own_columns(row: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"row 1: .*{told}"):
         load("pairs", tmp_path, row)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "rated"])
+def test_answers_of_whitespace_alone_are_compared(kind: Kind, tmp_path: Path) -> None:
+    found = load(kind, tmp_path, {"prompt": "12=", "chosen": "21", "rejected": "\n"})
+    worse = found[0].rejected if kind == "pairs" else found[1].answer
+    assert worse.response_ids.tolist() == TOKENIZER.convert_tokens_to_ids(["\n", "<eos>"])
 
 
 @pytest.mark.parametrize(

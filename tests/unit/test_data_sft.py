@@ -123,6 +123,13 @@ def test_masks_hold_with_tokens_of_many_characters_and_characters_of_many_tokens
     assert len(found.response_ids) == 3 + 1 + 1 + 1 + 1  # three bytes, two ` yes`, the end, the line break
 
 
+@pytest.mark.parametrize("blank", ["\n", "  ", " \n\n"])
+def test_an_answer_of_whitespace_alone_is_learned(tmp_path: Path, blank: str) -> None:
+    """Plain text is read as it stands, as TRL reads it: the model is to write a line break, say, and to end."""
+    row = {"prompt": "12=", "completion": blank}
+    check(load(tmp_path, [row])[0], ids("12="), (ids(blank, "<eos>"), True))
+
+
 FORGETFUL = CHAT_TEMPLATE.replace(
     "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}<think>{% endif %}{{ m.content }}"
 )
@@ -145,7 +152,9 @@ BAD_ROWS = [
     ({"prompt": "a"}, "column `completion` is missing; the row has prompt", CHAT_TEMPLATE),
     ({"completion": "a"}, "column `prompt` is missing", CHAT_TEMPLATE),
     ({"prompt": "", "completion": "a"}, "column `prompt` is empty", CHAT_TEMPLATE),
-    ({"prompt": "a", "completion": " "}, "column `completion` is empty", CHAT_TEMPLATE),
+    ({"prompt": "a", "completion": ""}, "column `completion` is empty", CHAT_TEMPLATE),
+    ({"prompt": " ", "completion": "a"}, "column `prompt` holds only whitespace: ' '", CHAT_TEMPLATE),
+    ({"messages": [USER, assistant("\n")]}, "column `messages`: its last message holds only whitespace", CHAT_TEMPLATE),
     ({"prompt": "a", "completion": [assistant("b")]}, "column `completion` has the wrong type: list", CHAT_TEMPLATE),
     ({"prompt": [USER], "completion": "b"}, "column `completion` has the wrong type: str", CHAT_TEMPLATE),
     ({"prompt": [USER], "completion": [USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),

@@ -48,6 +48,32 @@ def test_a_demonstration(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "data.val_files: there are none" in capsys.readouterr().err
 
 
+def test_pairs_of_a_reward_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its configuration looks like one of fine-tuning: the rows tell."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1", "chosen": "2", "rejected": "3"}))
+    tree: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train_files": [str(tmp_path / "rows.jsonl")], "rows_per_step": 1},
+        "trainer": {"run_dir": str(tmp_path / "run"), "steps": 1},
+    }
+    pair = [
+        f"{tmp_path}/rows.jsonl, row 1 (data row 0 of a run): `prompt` + `chosen` + `rejected`",
+        "chosen", "--- prompt, 1 tokens", "1", "--- learned, 2 tokens", "2<|im_end|>",
+        "rejected", "--- prompt, 1 tokens", "1", "--- learned, 2 tokens", "3<|im_end|>",
+    ]  # fmt: skip
+    assert shown(tmp_path, capsys, tree) == pair
+    del tree["data"]["rows_per_step"]
+    assert shown(tmp_path, capsys, tree) == pair
+    tree["data"] |= {"train_files": [], "mixture": {"a": {"files": [str(tmp_path / "rows.jsonl")]}}}
+    assert shown(tmp_path, capsys, tree) == pair
+    rated = shown(tmp_path, capsys, tree, "preference.loss=kto", "data.rows_per_step=2")
+    assert [line for line in rated if line in ("good", "bad")] == ["good", "bad"]
+    assert main(["data", "show", str(tmp_path / "config.yaml"), "--job", "sft"]) == 2
+    told = capsys.readouterr().err
+    assert "column `completion` is missing" in told
+    assert "looks like a configuration of tandem reward-model or tandem dpo: its rows are pairs" in told
+
+
 def test_what_rows_hold_does_nothing_to_a_terminal(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

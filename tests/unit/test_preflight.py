@@ -543,6 +543,29 @@ def test_adapters_of_reward_models_and_critics_are_looked_at_as_a_policy_s(targe
         load_config(RewardModelConfig, place / "dpo.yaml", ["model.critic_lora={}"])
 
 
+@pytest.mark.parametrize("kind", [SftConfig, DpoConfig, RewardModelConfig])
+def test_what_trains_on_rows_takes_no_model_but_its_own(kind: type[SftConfig], place: Path) -> None:
+    keys = {
+        "critic_path": "this command trains no critic",
+        "teacher_path": "this command learns from no teacher",
+        "reward_model_path": "this command scores nothing with a reward model",
+        "judge_path": "this command asks no judge",
+    }
+    for key, why in keys.items():
+        with pytest.raises(UserError, match=f"model: {key}: {why}; leave it out, or take tandem train"):
+            load_config(kind, place / "sft.yaml", [f"model.{key}={place}/whole"])
+        load_config(kind, place / "sft.yaml", [f"model.{key}=null"])
+
+
+def test_answers_of_whitespace_alone_are_no_mistake(place: Path) -> None:
+    blank = {"prompt": "1", "completion": "\n", "chosen": "2", "rejected": "\n"}
+    (place / "blank.jsonl").write_text(json.dumps(blank))
+    for kind, name in ((SftConfig, "sft"), (DpoConfig, "dpo")):
+        assert (
+            find_mistakes(load_config(kind, place / f"{name}.yaml", [f"data.train_files=[{place}/blank.jsonl]"])) == []
+        )
+
+
 def test_bad_rows_may_be_skipped(place: Path) -> None:
     files = f"data.train_files=[{place}/questions.jsonl]"
     assert find_mistakes(load_config(TrainConfig, place / "train.yaml", [files, "data.on_bad_row=skip"])) == []

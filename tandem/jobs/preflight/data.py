@@ -122,15 +122,15 @@ def _checked(row: Row | BadRow, config: ModelsConfig, path: Path) -> Row:
         cell(row, "label", bool)
     elif kind in ("pairs", "rated"):
         of = str if isinstance(row.get("chosen"), str) else list
-        cell(row, "chosen", of)
-        cell(row, "rejected", of)
+        cell(row, "chosen", of, blank=True)
+        cell(row, "rejected", of, blank=True)
     elif kind == "demonstrations" and row.get("messages") is not None:
         cell(row, "messages", list)
     else:
         of = str if isinstance(row.get("prompt"), str) else list
         cell(row, "prompt", of)
         if kind == "demonstrations":
-            cell(row, "completion", of)
+            cell(row, "completion", of, blank=True)
         else:
             ground_truth_of(row)
     return without_pictures(row)

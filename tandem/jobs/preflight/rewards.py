@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tandem.config.tree import RolloutConfig, TrainConfig
+from tandem.data.preprocess.recognised import command_for
 from tandem.data.rows import Row, ground_truth_of
 from tandem.errors import UserError
 from tandem.jobs.preflight.data import FirstRows
@@ -23,10 +24,21 @@ def find_function_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> 
     if not isinstance(config, RolloutConfig):
         return
     prompts = {key: [_prompt(row) for row in rows.usable] for key, rows in first_rows.items()}
+    sources = unnamed_sources(config, prompts)
     try:
-        check_functions(config.reward, unnamed_sources(config, prompts), prompts)
+        check_functions(config.reward, sources, prompts)
     except UserError as error:
         yield str(error)
+        if "default" in sources:
+            yield from _as_published(first_rows)
+
+
+def _as_published(first_rows: Mapping[str, FirstRows]) -> Iterator[str]:
+    """Files whose rows have a prompt, and their data set's ground truth in columns that only `tandem data` reads."""
+    for key, rows in first_rows.items():
+        first = next((row for row in rows.usable if not row.get("data_source")), None)
+        if first is not None and (command := command_for(first, "FILE")):
+            yield f"{key}: rows as they are published have no ground truth that is read; it is made by: {command}"
 
 
 def unnamed_sources(config: RolloutConfig, prompts: Mapping[str, Sequence[Prompt]]) -> list[str]:
