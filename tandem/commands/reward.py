@@ -42,7 +42,8 @@ def reward_test(
     functions = [] if function == "built-in" else [{"function": function, "arguments": given}]
     config = RewardConfig.model_validate({"functions": functions, "timeout_s": timeout_s})
     prompts, answers = read_answered(data, rows, answer)
-    if not functions and prompts[0].data_source == "default" and (command := command_for(prompts[0].row, data)):
+    unnamed = not functions and prompts[0].data_source == "default"
+    if unnamed and (command := command_for(dict(prompts[0].row), data)):
         raise UserError(
             f"{data}: rows as they are published name no reward; test it on those that this makes: {command}"
         )

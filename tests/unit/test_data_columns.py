@@ -143,7 +143,7 @@ def test_rows_to_imitate_are_no_questions() -> None:
 
 def test_rows_that_have_their_answer_are_not_taken_for_a_data_set_s() -> None:
     for row in (PUBLISHED["math"] | {"answer": "5"}, PUBLISHED["gsm8k"] | {"answer": "5"}):
-        with pytest.raises(BadRow, match="tandem data columns .* --map ground_truth=answer"):
+        with pytest.raises(BadRow, match=r"tandem data columns .* --map ground_truth=answer"):
             check_columns(row, "prompts")
 
 
