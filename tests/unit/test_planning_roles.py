@@ -311,9 +311,10 @@ def judged(model: Any, *overrides: str) -> dict[tuple[str, str, str], Memory]:
 def test_a_judge_beside_the_models_keeps_its_weights_and_its_cache(model: Any) -> None:
     """Native engines: what 4B parameters take in bfloat16, and for each answer question, answer and reply."""
     native = "reward.judge={generation: {type: native, max_response_tokens: 512}}"
-    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), *JUDGED])
+    alone = [*JUDGED, "trainer.eval_every=0"]
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), *alone])
     without = {(one.pool, one.role, one.phase): one.memory for one in moments(config, H100)}
-    found = judged(model, native)
+    found = judged(model, native, "trainer.eval_every=0")
     parameters, answers = 4_022_468_096, config.data.prompts_per_step * config.algorithm.group_size // 8
     row = (1024 + 2048 + 512 + 512) * 36 * 2 * 8 * 128 * 2
     assert set(found) - set(without) == {("main", "judge", "generation")}
@@ -323,6 +324,8 @@ def test_a_judge_beside_the_models_keeps_its_weights_and_its_cache(model: Any) -
         assert found[where].logits == memory.logits
     rollout, judge = found["main", "rollout", "generation"], found["main", "judge", "generation"]
     assert judge.logits - rollout.logits == min(answers, 256) * 151936 * 4 * 3
+    validating = judged(model, native)["main", "judge", "generation"]
+    assert validating.cache >= 256 * row, "all answers of a validation are judged at once"
 
 
 def test_a_judge_in_a_pool_of_its_own(model: Any) -> None:

@@ -1,9 +1,12 @@
 """Trajectory files hold every column, aligned with the batch."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tandem.batching.packing import to_batch
+from tandem.errors import UserError
 from tandem.tracking.trajectories import read_groups, read_trajectories, trajectories_path, write_trajectories
 from tandem.types import Batch, Branch, Group, Prompt, Score, Status, TokenColumns, Trajectory, Turn
 
@@ -178,3 +181,25 @@ def test_the_newest_files_stay_and_those_of_other_names(tmp_path, step):
     for number in (1, 2, 3):
         write_trajectories(trajectories_path(tmp_path, number), number, *step, keep=2)
     assert {path.name for path in own.parent.iterdir()} == {own.name, "step_000002.parquet", "step_000003.parquet"}
+
+
+def test_files_that_other_programs_have_written_again_are_read(tmp_path, step):
+    """pandas and polars write long texts and lists, or codes of texts; numbers of any size."""
+    groups, batch = step
+    path = trajectories_path(tmp_path, 3)
+    write_trajectories(path, 3, groups, batch)
+    table = read_trajectories(path)
+    others = {
+        "text": pa.large_string(),
+        "ids": pa.large_list(pa.int64()),
+        "codes": pa.dictionary(pa.int32(), pa.string()),
+    }
+    for name, kind in (("prompt", "text"), ("response", "text"), ("prompt_ids", "ids"), ("status", "codes")):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].cast(others[kind]))
+    pq.write_table(table, path)
+    found = read_groups(path, 3)
+    assert [t.text for g in found for t in g.trajectories] == [t.text for g in groups for t in g.trajectories]
+    pq.write_table(table.set_column(0, "step", pa.array(["x"] * len(table))), path)
+    with pytest.raises(UserError, match="its column step is of string, not int64"):
+        read_groups(path, 3)
