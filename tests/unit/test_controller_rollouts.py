@@ -123,7 +123,7 @@ MUTANTS = {
     "engines go on in training": ("            self._engines.paused = True\n        self._devices.to_training", "        self._devices.to_training"),
     "engines never go on": ("        self._engines.paused = False\n", ""),
     "successors come as soon as they may": ("if self._dropped > dropped and not self._in_rounds:", "if self._dropped > dropped:"),
-    "a score is taken for decided": ("            self._decided += 1\n            wanted", "            self._decided += 2\n            wanted"),
+    "a score is taken for decided": ("            self._decided += 1\n            informative", "            self._decided += 2\n            informative"),
     "greedy answers are lost": ("groups[0].greedy = groups[1].scores[0]", "pass"),
 }  # fmt: skip
 OF_ENGINES = {
