@@ -149,8 +149,8 @@ def test_rows_are_made_again_where_the_code_that_makes_them_has_changed(edited: 
 
 
 def test_all_code_that_makes_rows_is_in_the_key() -> None:
-    """What the kinds of data sets import of this stage; but for `forms`, which is asked of rows that are there, and what
-    knows published sets, which words the mend of a bad row."""
+    """What the kinds of data sets import of this stage; but for `forms`, which is asked of rows that are there, and for
+    what knows published sets, which words the mend of a bad row."""
     package, seen, waiting = ROOT / "tandem", set[str](), {kind.__module__ for kind, _ in KINDS.values()}
     while waiting:
         seen.add(module := waiting.pop())
