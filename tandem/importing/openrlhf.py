@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.importing.best import DEFAULT, reward_metric, source_of
 from tandem.importing.openrlhf_tables import COUNTERPARTS, HARMLESS, OLDER, WITHOUT_EFFECT
 from tandem.importing.outcome import Imported, Keys, Source, known, put, sort_the_rest, whole
 from tandem.importing.shell import flags_of, launched, read_text, why_nothing
@@ -26,6 +27,7 @@ _CORRECTIONS = {
     "tis": {"type": "truncate"}, "icepop": {"type": "mask"}, "seq-mask-tis": {"type": "mask", "level": "geometric"},
 }  # fmt: skip
 _TRAINER = re.compile(r"openrlhf[./]cli[./]train_(\w+?)(?:\.py)?")
+_BEST = "ckpt.best_metric_key"
 _LONGEST = {"ppo_ray": 2048, "sft": 2048, "dpo": 512, "rm": 512}
 
 
@@ -79,8 +81,9 @@ def convert(source: Source) -> Imported:
     (_online if source.method == "ppo_ray" else _offline)(keys, source.method, made)
     tree["training"] = training
     tree["trainer"] = _trainer(keys, source.method)
+    unmeasured = _best(keys, made)
     tree |= _tracking(keys)
-    sort_the_rest(keys, made, WITHOUT_EFFECT, HARMLESS, COUNTERPARTS)
+    sort_the_rest(keys, made, {**WITHOUT_EFFECT, **unmeasured}, HARMLESS, COUNTERPARTS)
     return made
 
 
@@ -315,6 +318,24 @@ def _trainer(keys: Keys, method: str) -> dict[str, Any]:
     put(trainer, "keep_last", keys.take("ckpt.max_num", "trainer.keep_last"), default=None)
     put(trainer, "seed", keys.take("train.seed", "trainer.seed"), default=None)
     return trainer
+
+
+def _best(keys: Keys, made: Imported) -> dict[str, str]:
+    """`trainer.best_metric`, where answers are validated; else why the key does nothing. OpenRLHF's
+    `eval_<source>_pass1` is the mean reward; where the key is empty it takes the first of these."""
+    key, tree = keys.values.get(_BEST), made.tree
+    if not (tree["trainer"].get("eval_every") and tree["data"].get("val_files")):
+        return {_BEST: "OpenRLHF does not evaluate without eval.steps and eval.dataset"}
+    named = re.fullmatch("eval_(.+)_pass1", str(key))
+    if key is None or not (named or key == ""):
+        return {}
+    keys.take(_BEST, "trainer.best_metric")
+    source = named[1] if named else source_of([], made)
+    samples = tree.get("generation", {}).get("eval", {}).get("samples", 1)
+    tree["trainer"]["best_metric"] = reward_metric(source, samples)
+    if source != DEFAULT:
+        made.notes.append(f"trainer.best_metric: {source} is what the column data_source is to hold, theirs datasource")
+    return {}
 
 
 def _tracking(keys: Keys) -> dict[str, Any]:

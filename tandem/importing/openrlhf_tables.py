@@ -167,6 +167,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "ckpt.best_metric_key": ("none",),
     "*optim": ("adam",),
     "algo.dynamic_filtering_range": ([0, 1], [0.0, 1.0]),
     "ds.load_in_4bit": (False,),
@@ -179,6 +180,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """Pattern of an argument -> values with which it does nothing that we do not do."""
 COUNTERPARTS: Mapping[str, str] = {
+    "ckpt.best_metric_key": "trainer.best_metric, as val/default/reward/mean@N",
     "train.agent_func_path": "conversation.environment, with a class of yours (docs/agents.md)",
     "ds.tensor_parallel_size": "training.type: megatron with tensor_parallel",
     "actor.aux_loss_coef": "training.load_balancing_loss, with training.type: megatron",

@@ -47,7 +47,7 @@ class Keys:
     def take(self, key: str, ours: str, default: Any = None) -> Any:
         """The value, where it is given; it becomes `ours`."""
         value = self.values.get(key)
-        if value is None or _is_unknown(value):
+        if value is None or is_unknown(value):
             return default
         self.taken[key] = ours
         return value
@@ -98,7 +98,7 @@ def sort_the_rest(
             made.without_effect.append(f"{shown}: as here")
         elif key in mends:
             made.unsupported.append(f"{shown}: not taken over; {mends[key]}")
-        elif _is_unknown(value):
+        elif is_unknown(value):
             made.unsupported.append(f"{shown}: only a run of the script would tell; write its value in yourself")
         elif key in counterparts:
             made.unsupported.append(f"{shown}: not taken over; write {counterparts[key]}")
@@ -120,7 +120,8 @@ def unknown(what: str) -> str:
     return f"⟨{what}⟩"
 
 
-def _is_unknown(value: Any) -> bool:
+def is_unknown(value: Any) -> bool:
+    """Only a run of the source would tell it."""
     return isinstance(value, str) and UNKNOWN.search(value) is not None
 
 

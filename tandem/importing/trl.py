@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.importing.outcome import Imported, Keys, Source, known, listed, put, sort_the_rest, whole
+from tandem.importing.trl_best import best_counterparts, best_keys, best_without_effect
 from tandem.importing.trl_source import Rows, own_files
 from tandem.importing.trl_tables import COUNTERPARTS, EIGHT_BITS, HARMLESS, MENDS, WITHOUT_EFFECT
 
@@ -59,8 +60,9 @@ def convert(source: Source) -> Imported:
     tree |= {"cluster": {"ranks": ranks}} if ranks > 1 else {}
     tree["trainer"] = _trainer(keys, source.method, tree, made)
     tree |= _tracking(keys)
-    without_effect = {**WITHOUT_EFFECT, **_without_validation(keys)}
-    sort_the_rest(keys, made, without_effect, HARMLESS, COUNTERPARTS, MENDS)
+    without_effect = {**WITHOUT_EFFECT, **_without_validation(keys), **best_without_effect(keys, _evaluates(keys))}
+    counterparts = {**COUNTERPARTS, **best_counterparts(keys, source.method, tree)}
+    sort_the_rest(keys, made, without_effect, HARMLESS, counterparts, MENDS)
     return made
 
 
@@ -441,12 +443,14 @@ def _trainer(keys: Keys, method: str, tree: Mapping[str, Any], made: Imported) -
         trainer["epochs"] = max(1, ceil(epochs))
     if inner > 1:
         made.notes.append(f"steps: one of ours is a generation with {inner} optimizer steps, which TRL counts each")
-    strategy, every = keys.take("save_strategy", "trainer.save_every", "steps"), 0
+    saves_best = keys.values.get("save_strategy") == "best"
+    strategy, every = "no" if saves_best else keys.take("save_strategy", "trainer.save_every", "steps"), 0
     if strategy not in ("no", "epoch", False):
         every = _interval(keys, "save_steps", "trainer.save_every", 500, made)
     put(trainer, "save_every", ceil(every / inner), default=0)
     if _evaluates(keys):
         put(trainer, "eval_every", ceil(_evaluation_interval(keys, made) / inner), default=0)
+        trainer |= best_keys(keys, method, tree, made)
     put(trainer, "keep_last", keys.take("save_total_limit", "trainer.keep_last"), default=None)
     put(trainer, "seed", keys.take("seed", "trainer.seed"), default=None)
     return trainer

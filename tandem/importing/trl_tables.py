@@ -28,7 +28,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "ignore_bias_buffers": "gradients are summed without hooks",
     "include_*": "throughput is always measured",
     "launcher.*": "cluster and placement say where it runs",
-    "load_best_model_at_end": "checkpoints/best is kept",
     "local_rollout_forward_batch_size": "training.tokens_per_micro_batch is of all passes",
     "log_completions": "trajectories are always written",
     "log_multimodal": "trajectories are always written",
@@ -70,6 +69,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "load_best_model_at_end": (False,),
     "load_in_*": (False,),
     "min_p": (None, 0, 0.0),
     "optim": ("adamw_torch", "adamw_torch_fused", "adamw"),
@@ -99,6 +99,10 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 EIGHT_BITS = ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit")
 """Values of `optim` that are AdamW with moments of 8 bits."""
 COUNTERPARTS: Mapping[str, str] = {
+    "load_best_model_at_end": "trainer.best_metric",
+    "metric_for_best_model": "trainer.best_metric",
+    "greater_is_better": "trainer.best_mode",
+    "save_strategy": "trainer.best_metric",
     "eval_strategy": "trainer.eval_every and data.val_files",
     "eval_steps": "trainer.eval_every, with data.val_files",
     "dataset_test_split": "data.val_files",

@@ -102,6 +102,30 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
     assert "{token}" not in yaml12.write(older.tree) and older.unsupported == []
 
 
+@pytest.mark.parametrize(
+    ("key", "metric", "notes"),
+    [
+        ("eval_default_pass1", "val/default/reward/mean@2", 0),
+        ("eval_math_pass1", "val/math/reward/mean@2", 1),
+        ("", "val/default/reward/mean@2", 1),
+        ("none", None, 0),
+        ("eval_math_pass2", None, 0),
+    ],
+)
+def test_the_best_checkpoint_is_kept_by_the_metric_of_ours(key: str, metric: str | None, notes: int) -> None:
+    values = {"eval.steps": 5, "eval.dataset": "a/b", "eval.n_samples_per_prompt": 2, "ckpt.best_metric_key": key}
+    made = convert(Source("ppo_ray", values))
+    assert made.tree["trainer"].get("best_metric") == metric and made.tree["trainer"]["eval_every"] == 5
+    assert sum(note.startswith("trainer.best_metric: ") for note in made.notes) == notes
+    told = [line for line in made.unsupported if "best" in line]
+    assert bool(told) is (key == "eval_math_pass2")
+    assert told == [] or told[0].endswith("not taken over; write trainer.best_metric, as val/default/reward/mean@N")
+    del values["eval.steps"]
+    never = convert(Source("ppo_ray", values))
+    assert "best_metric" not in never.tree["trainer"]
+    assert [line for line in never.without_effect if "OpenRLHF does not evaluate without eval.steps" in line]
+
+
 RM = """
 deepspeed --module openrlhf.cli.train_rm --pretrain Qwen/Qwen3-4B --dataset org/pairs --lora_rank 32 --lora_alpha 64 \\
    --target_modules q_proj v_proj

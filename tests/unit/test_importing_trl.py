@@ -181,6 +181,105 @@ def test_a_trainer_whose_arguments_nobody_knows_has_no_defaults(call: str, tmp_p
     assert read(path, "sft").values == {"learning_rate": 0.5}
 
 
+BEST: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("sft", {"load_best_model_at_end": True}, {"best_metric": "val/loss"}),
+    ("sft", {"metric_for_best_model": "eval_loss"}, {"best_metric": "val/loss"}),
+    ("sft", {"metric_for_best_model": "loss", "greater_is_better": False}, {"best_metric": "val/loss"}),
+    ("dpo", {"load_best_model_at_end": True, "metric_for_best_model": "eval_rewards/accuracies"},
+     {"best_metric": "val/accuracy"}),
+    ("dpo", {"metric_for_best_model": "rewards/margins", "greater_is_better": False},
+     {"best_metric": "val/margin", "best_mode": "min"}),
+    ("dpo", {"metric_for_best_model": "loss", "greater_is_better": True},
+     {"best_metric": "val/loss", "best_mode": "max"}),
+    ("orpo", {"metric_for_best_model": "eval_log_odds_chosen"}, {"best_metric": "val/margin"}),
+    ("kto", {"load_best_model_at_end": True}, {"best_metric": "val/loss"}),
+    ("reward", {"metric_for_best_model": "eval_accuracy"}, {"best_metric": "val/accuracy"}),
+    ("reward", {"metric_for_best_model": "margin", "save_strategy": "best"}, {"best_metric": "val/margin"}),
+    ("grpo", {"metric_for_best_model": "eval_reward", "greater_is_better": True, "num_generations_eval": 2},
+     {"best_metric": "val/default/reward/mean@2"}),
+    ("grpo", {"metric_for_best_model": "eval_rewards/accuracy_reward/mean"},
+     {"best_metric": "val/default/reward/mean@8"}),
+    ("rloo", {"metric_for_best_model": "reward", "num_generations": 4}, {"best_metric": "val/default/reward/mean@4"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "values", "expected"), BEST)
+def test_the_best_checkpoint_is_kept_by_the_metric_of_ours(
+    method: str, values: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    evaluates = {"eval_strategy": "steps", "eval_steps": 5}
+    rewards = {"reward_funcs": ["accuracy_reward"]} if method in ("grpo", "rloo") else {}
+    made = convert(Source(method, {**evaluates, **rewards, **values}))
+    trainer = made.tree["trainer"]
+    assert {key: value for key, value in trainer.items() if key.startswith("best")} == expected
+    assert made.unsupported == [] and trainer["eval_every"] == 5
+    assert trainer.get("save_every", 0) == (0 if "save_strategy" in values else 500)
+    for key, value in values.items():
+        assert any(line.startswith(f"{key}={value}: ") for line in made.mapped)
+    with_local_paths(made.tree)
+    (tmp_path / "config.yaml").write_text(written(made, "trl", method))
+    assert read_config(KINDS[COMMANDS[method]], tmp_path / "config.yaml", []).problems == []
+
+    never = convert(Source(method, {**rewards, **values}))
+    assert "best_metric" not in never.tree["trainer"]
+    told = "TRL does not evaluate without eval_strategy: steps or epoch"
+    best = [key for key in values if not key.startswith("num_generations") or key == "num_generations_eval"]
+    assert {f"{key}={values[key]}: {told}" for key in best} <= set(never.without_effect)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "told"),
+    [
+        ("grpo", {"load_best_model_at_end": True},
+         ["load_best_model_at_end=True: not taken over; write a metric that there is here, as trainer.best_metric "
+          "(val/<source>/reward/mean@8); loss is none"]),
+        ("grpo", {"metric_for_best_model": "eval_completions/mean_length", "greater_is_better": True},
+         ["metric_for_best_model=eval_completions/mean_length: not taken over; write a metric that there is here, as "
+          "trainer.best_metric (val/<source>/reward/mean@8); completions/mean_length is none",
+          "greater_is_better=True: not taken over; write trainer.best_mode"]),
+        ("sft", {"metric_for_best_model": "eval_mean_token_accuracy"},
+         ["metric_for_best_model=eval_mean_token_accuracy: not taken over; write a metric that there is here, as "
+          "trainer.best_metric (val/loss); mean_token_accuracy is none"]),
+        ("kto", {"metric_for_best_model": "eval_rewards/margins"},
+         ["metric_for_best_model=eval_rewards/margins: not taken over; write a metric that there is here, as "
+          "trainer.best_metric (val/loss); rewards/margins is none"]),
+        ("sft", {"load_best_model_at_end": True, "metric_for_best_model": "⟨args.metric⟩"},
+         ["load_best_model_at_end=True: not taken over; write trainer.best_metric",
+          "metric_for_best_model=⟨args.metric⟩: only a run of the script would tell; write its value in yourself"]),
+        ("sft", {"load_best_model_at_end": False, "greater_is_better": False}, []),
+    ],
+)  # fmt: skip
+def test_a_metric_without_counterpart_keeps_no_best_checkpoint(
+    method: str, values: dict[str, Any], told: list[str]
+) -> None:
+    rewards = {"reward_funcs": ["accuracy_reward"]} if method == "grpo" else {}
+    made = convert(Source(method, {"eval_strategy": "steps", **rewards, **values}))
+    assert "best_metric" not in made.tree["trainer"] and made.unsupported == told
+
+
+@pytest.mark.parametrize(
+    ("rows", "source", "note"),
+    [
+        ([{"data_source": "sums"}], "sums", None),
+        ([{"prompt": "1"}], "default", None),
+        ([{"data_source": "sums"}, {"data_source": "maths"}], "maths", "rows of data_source maths alone; sums have"),
+        ([], "default", "default is the data_source of rows without that column"),
+    ],
+)
+def test_the_best_metric_is_of_the_data_source_of_the_rows(
+    rows: list[Any], source: str, note: str | None, tmp_path: Path
+) -> None:
+    """Of files that are there; no row is one that is not."""
+    path = tmp_path / "val.jsonl"
+    if rows:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    values = {"eval_strategy": "steps", "metric_for_best_model": "eval_reward", "eval_data_files": [str(path)]}
+    made = convert(Source("grpo", values))
+    assert made.tree["trainer"]["best_metric"] == f"val/{source}/reward/mean@8"
+    notes = [one for one in made.notes if one.startswith("trainer.best_metric: ")]
+    assert len(notes) == (note is not None) and all(note in one for one in notes if note)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
     source = Source(**PUBLISHED[name])
