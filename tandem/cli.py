@@ -165,7 +165,7 @@ def evaluate(
     found = evaluate_model(config, inputs, answers, against)
     for name, value in found.metrics.items():
         print(f"{name} {value:.4f}")
-    for line in (*lines(found.data), *pair_lines(found.against, str(against))):
+    for line in (*lines(found.data), *pair_lines(found.against, str(against), found.lacking)):
         print(line)
     if len(found.data) > 1:
         print(*table(found.data, found.against), sep="\n")

@@ -42,6 +42,17 @@ def answered_of(groups: Sequence[Group], label: Callable[[Prompt], str] = attrge
     return made
 
 
+def without_accuracy(answered: Sequence[Answered]) -> dict[str, tuple[int, int]]:
+    """How many of the scored answers of a source have no `acc`, and how many are scored; of sources where some have it
+    and some have not, which have no accuracy for that."""
+    found: dict[str, tuple[int, int]] = {}
+    for source, prompts in by_source(answered).items():
+        accuracies = [accuracy for prompt in prompts for accuracy in prompt.accuracies]
+        if 0 < (lacking := accuracies.count(None)) < len(accuracies):
+            found[source] = lacking, len(accuracies)
+    return found
+
+
 def by_source(answered: Iterable[Answered]) -> dict[str, list[Answered]]:
     """The prompts of each data source, in their order."""
     found: dict[str, list[Answered]] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.evaluation.answered import Answered, by_source
+from tandem.evaluation.answered import Answered, by_source, without_accuracy
 from tandem.evaluation.estimates import estimates
 from tandem.evaluation.intervals import CONFIDENCE, Values, bounds_of, mean_interval
 from tandem.evaluation.paired import POWER, compare
@@ -16,10 +16,14 @@ Json = dict[str, Any]
 
 def summarize(answered: Sequence[Answered], seed: int) -> Json:
     """Data source -> counts, and each metric with its interval. Of a metric without a prompt there is nothing."""
-    return {source: _summarize_source(prompts, seed) for source, prompts in by_source(answered).items()}
+    lacking = without_accuracy(answered)
+    return {
+        source: _summarize_source(prompts, seed, lacking.get(source, (0, 0))[0])
+        for source, prompts in by_source(answered).items()
+    }
 
 
-def _summarize_source(prompts: Sequence[Answered], seed: int) -> Json:
+def _summarize_source(prompts: Sequence[Answered], seed: int, without_acc: int) -> Json:
     metrics: Json = {}
     for name, values_P in estimates(prompts, seed).items():
         known_P = values_P[~np.isnan(values_P)]
@@ -30,6 +34,7 @@ def _summarize_source(prompts: Sequence[Answered], seed: int) -> Json:
         "prompts": len(prompts),
         "answers": sum(len(prompt.rewards) + prompt.unscored for prompt in prompts),
         "unscored": sum(prompt.unscored for prompt in prompts),
+        "without_acc": without_acc,
         "metrics": metrics,
     }
 
@@ -67,12 +72,19 @@ def lines(data: Json) -> Iterator[str]:
             interval = f"(no interval of {alike})" if of["low"] is None else f"[{of['low']:.4f}, {of['high']:.4f}]"
             fewer = f"  of {of['prompts']} prompts" if of["prompts"] < found["prompts"] else ""
             yield f"  {name:<14} {of['value']:8.4f}  {interval}{fewer}"
+        if lacking := found["without_acc"]:
+            scored = found["answers"] - found["unscored"]
+            yield f"  acc/…          none: {lacking} of {scored} scored answers have no acc"
 
 
-def pair_lines(data: Json, other: str) -> Iterator[str]:
-    """What a person reads of `summarize_pair`; `other` is what was compared with."""
+def pair_lines(data: Json, other: str, lacking: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """What a person reads of `summarize_pair`; `other` is what was compared with, whose answers lack `acc` as
+    `without_accuracy` has it in `lacking`."""
     for source, found in data.items():
         yield f"{source}: difference to {other}"
+        if source in lacking:
+            without, scored = lacking[source]
+            yield f"  acc/…          not compared: {without} of {scored} scored answers there have no acc"
         for name, of in found.items():
             begin = f"  {name:<14} {of['difference']:+8.4f}"
             if of["detectable"] is None:

@@ -1,5 +1,6 @@
 """`tandem eval`: answers of a model, their scores, and what these say of it."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from tandem.controller.assembly import make_experience_roles
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.errors import RewardShareExceeded
-from tandem.evaluation.answered import answered_of, check_same_prompts
+from tandem.evaluation.answered import answered_of, check_same_prompts, without_accuracy
 from tandem.evaluation.summary import Json, summarize, summarize_pair
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.validation import ValidationSets, validate
@@ -27,6 +28,8 @@ class Evaluation(NamedTuple):
     """Of each data source of each set, as `evaluation.summary.summarize` says."""
     against: Json
     """As `summarize_pair` says; empty where nothing was compared with."""
+    lacking: Mapping[str, tuple[int, int]]
+    """Of the answers that were compared with, as `without_accuracy` says."""
 
 
 def evaluate_model(
@@ -52,8 +55,11 @@ def evaluate_model(
             write_trajectories(answers, 0, groups, to_batch(groups))
         roles.reward.check_share(groups)
     answered = answered_of(groups, sets.label)
-    compared = {} if saved is None else summarize_pair(answered, answered_of(saved, sets.label), config.seed)
-    return Evaluation(metrics_of(groups, sets.label), summarize(answered, config.seed), compared)
+    metrics, data = metrics_of(groups, sets.label), summarize(answered, config.seed)
+    if saved is None:
+        return Evaluation(metrics, data, {}, {})
+    other = answered_of(saved, sets.label)
+    return Evaluation(metrics, data, summarize_pair(answered, other, config.seed), without_accuracy(other))
 
 
 def _read_answers(path: Path, prompts: RLHFDataset) -> list[Group]:

@@ -1,7 +1,7 @@
 """Reinforcement learning: roles from a configuration, one dataflow step a step."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
 from tandem.data.sampler import Sampler
 from tandem.errors import RewardShareExceeded, WorkerLost
+from tandem.evaluation.answered import answered_of, without_accuracy
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs, state_of_rows, tell_changed_rows
 from tandem.jobs.run import run_job
@@ -79,6 +80,8 @@ class RlJob:
         self._warned = self._answers_lost = False
         self._told_of_rest: set[str] = set()
         """Reasons for which a step has taught nothing, of which the user knows."""
+        self._told_of_accuracy: set[str] = set()
+        """Sources without accuracy, of which the user knows."""
         self._reward = reward
         if scores_groups(reward):
             placement.sources.append(reward)
@@ -145,7 +148,19 @@ class RlJob:
         check_versions(groups, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
         roles.reward.check_share(groups)
+        self._tell_of_accuracy(step, without_accuracy(answered_of(groups, sets.label)))
         return summarize(groups, sets.label)
+
+    def _tell_of_accuracy(self, step: int, lacking: Mapping[str, tuple[int, int]]) -> None:
+        """Once a run for each source of validation rows, that some answers to them have no `acc`."""
+        for source, (without, scored) in lacking.items():
+            if source not in self._told_of_accuracy:
+                self._told_of_accuracy.add(source)
+                print(
+                    f"validation of step {step}: {without:,} of {scored:,} scored answers to {source} have no acc, so "
+                    f"there is no val/{source}/acc/mean@N; let the reward function return acc for each (told once)",
+                    flush=True,
+                )
 
     def save(self, draft: Draft) -> None:
         for name, group in self._roles.trained.items():

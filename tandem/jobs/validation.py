@@ -85,9 +85,10 @@ def validate(roles: ExperienceRoles, dataset: RLHFDataset, sets: ValidationSets,
 def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgetter("data_source")) -> StepMetrics:
     """`val/<label>/<what>/mean@N | best@N | maj@N`, averaged over prompts; answers without a score are counted, not 0.
 
-    `acc` comes beside `reward` where the reward function reports it. N is the largest number of answers that a prompt
-    has, with those without a score, so that a curve keeps its name where one is lost; best and maj need N > 1, maj also
-    predictions (`pred`).
+    `acc` comes beside `reward` where the reward function reports it for every answer that has a score; where it does
+    for some, `val/<label>/acc/share` says of how many there is one instead. N is the largest number of answers that a
+    prompt has, with those without a score, so that a curve keeps its name where one is lost; best and maj need N > 1,
+    maj also predictions (`pred`).
     """
     by_label: dict[str, list[list[Score]]] = defaultdict(list)
     lost: Counter[str] = Counter()
@@ -108,7 +109,10 @@ def summarize(groups: Sequence[Group], label: Callable[[Prompt], str] = attrgett
 
 def _summarize_source(prompts: Sequence[Sequence[Score]], n: int) -> StepMetrics:
     metrics = {f"reward/mean@{n}": fmean(fmean(s.value for s in scores if s.value is not None) for scores in prompts)}
-    if all("acc" in score.parts for scores in prompts for score in scores):
+    has_acc = ["acc" in score.parts for scores in prompts for score in scores]
+    if any(has_acc) and not all(has_acc):
+        metrics["acc/share"] = fmean(has_acc)
+    if all(has_acc):
         metrics[f"acc/mean@{n}"] = fmean(fmean(s.parts["acc"] for s in scores) for scores in prompts)
         if n > 1:
             metrics[f"acc/best@{n}"] = fmean(max(s.parts["acc"] for s in scores) for scores in prompts)

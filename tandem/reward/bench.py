@@ -116,6 +116,10 @@ def report(lines: Sequence[Line]) -> str:
     failures = Counter(score.failure for line in lines for score in line.scores)
     sums = {f"false {name}": sum(line.mistakes for line in lines if line.right is right) for name, right in _FALSE}
     sums |= {"exceptions": failures[Status.REWARD_ERROR], "time-outs": failures[Status.REWARD_TIMEOUT]}
+    has_acc = ["acc" in score.parts for line in lines for score in line.scores if score.value is not None]
+    if any(has_acc) and not all(has_acc):
+        lacking = f"{has_acc.count(False):,} of {len(has_acc):,} scored answers"
+        table.append(f"\n{lacking} have no acc: these pass by their reward")
     examples = [f"{line.kind}: {line.examples[0]}" for line in lines if line.examples]
     return "\n".join([*table, "", *(f"{what}: {count}" for what, count in sums.items()), *examples])
 

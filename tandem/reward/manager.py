@@ -323,18 +323,24 @@ def _alike(prompt: Prompt, column: str) -> Any:
 
 
 def metrics(groups: Iterable[Group]) -> StepMetrics:
-    """Statistics over the trajectories that have a reward, means of its parts, and counts of those that have none."""
+    """Statistics over the trajectories that have a reward, means of its parts, and counts of those that have none.
+
+    The mean of a part is over those that have it; where some have not, `<part>/share` says how many have, of those that
+    have a reward.
+    """
     scores = [score for group in groups for score in group.scores]
-    values = np.array([score.value for score in scores if score.value is not None], dtype=np.float64)
+    scored = [score for score in scores if score.value is not None]
+    values = np.array([score.value for score in scored], dtype=np.float64)
     failures = Counter(score.failure for score in scores)
     statistics = {name: float(getattr(values, name)()) for name in ("mean", "max", "min", "std") if len(values)}
     statistics["errors"] = float(failures[Status.REWARD_ERROR])
     statistics["timeouts"] = float(failures[Status.REWARD_TIMEOUT])
     statistics["not_scored"] = float(failures[Status.NOT_SCORED])
     parts: defaultdict[str, list[float]] = defaultdict(list)
-    for name, value in (item for score in scores for item in score.parts.items()):
+    for name, value in (item for score in scored for item in score.parts.items()):
         parts[name].append(value)
-    if taken := statistics.keys() & parts.keys():
+    shares = {f"{name}/share": len(of) / len(scored) for name, of in parts.items() if len(of) < len(scored)}
+    if taken := (statistics | shares).keys() & parts.keys():
         raise UserError(f"reward functions or their parts are named {sorted(taken)}, which are metrics; rename them")
-    statistics |= {name: float(np.mean(numbers)) for name, numbers in parts.items()}
+    statistics |= {name: float(np.mean(numbers)) for name, numbers in parts.items()} | shares
     return {f"reward/{name}": value for name, value in statistics.items()}

@@ -5,8 +5,8 @@ OF_EVERY_RUN = ("data/epoch", "mixture/<set>/epoch", "time/step_s", "time/checkp
                 "perf/peak_memory_gib", "perf/peak_memory_gib/<phase>")  # fmt: skip
 OF_ANSWERS = (
     "conversation/turns", "conversation/out_of_turns", "conversation/environment_errors", "conversation/<number>",
-    "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>", "reward/errors", "reward/timeouts",
-    "reward/not_scored", "reward/group_std/zero_share",
+    "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>", "reward/<part>/share", "reward/errors",
+    "reward/timeouts", "reward/not_scored", "reward/group_std/zero_share",
     "mixture/<set>/reward", "data/solve_rate/mean", "data/solve_rate/never_share", "data/solve_rate/always_share",
     "data/solve_rate/seen_share", "response_length/mean", "response_length/max",
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
@@ -29,7 +29,7 @@ OF_REWARD_MODELS = ("reward_model/loss", "reward_model/margin", "reward_model/ac
                     "reward_model/lr")  # fmt: skip
 OF_VALIDATION = (
     "val/<source>/reward/mean@<N>", "val/<source>/acc/mean@<N>", "val/<source>/acc/best@<N>",
-    "val/<source>/acc/maj@<N>", "val/<source>/unscored",
+    "val/<source>/acc/maj@<N>", "val/<source>/acc/share", "val/<source>/unscored",
 )  # fmt: skip
 OF_SUPERVISED_VALIDATION = ("val/loss",)
 OF_PAIRED_VALIDATION = ("val/loss", "val/margin", "val/accuracy")

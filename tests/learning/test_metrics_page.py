@@ -21,6 +21,7 @@ RUNS = {
         "reward.functions=[rewards.py:odd_alone]",
         "reward.max_error_share=1",
     ],
+    "grpo, answers without acc": ["train", "trainer.eval_every=1", "reward.functions=[rewards.py:right_alone]"],
     "ppo with a critic": ["train", "algorithm={type: ppo}", "reward.functions=[rewards.py:length]"],
     "resampling": ["train", "algorithm={type: dapo, resample_rounds: 1}"],
     "adaptive KL": ["train", "algorithm={type: grpo, kl: {place: reward, control: adaptive}}"],
@@ -98,7 +99,9 @@ def prepare(sort4: Path, folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines[:rows]))
     (folder / "rewards.py").write_text(
         "def odd_alone(completion, ground_truth):\n    return 1 / (len(completion) % 2)\n\n"
-        "def length(completion, ground_truth):\n    return len(completion)\n"
+        "def length(completion, ground_truth):\n    return len(completion)\n\n"
+        "def right_alone(completion, ground_truth):\n"
+        "    return {'score': 1.0, 'acc': 1.0} if len(completion) % 2 else {'score': 0.0}\n"
     )
     (folder / "world.py").write_text(WORLD)
     shutil.copytree(sort4 / "model", folder / "teacher")

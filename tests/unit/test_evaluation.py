@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import asdict
 from itertools import combinations
@@ -16,13 +17,14 @@ import yaml
 
 from tandem.cli import main
 from tandem.errors import UserError
-from tandem.evaluation.answered import Answered, check_same_prompts
+from tandem.evaluation.answered import Answered, check_same_prompts, without_accuracy
 from tandem.evaluation.estimates import best_of, estimates, majority_of
 from tandem.evaluation.intervals import UNBOUNDED, Interval, bounds_of, mean_interval, student
 from tandem.evaluation.paired import compare, detectable, p_value
 from tandem.evaluation.summary import lines, pair_lines, summarize, summarize_pair
 from tandem.jobs.validation import summarize as metrics_of
 from tandem.rollout.transcript import trajectory_without_turns
+from tandem.tracking.jsonl import read_metrics
 from tandem.types import Group, Prompt, Score, Status
 
 UNIT = Interval(0.0, 1.0)
@@ -57,7 +59,7 @@ def test_answers_without_a_score_are_counted_and_never_zero() -> None:
     summary = summarize([*prompts, Answered("b", unscored=2)], seed=0)
     assert summary["a"]["answers"] == 4 and summary["a"]["unscored"] == 1
     assert summary["a"]["metrics"]["acc/best@2"] == {"value": 1.0, "low": None, "high": None, "prompts": 1}
-    assert summary["b"] == {"prompts": 1, "answers": 2, "unscored": 2, "metrics": {}}
+    assert summary["b"] == {"prompts": 1, "answers": 2, "unscored": 2, "without_acc": 0, "metrics": {}}
 
 
 def test_a_validation_metric_keeps_its_name_where_a_score_is_lost() -> None:
@@ -192,7 +194,7 @@ def test_the_detectable_difference_is_found_with_the_power_it_names() -> None:
 def test_a_model_does_not_differ_from_itself() -> None:
     found = compare(np.zeros(10), seed=0)
     assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (0, None, None, 1, None)
-    (_, line) = pair_lines({"sums": {"acc/mean": asdict(found)}}, "other")
+    (_, line) = pair_lines({"sums": {"acc/mean": asdict(found)}}, "other", {})
     assert "all 10 prompts differ not at all: how far others would is not known" in line
 
 
@@ -216,6 +218,46 @@ def config(grpo_config: Path, sort4: Path, tmp_path: Path) -> str:
 
 
 SAMPLED = ("generation.eval.samples=4", "generation.eval.temperature=1", "generation.max_response_tokens=4")
+
+
+SOME_ACC = REWARD.replace('"acc": float(right), ', '**({"acc": float(right)} if right else {}), ')
+"""`acc` for right answers alone: a mean over those who have it would be 1."""
+
+
+def test_an_accuracy_of_some_answers_is_none_and_told(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers, out, run = tmp_path / "answers.parquet", tmp_path / "metrics.json", tmp_path / "run"
+    (tmp_path / "reward.py").write_text(SOME_ACC)
+    assert main(["eval", config, *SAMPLED, "--answers", str(answers), "--out", str(out)]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert not any(name.startswith("acc/") for name in found["data"]["sort4"]["metrics"])
+    lacking = found["data"]["sort4"]["without_acc"]
+    assert 0 < lacking < 24 and found["val/sort4/acc/share"] == pytest.approx(1 - lacking / 24)
+    assert [name for name in found if name.startswith("val/sort4/acc/")] == ["val/sort4/acc/share"]
+    assert f"  acc/…          none: {lacking} of 24 scored answers have no acc\n" in capsys.readouterr().out
+
+    (tmp_path / "reward.py").write_text(REWARD)
+    assert main(["eval", config, *SAMPLED, "--against", str(answers), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert f"  acc/…          not compared: {lacking} of 24 scored answers there have no acc\n" in told
+    assert json.loads(out.read_text())["data"]["sort4"]["without_acc"] == 0 and "none: " not in told
+
+    (tmp_path / "reward.py").write_text(SOME_ACC)
+    trainer = f"trainer={{run_dir: {run}, steps: 2, eval_every: 1}}"
+    assert main(["train", config, *SAMPLED, trainer, "data.prompts_per_step=4", "algorithm.group_size=4"]) == 0
+    printed = capsys.readouterr().out
+    begin = (
+        r"^validation of step 0: (\d+) of 24 scored answers to sort4 have no acc, so there is no val/sort4/acc/mean@N"
+    )
+    told = re.findall(begin, printed, re.MULTILINE)
+    records = read_metrics(run / "metrics.jsonl")
+    assert printed.count("have no acc") == len(told) == 1 and records[0]["val/sort4/acc/share"] == pytest.approx(
+        1 - int(*told) / 24
+    )
+    of_steps = [record for record in records if "reward/acc" in record]
+    assert of_steps and all(record["reward/acc"] == 1 and record["reward/acc/share"] < 1 for record in of_steps)
+    assert not any("/acc/mean" in name for record in records for name in record)
 
 
 def test_two_evaluations_are_compared_prompt_by_prompt(
@@ -310,6 +352,17 @@ def test_what_is_compared_with_must_be_there(config: str, tmp_path: Path, capsys
     assert capsys.readouterr().err == (
         f"tandem: --against {missing}: no such file; another evaluation writes it with --answers {missing}\n"
     )
+
+
+def test_of_several_sources_the_one_that_lacks_acc_is_told() -> None:
+    whole, some = Answered("a", [1.0, 0.0], [1.0, 0.0]), Answered("b", [1.0, 0.0], [1.0, None], unscored=1)
+    never = Answered("c", [1.0], [None])
+    assert without_accuracy([whole, some, never, some]) == {"b": (2, 4)}
+    found = summarize([whole, some, never], seed=0)
+    assert [found[source]["without_acc"] for source in "abc"] == [0, 1, 0]
+    assert [line for line in lines(found) if "no acc" in line] == [
+        "  acc/…          none: 1 of 2 scored answers have no acc"
+    ]
 
 
 def test_verdicts_and_partial_credit_are_compared_by_the_same_names() -> None:

@@ -1,6 +1,7 @@
 """`tandem reward test`: what it makes of good and of bad reward functions."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,19 @@ def test_the_command_reports(file: Path, rows: Path, capsys: pytest.CaptureFixtu
     assert (counts["time-outs"], counts["false positives"], counts["false negatives"]) == ("2", "0", "2")
     counts = report(capsys, f"{file}:generous", "--data", str(rows), "--argument", "bonus=0.4", "--pass-above", "0.3")
     assert int(counts["false positives"]) >= 14 and counts["false negatives"] == "0"
+
+
+def test_answers_without_acc_are_counted(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They pass by their reward, the others by `acc`: whoever reads the counts must know."""
+    file = tmp_path / "some.py"
+    file.write_text("def f(completion):\n    return {'score': 0.0, **({'acc': 0.0} if completion.strip() else {})}\n")
+    assert main(["reward", "test", f"{file}:f", "--data", str(rows)]) == 0
+    assert re.search(
+        r"^4 of \d+ scored answers have no acc: these pass by their reward$", capsys.readouterr().out, re.M
+    )
+    file.write_text("def f(completion):\n    return {'score': 0.0, 'acc': 0.0}\n")
+    assert main(["reward", "test", f"{file}:f", "--data", str(rows)]) == 0
+    assert "have no acc" not in capsys.readouterr().out
 
 
 def test_mistakes_of_the_user(file: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -266,6 +266,7 @@ def test_metrics_count_the_scored_only() -> None:
         "reward/std": 1.0,
         "reward/acc": 0.5,
         "reward/n": 7.0,
+        "reward/n/share": 0.5,
         "reward/errors": 1.0,
         "reward/timeouts": 1.0,
         "reward/not_scored": 1.0,
@@ -276,6 +277,16 @@ def test_metrics_count_the_scored_only() -> None:
 def test_parts_may_not_take_the_names_of_statistics(name: str) -> None:
     with pytest.raises(UserError, match=rf"named \['{name}'\], which are metrics; rename them"):
         metrics([hand_made(Score(1.0, {name: 1.0}))])
+
+
+def test_a_mean_over_some_answers_says_of_how_many_it_is() -> None:
+    """Of those with a reward; a mean over all of them needs no share."""
+    lacking = hand_made(Score(1.0, {"acc": 1.0, "n": 2.0}), Score(0.0, {"n": 4.0}), Score(0.0, {"n": 0.0}), ERROR)
+    found = metrics([lacking])
+    assert (found["reward/acc"], found["reward/acc/share"]) == (1.0, pytest.approx(1 / 3))
+    assert found["reward/n"] == 2.0 and "reward/n/share" not in found
+    with pytest.raises(UserError, match=r"named \['acc/share'\], which are metrics; rename them"):
+        metrics([hand_made(Score(1.0, {"acc": 1.0, "acc/share": 1.0}), Score(1.0, {"acc/share": 1.0}), Score(1.0))])
 
 
 def test_metrics_of_nothing_scored_are_counts() -> None:
