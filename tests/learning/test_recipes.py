@@ -50,6 +50,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
     "smollm2": [{"data_source": "sums", "prompt": ASK, "ground_truth": "5"}],
+    "smollm2_dpo": [{"prompt": ASK, "chosen": GOOD, "rejected": BAD}],
+    "smollm2_sft": [{"prompt": ASK, "completion": GOOD}],
     "sort4_kto": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
     "sort4_orpo": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
     "sort4_judge_sft": [{"prompt": "12:12?", "completion": "yes"}],
