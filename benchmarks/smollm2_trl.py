@@ -1,7 +1,8 @@
-"""TRL's side of smollm2.py: python smollm2_trl.py grpo|sft|dpo STEPS SEED OUT.json [--packed]"""
+"""TRL's side of smollm2.py: so many steps of a recipe's task, and what TRL logged of them in OUT.json."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -76,5 +77,10 @@ def reward(completions: list[Any], ground_truth: list[str], **columns: Any) -> l
 
 
 if __name__ == "__main__":
-    task, steps, seed, out, *packed = sys.argv[1:]
-    main(task, int(steps), int(seed), Path(out), bool(packed))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=LEARNED)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("--packed", action="store_true", help="sft: rows are packed as TRL packs them")
+    main(**vars(parser.parse_args()))

@@ -69,11 +69,16 @@ def _kind(folder: str) -> Kind:
 
 def model_id(path: Path) -> str | None:
     """The id that a model's path is, or None where it is a local one: it is there, its first directory is, or that is
-    `runs`, where runs are."""
+    `runs` or `models`, where those that Tandem and its scripts make are."""
     text = str(path)
     if text.startswith("hub:"):
         return text.removeprefix("hub:")
-    local = path.is_absolute() or text.startswith(("~", "..", "runs/")) or path.exists() or Path(path.parts[0]).is_dir()
+    local = (
+        path.is_absolute()
+        or text.startswith(("~", "..", "runs/", "models/"))
+        or path.exists()
+        or Path(path.parts[0]).is_dir()
+    )
     match = _ID.fullmatch(text)
     return text if not local and match and not match["inside"] and not match["split"] else None
 

@@ -223,7 +223,9 @@ def test_a_split_is_whole_or_refused(hub: tuple[Path, str], tandem: Command, con
 def test_local_paths_are_not_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert model_id(Path("runs/typo")) is None and model_id(Path("/a/b")) is None
+    assert (
+        model_id(Path("runs/typo")) is None and model_id(Path("models/typo")) is None and model_id(Path("/a/b")) is None
+    )
     assert model_id(Path("one")) is None and model_id(Path("a/b/c")) is None
     assert model_id(Path("Qwen/Qwen3-0.6B@main")) == "Qwen/Qwen3-0.6B@main"
     assert model_id(Path("hub:runs/typo")) == "runs/typo"

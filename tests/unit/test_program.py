@@ -36,6 +36,14 @@ def test_an_example_without_arguments_says_how_it_is_called(example: str) -> Non
     )
 
 
+def test_help_is_the_programs_own_docstring(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text('"""Count to three."""\n' + PROGRAM.format(raised="SystemExit(3)"))
+    done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "usage: program.py CONFIG.yaml [section.key=value …]\n\nCount to three.\n"
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_mistake_is_told_in_one_message(example: str, grpo_config: Path, tmp_path: Path) -> None:
     wrong = ["trainer.stepz=3", "data.train_files=[nowhere.parquet]"]

@@ -153,7 +153,8 @@ def test_the_command_reads_parquet_and_json_lines_in_published_shapes(
     [
         ({"text": "a"}, "row 2: column `id` is None"),
         ({"id": "x"}, "row 2: column `text` is missing"),
-        ({"id": "x", "text": " "}, "row 2: column `text` is empty"),
+        ({"id": "x", "text": ""}, "row 2: column `text` is empty"),
+        ({"id": "x", "text": " "}, "row 2: column `text` holds only whitespace"),
         ({"id": "x", "text": 3}, "row 2: column `text` has the wrong type: int"),
         ({"id": "x", "text": "a", "title": 3}, "row 2: column `title` has the wrong type: int"),
         ({"id": "1", "text": "a"}, "row 2: the id '1' is that of row 1, too"),
