@@ -68,9 +68,18 @@ class NotPackable(Exception):
 class Reads(Protocol):
     """A data set, as far as it reads rows."""
 
-    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
-        """The format of a row, and its items, each with its kind. Raises BadRow and NotPackable."""
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list["PackedItem"]]:
+        """The format of a row, and its items. Raises BadRow and NotPackable."""
         ...
+
+
+class PackedItem(NamedTuple):
+    """An item, and what a Summary takes of it."""
+
+    packed: Packed
+    kind: str
+    largest_id: int
+    """Of its token ids."""
 
 
 @dataclass(slots=True)
@@ -87,16 +96,21 @@ class Summary:
     """Of each kind of items: the place of the first one, and how many there are."""
     sizes: list[int] = field(default_factory=list[int])
     """Items of each batch."""
+    largest_id: tuple[int, int] = -1, 0
+    """The largest token id of all items, and the number of the first row that has it."""
 
     def add_bad(self, number: int, reason: str) -> None:
         self.bad += 1
         if len(self.first_bad) < _SHOWN:
             self.first_bad.append((number, reason))
 
-    def add_item(self, kind: str) -> None:
+    def add_item(self, number: int, kind: str, largest_id: int) -> None:
+        """`number`: of its row; `largest_id`: of its token ids."""
         first, count = self.kinds.get(kind, (self.items, 0))
         self.kinds[kind] = first, count + 1
         self.items += 1
+        if largest_id > self.largest_id[0]:
+            self.largest_id = largest_id, number
 
     def extend(self, other: "Summary") -> None:
         """With what comes after."""
@@ -108,6 +122,8 @@ class Summary:
             self.kinds[kind] = ours, before + count
         self.items += other.items
         self.sizes += other.sizes
+        if other.largest_id[0] > self.largest_id[0]:
+            self.largest_id = other.largest_id
 
 
 class Part(NamedTuple):
@@ -129,9 +145,9 @@ def make_part(reader: Reads, chunk: Chunk) -> Part:
             summary.add_bad(number, str(error))
             continue
         summary.formats[row_format] = summary.formats.get(row_format, 0) + 1
-        for item, kind in items:
+        for item, kind, largest_id in items:
             packed.append(item)
-            summary.add_item(kind)
+            summary.add_item(number, kind, largest_id)
     if not packed:
         return Part(None, b"", summary)
     summary.sizes = [len(packed)]

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig, SftDataConfig
-from tandem.data.cache import NotPackable, RowCache, Summary, tokenizer_of
+from tandem.data.cache import NotPackable, PackedItem, RowCache, Summary, tokenizer_of
 from tandem.data.chat import TooLong, encode, render, require_one_bos, require_shown
 from tandem.data.columns import Kind, check_columns
 from tandem.data.forms import forms
@@ -59,6 +59,8 @@ class Dataset(ABC, Generic[Item, Config]):
         self._ends: list[int] = []
         """Items of the files up to each."""
         self._kinds: dict[str, tuple[int, int]] = {}
+        self.largest_id: tuple[int, str] = -1, ""
+        """The largest token id of all items, and the place of the first row that has it."""
         whole, bad, self.descriptions = Summary(), list[str](), []
         digests: list[str] = []
         for path in data_files:
@@ -69,6 +71,9 @@ class Dataset(ABC, Generic[Item, Config]):
             self._ends.append(self._count)
             self.descriptions.append(_described(path, summary))
             bad += [f"{path}, row {number}: {reason}" for number, reason in summary.first_bad]
+            if summary.largest_id[0] > self.largest_id[0]:
+                largest, number = summary.largest_id
+                self.largest_id = largest, f"{path}, row {number}"
             whole.extend(summary)
         self._kinds = whole.kinds
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
@@ -130,7 +135,7 @@ class Dataset(ABC, Generic[Item, Config]):
                 continue
             summary.formats[row_format] = summary.formats.get(row_format, 0) + 1
             for item in items:
-                summary.add_item(self.kind(item))
+                summary.add_item(number, self.kind(item), self.largest_id_of(item))
             part.extend(items)
             self._count += len(items)
         return part, summary
@@ -151,10 +156,10 @@ class Dataset(ABC, Generic[Item, Config]):
         reader._parts, reader._ends, reader._count = [], [], 0
         return reader
 
-    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[PackedItem]]:
         """As `read`, of which nothing but the places of the items is lost. Raises BadRow and NotPackable."""
         row_format, items = self.read(row, folder)
-        return row_format, [(self.pack(item), self.kind(item)) for item in items]
+        return row_format, [PackedItem(self.pack(item), self.kind(item), self.largest_id_of(item)) for item in items]
 
     @abstractmethod
     def pack(self, item: Item, /) -> Packed:
@@ -167,6 +172,10 @@ class Dataset(ABC, Generic[Item, Config]):
     def kind(self, item: Item, /) -> str:
         """Equal for items whose rows are alike in all that is checked before a run."""
         return ""
+
+    @abstractmethod
+    def largest_id_of(self, item: Item, /) -> int:
+        """Of all token ids that a model reads of an item."""
 
     def read(self, row: Row | BadRow, folder: Path) -> tuple[str, Sequence[Item]]:
         """The format of a row, and what is made of it, without taking it in. `folder`: that of its file. Raises
@@ -275,6 +284,9 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
     def unpack(self, packed: Packed, index: int, /) -> Prompt:
         text, row = json.loads(packed.text)
         return Prompt(index, packed.arrays[0], text, row.get("data_source") or "default", ground_truth_of(row), row)
+
+    def largest_id_of(self, item: Prompt, /) -> int:
+        return int(item.token_ids.max())
 
     def kind(self, item: Prompt, /) -> str:
         has_video = any(picture.step for picture in item.pictures)

@@ -51,6 +51,8 @@ class OwnDataset(RLHFDataset):
         if not self._count:
             raise UserError(f"{self._what} has no rows")
         looked_at = [self[index] for index in range(min(len(self), _LOOKED_AT))]
+        largest = max(looked_at, key=self.largest_id_of)
+        self.largest_id = self.largest_id_of(largest), f"{self._what}, row {largest.index}"
         kinds = {self.kind(prompt): prompt for prompt in reversed(looked_at)}
         self._first = [(prompt, 1) for prompt in kinds.values()]
         self.skipped = 0

@@ -11,7 +11,7 @@ from unicodedata import category
 from tandem.config.tree import DpoConfig
 from tandem.data.packed import Packed
 from tandem.data.rows import BadRow, Row, cell
-from tandem.data.sft import DemonstrationDataset, unpack_demonstration
+from tandem.data.sft import DemonstrationDataset, largest_id, unpack_demonstration
 from tandem.types import Demonstration, Preference, RatedAnswer
 
 Item = TypeVar("Item")
@@ -49,6 +49,9 @@ class PreferenceDataset(AnswersDataset[Preference]):
         chosen, rejected = (unpack_demonstration(arrays, index) for arrays in (packed.arrays[:3], packed.arrays[3:]))
         return Preference(chosen, rejected, float.fromhex(packed.text))
 
+    def largest_id_of(self, item: Preference, /) -> int:
+        return max(largest_id(item.chosen), largest_id(item.rejected))
+
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Preference]]:
         pair = _pair(row)
         margin = row.get("margin") or 0.0
@@ -69,6 +72,9 @@ class RatedDataset(AnswersDataset[RatedAnswer]):
 
     def unpack(self, packed: Packed, index: int, /) -> RatedAnswer:
         return RatedAnswer(unpack_demonstration(packed.arrays, index), packed.text == "good")
+
+    def largest_id_of(self, item: RatedAnswer, /) -> int:
+        return largest_id(item.answer)
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[RatedAnswer]]:
         if row.get("label") is None and row.get("chosen") is not None:

@@ -204,6 +204,11 @@ def _pictures_in(messages: Messages) -> int:
     return sum(part["type"] in ("image", VIDEO_PART) for content in parts for part in content)
 
 
+def largest_id(item: Demonstration) -> int:
+    """Of prompt and answer, neither of which is empty."""
+    return int(max(item.prompt_ids.max(), item.response_ids.max()))
+
+
 def unpack_demonstration(arrays: Sequence[Array], index: int) -> Demonstration:
     prompt_ids, response_ids, loss_mask = arrays
     return Demonstration(index, prompt_ids, response_ids, loss_mask)
@@ -219,6 +224,9 @@ class SftDataset(DemonstrationDataset[Demonstration]):
 
     def unpack(self, packed: Packed, index: int, /) -> Demonstration:
         return unpack_demonstration(packed.arrays, index)
+
+    def largest_id_of(self, item: Demonstration, /) -> int:
+        return largest_id(item)
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Demonstration]]:
         return self._demonstrations(row, folder)

@@ -17,7 +17,7 @@ from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
-from tandem.jobs.inputs import Inputs
+from tandem.jobs.inputs import Inputs, require_rows_of_ids
 from tandem.jobs.rl import RlJob, failed_answers_saved, make_reward_manager
 from tandem.jobs.run import run_job
 from tandem.pictures.store import PictureStore
@@ -26,7 +26,7 @@ from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.signals import StopReason
 from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.jsonl import JsonlTracker
-from tandem.tracking.trajectories import read_groups, staleness_of, trajectories_path, write_trajectories
+from tandem.tracking.trajectories import largest_id_of, read_groups, staleness_of, trajectories_path, write_trajectories
 
 
 def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
@@ -86,6 +86,8 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
             f"--debug-train: algorithm.type: {config.algorithm.type} needs the rewards of greedy answers, which files "
             "of trajectories do not hold; train without it"
         )
+    for file in files:
+        require_rows_of_ids(config.model, inputs.tokenizer, largest_id_of(file), f"--debug-train {file}")
     trained = config.trainer.model_copy(update={"eval_every": 0, "max_staleness": _staleness(files, config, saved)})
     config = config.model_copy(update={"trainer": trained})
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:

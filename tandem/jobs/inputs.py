@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +64,7 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         kind: Callable[..., Any] = OwnDataset if own and key == train else dataset
         usable = (paths or kind is OwnDataset) and tokenizer is not None
         read[key] = _catch(problems, kind, paths, tokenizer, config.data, pictures, key=key) if usable else None
+    _catch(problems, _check_ids, config.model, tokenizer, list(read.values()))
     if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
         _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
     reader: RewardReader | None = None
@@ -188,6 +190,24 @@ def _check_videos(
         raise UserError(
             "rows have videos, which agents with a base URL are not shown yet; leave out the column `videos`, or take "
             "another conversation.environment"
+        )
+
+
+def _check_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, datasets: Sequence[Any]) -> None:
+    """Raises UserError as `require_rows_of_ids`, of the largest id of all rows."""
+    found: list[tuple[int, str]] = [dataset.largest_id for dataset in datasets if dataset is not None]
+    if tokenizer is not None and found:
+        require_rows_of_ids(model, tokenizer, *max(found, key=itemgetter(0)))
+
+
+def require_rows_of_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, largest: int, place: str) -> None:
+    """Raises UserError where the policy has no rows for `largest`, the largest token id of what it is to read, which
+    stands in `place`. A tokenizer may have ids beyond the model's rows as long as nothing that is read has one."""
+    if largest >= (rows := rows_of_vocabulary(model)):
+        raise UserError(
+            f"model.path: {model.path} has rows for {rows:,} token ids (vocab_size), and {place} has id {largest:,} "
+            f"({tokenizer.convert_ids_to_tokens(largest)!r}); give the tokenizer that the model was trained with, or "
+            "enlarge its embeddings by resize_token_embeddings"
         )
 
 

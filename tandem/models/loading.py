@@ -108,8 +108,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> t
 
 def rows_of_vocabulary(config: ModelConfig) -> int:
     """For how many token ids the model of a directory has rows: often more than its tokenizer has tokens."""
-    described: Any = transformers.AutoConfig.from_pretrained(config.path, **_options(config))
-    return int(described.get_text_config().vocab_size)
+    return int(_auto_config(config).get_text_config().vocab_size)
 
 
 def most_positions(config: ModelConfig) -> float:

@@ -130,6 +130,14 @@ def staleness_of(path: Path) -> int:
         return int((table["step"][0].as_py() - 1 - versions[trained]).max(initial=0))
 
 
+def largest_id_of(path: Path) -> int:
+    """The largest token id in a file; UserError as above."""
+    with reading_trajectories(path):
+        table = read_trajectories(path, ["prompt_ids", "response_ids"])
+        ids = (table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in table.column_names)
+        return max(int(of_column.max(initial=-1)) for of_column in ids)
+
+
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     """As far as values are read alike: whole numbers of any size, and other numbers; texts and lists of any kind, as
     other programs write them; a map as a list of pairs. Of structures the fields are not looked at."""

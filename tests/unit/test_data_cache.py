@@ -19,7 +19,7 @@ import pytest
 from data_tokenizer import char_tokenizer, verl_row, write_lines
 
 from tandem.config.data import DataConfig, SftDataConfig
-from tandem.data.cache import CODE, RowCache
+from tandem.data.cache import CODE, PackedItem, RowCache
 from tandem.data.dataset import Dataset, RLHFDataset
 from tandem.data.packed import Packed
 from tandem.data.preference import PreferenceDataset, RatedDataset
@@ -207,10 +207,10 @@ def test_a_damaged_file_is_not_read(damage: str, tmp_path: Path) -> None:
 class Appending:
     """A reader during whose work the file grows."""
 
-    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[tuple[Packed, str]]]:
+    def pack_row(self, row: Row | BadRow, folder: Path) -> tuple[str, list[PackedItem]]:
         with (folder / "rows.jsonl").open("a") as file:
             file.write('{"prompt": "late"}\n')
-        return "`prompt`", [(Packed((np.zeros(1, np.int32),), "x"), "")]
+        return "`prompt`", [PackedItem(Packed((np.zeros(1, np.int32),), "x"), "", 0)]
 
 
 def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
