@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tandem.data.own import RowSource as RowSource
     from tandem.errors import CallbackFailed as CallbackFailed
     from tandem.errors import EngineError as EngineError
+    from tandem.errors import NoRoomToAnswer as NoRoomToAnswer
     from tandem.errors import RewardShareExceeded as RewardShareExceeded
     from tandem.errors import TandemError as TandemError
     from tandem.errors import UserError as UserError
@@ -133,6 +134,7 @@ __all__ = [
     "Message",
     "MicroBatch",
     "NextTokenLoss",
+    "NoRoomToAnswer",
     "Outcome",
     "Outputs",
     "OwnDispatch",
@@ -213,6 +215,7 @@ _EXPORTS = {
     "errors": (
         "CallbackFailed",
         "EngineError",
+        "NoRoomToAnswer",
         "RewardShareExceeded",
         "TandemError",
         "UserError",

@@ -45,6 +45,10 @@ class RewardShareExceeded(TandemError, RuntimeError):
         """All that were scored together, those with a reward included."""
 
 
+class NoRoomToAnswer(TandemError, RuntimeError):
+    """Every conversation of a run opened with as many tokens as the engine takes, or more: the message names one."""
+
+
 class StepGivenUp(TandemError):
     """The run was asked to stop, and waited in vain for rewards of the step in hand, which is not trained."""
 

@@ -315,7 +315,7 @@ class Trajectory:
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     """What was counted on the way, such as calls of tools; each becomes a metric."""
     error: str | None = None
-    """Why the environment failed."""
+    """Why the environment failed, or why there was no room for an answer."""
     pictures: tuple[Picture, ...] = ()
     """Those in the response, which tools and environments have shown: `Branch.response_pictures` of the first
     branch."""

@@ -107,7 +107,8 @@ class DataConfig(DataFilesConfig):
     sampler: SamplerConfig = EpochsSamplerConfig()
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
-    """A longer prompt is a bad row."""
+    """A longer prompt is a bad row. The prompt of a conversation is what it opens with: the row's messages with the
+    descriptions of tools, but for what an environment, an agent or an MCP server adds when the conversation is held."""
 
     @rule("dataset")
     def _has_no_sets(self) -> Iterator[str]:

@@ -81,10 +81,10 @@ def _rendered(
 class TooLong(Exception):
     """A text that has more tokens than there is room for."""
 
-    def __init__(self, tokens: int) -> None:
-        """`tokens`: those of its beginning alone."""
+    def __init__(self, tokens: int, of_tools: int = 0) -> None:
+        """`tokens`: those of its beginning alone. `of_tools`: how many of them describe tools."""
         super().__init__(f"more than {tokens:,} tokens")
-        self.tokens = tokens
+        self.tokens, self.of_tools = tokens, of_tools
 
 
 def refuse_long(text: str, most_tokens: float, count: Callable[[str], int]) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ from tandem.errors import UserError, for_terminal
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.videos import Video
-from tandem.types import IntArray, Picture, Prompt
+from tandem.types import IntArray, Message, Picture, Prompt
 
 Item = TypeVar("Item")
 Config = TypeVar("Config", DataConfig, SftDataConfig)
@@ -148,7 +148,11 @@ class Dataset(ABC, Generic[Item, Config]):
         if tokenizer is None or self._sees or not kind.__module__.startswith("tandem."):
             return None
         limits = self._config.model_dump(include={"max_prompt_tokens", "max_tokens"})
-        return json.dumps([f"{kind.__module__}.{kind.__name__}", limits, tokenizer])
+        return json.dumps([f"{kind.__module__}.{kind.__name__}", limits, tokenizer, *self._made_of_besides()])
+
+    def _made_of_besides(self) -> Sequence[str]:
+        """What items of this kind of data set depend on besides."""
+        return ()
 
     def _reader(self) -> Self:
         """This data set without items, for another process."""
@@ -266,10 +270,52 @@ def _shape(value: Any) -> Any:
     return {str(key): _shape(inner) for key, inner in cast(Mapping[Any, Any], value).items()}
 
 
+class Opened(NamedTuple):
+    """What the policy is asked with on a row."""
+
+    text: str
+    token_ids: IntArray
+    pictures: tuple[Picture, ...] = ()
+    of_tools: int = 0
+    """Tokens that describe tools; they are counted where there are too many tokens."""
+
+
+class Opens(Protocol):
+    """What conversations are opened with on rows. It is sent to the processes that read them."""
+
+    @property
+    def made_of(self) -> str:
+        """All that an opening depends on besides the row and the tokenizer."""
+        ...
+
+    def open(self, prompt: str | Sequence[Message], most_tokens: int) -> Opened:
+        """On a row with this in its column `prompt`, whose pictures are stored. Raises BadRow, and TooLong as `encode`
+        does."""
+        ...
+
+
 class RLHFDataset(Dataset[Prompt, DataConfig]):
-    """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is."""
+    """Prompts. Messages go through the chat template, with the generation prompt at the end; a string is as it is.
+
+    Where rows open conversations, `opens` makes their tokens, with what is known of the tools; then a string is what
+    the user says.
+    """
 
     rows_are = "prompts"
+
+    def __init__(
+        self,
+        data_files: Sequence[Path],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        pictures: ModelPictures | None = None,
+        opens: Opens | None = None,
+    ):
+        self._opens = opens
+        super().__init__(data_files, tokenizer, config, pictures)
+
+    def _made_of_besides(self) -> Sequence[str]:
+        return () if self._opens is None else (self._opens.made_of,)
 
     def pack(self, item: Prompt, /) -> Packed:
         """Raises NotPackable where JSON has no form for the row, or a different one."""
@@ -296,36 +342,54 @@ class RLHFDataset(Dataset[Prompt, DataConfig]):
         )
 
     def _read(self, row: Row, folder: Path) -> tuple[str, Sequence[Prompt]]:
-        templated = not isinstance(row.get("prompt"), str)
-        pictures: list[Picture | Video] = []
-        if templated:
-            given = messages_of(row, "prompt")
-            refuse_prefill(given, "prompt")
-            messages, pictures = self._take_pictures(row, given, folder)
-            text = render(self._tokenizer, messages, True)
-            require_shown(self._tokenizer, messages, True)
-            row = without_pixels(row, messages, pictures) if pictures else row
-        else:
-            refuse_pictures(row, takes_pictures=self._sees)
-            text = cell(row, "prompt", str)
         limit = self._config.max_prompt_tokens
         try:
-            ids = encode(self._tokenizer, text, special_tokens=not templated, most_tokens=limit)
+            row, opened = self._opened(row, folder)
         except TooLong as error:
-            raise BadRow(f"column `prompt` is {error} long; data.max_prompt_tokens is {limit:,}") from None
-        token_ids, _, placed = self._expand(ids, pictures)
+            length = f"{error} long{_of_tools(error.of_tools)}"
+            raise BadRow(f"column `prompt` is {length}; data.max_prompt_tokens is {limit:,}") from None
+        token_ids, placed = opened.token_ids, opened.pictures
         if not len(token_ids):
             raise BadRow("the tokenizer makes no token of column `prompt`")
+        templated = self._opens is not None or not isinstance(row["prompt"], str)
         require_one_bos(self._tokenizer, token_ids, templated=templated)
         if len(token_ids) > limit:
-            raise BadRow(f"column `prompt` is {length_of(token_ids, placed)}; data.max_prompt_tokens is {limit:,}")
+            length = f"{length_of(token_ids, placed)}{_of_tools(opened.of_tools)}"
+            raise BadRow(f"column `prompt` is {length}; data.max_prompt_tokens is {limit:,}")
         has_source = row.get("data_source") is not None
         data_source = cell(row, "data_source", str) if has_source else "default"
         if for_terminal(data_source) != data_source or len(data_source.splitlines()) > 1:
             raise BadRow(
                 f"column `data_source` has control characters or several lines, and names metrics: {data_source!r}"
             )
-        prompt = Prompt(len(self), token_ids, text, data_source, ground_truth_of(row), row, placed)
+        prompt = Prompt(len(self), token_ids, opened.text, data_source, ground_truth_of(row), row, placed)
         if row.get("reward_model"):
             return "verl", [prompt]
         return "`prompt` + `data_source`" if has_source else "`prompt`", [prompt]
+
+    def _opened(self, row: Row, folder: Path) -> tuple[Row, Opened]:
+        """The row, whose pictures are stored, and what the policy is asked with. Raises BadRow and TooLong."""
+        limit = self._config.max_prompt_tokens
+        if isinstance(row.get("prompt"), str):
+            refuse_pictures(row, takes_pictures=self._sees)
+            text = cell(row, "prompt", str)
+            if self._opens is not None:
+                return row, self._opens.open(text, limit)
+            ids, _, placed = self._expand(encode(self._tokenizer, text, special_tokens=True, most_tokens=limit), ())
+            return row, Opened(text, ids, placed)
+        given = messages_of(row, "prompt")
+        refuse_prefill(given, "prompt")
+        messages, pictures = self._take_pictures(row, given, folder)
+        row = without_pixels(row, messages, pictures) if pictures else row
+        if self._opens is not None:
+            return row, self._opens.open(row["prompt"], limit)
+        text = render(self._tokenizer, messages, True)
+        require_shown(self._tokenizer, messages, True)
+        ids = encode(self._tokenizer, text, special_tokens=False, most_tokens=limit)
+        token_ids, _, placed = self._expand(ids, pictures)
+        return row, Opened(text, token_ids, placed)
+
+
+def _of_tools(tokens: int) -> str:
+    """How much of a length is the tools', where it is known."""
+    return f", {tokens:,} of them for the descriptions of tools (conversation.environment.tools)" if tokens else ""

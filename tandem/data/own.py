@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig
 from tandem.data.classes import dataset_class
-from tandem.data.dataset import RLHFDataset
+from tandem.data.dataset import Opens, RLHFDataset
 from tandem.data.rows import BadRow, Row
 from tandem.errors import UserError
 from tandem.files import users_traceback
@@ -42,8 +42,9 @@ class OwnDataset(RLHFDataset):
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
         pictures: ModelPictures | None = None,
+        opens: Opens | None = None,
     ):
-        super().__init__([], tokenizer, config, pictures)
+        super().__init__([], tokenizer, config, pictures, opens)
         assert config.dataset is not None
         self._what = f"data.dataset: {config.dataset}"
         self._rows = self._made(data_files)

@@ -112,7 +112,8 @@ def _check_template(tokenizer: Any) -> Iterator[Verdict]:
 def _check_conversations(config: TrainConfig, conversation: ConversationConfig, inputs: Inputs[RLHFDataset]) -> Verdict:
     assert inputs.train is not None
     prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
-    wrong = list(conversation_problems(conversation, config.model, inputs.tokenizer, prompts))
+    limit = config.data.max_prompt_tokens
+    wrong = list(conversation_problems(conversation, config.model, inputs.tokenizer, prompts, limit))
     return Verdict("conversations", not wrong, f"opened by {len(prompts)} rows, {len(wrong)} faults", "; ".join(wrong))
 
 
@@ -132,6 +133,10 @@ def check_numbers(
     groups = [_rewarded(config, group) for group in siblings]
     batch = to_batch(groups)
     roles.experience.devices.to_training()
+    if not batch.loss_mask.any():
+        cause = next((f": {answer.error}" for group in siblings for answer in group if answer.error), "")
+        yield Verdict("answers", False, "no answer has a token of the policy's own", f"no prompt leaves room{cause}")
+        return
     before = roles.actor.logprobs(batch).get()
     reference = roles.reference.logprobs(batch).get() if roles.reference else None
     sound, found = _agrees(config, batch, before)

@@ -22,9 +22,14 @@ Opening = tuple[Sequence[Message], Sequence[ToolSchema]]
 
 
 def conversation_problems(
-    config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+    config: ConversationConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    max_prompt_tokens: int,
 ) -> Iterator[str]:
-    """A sentence for each thing that is wrong with the conversations that these prompts open, each once.
+    """A sentence for each thing that is wrong with the conversations that these prompts open, each once; the first that
+    opens with more than `max_prompt_tokens` is one.
 
     It opens the environments for it, and so what they share, such as connections to servers. Raises UserError.
     """
@@ -35,7 +40,14 @@ def conversation_problems(
         yield f"an environment does not start: {error}"
         return
     said: set[str] = set()
+    long = False
     for prompt, (messages, tools) in zip(prompts, openings, strict=True):
+        if not long and (length := len(tokens.open(messages, tools))) > max_prompt_tokens:
+            long = True
+            yield (
+                f"data row {prompt.index}: its conversation opens with {length:,} tokens, with what its environment "
+                f"adds; data.max_prompt_tokens is {max_prompt_tokens:,}, and memory is planned by it"
+            )
         for problem in problems(tokens, messages, tools):
             if problem not in said:
                 said.add(problem)

@@ -19,6 +19,7 @@ from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs, require_rows_of_ids
 from tandem.jobs.rl import RlJob, failed_answers_saved, make_reward_manager
+from tandem.jobs.room import RoomWatch
 from tandem.jobs.run import run_job
 from tandem.pictures.store import PictureStore
 from tandem.reward.manager import metrics as reward_metrics
@@ -36,6 +37,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     assert train is not None
     sampler = make_sampler(config.data, train, trainer.seed)
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
+    room = RoomWatch()
     trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
         placement = Placement(cluster, pools_of(config))
@@ -48,12 +50,14 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
             rollouts.resume(step, rollouts.cursor, {})  # no publish lets the next draws in: nothing is trained
             batch = to_batch(groups)
             write_trajectories(trajectories_path(trainer.run_dir, step), step, groups, batch)
+            room.note(groups, f"step {step}")
             described = describe_batch(batch, config, version=0)
             for tracker in trackers:
                 counted = {**reward_metrics(groups), **conversation_metrics(groups)}
                 tracker.log(step, {**counted, **rollouts.metrics(), **described})
     for tracker in trackers:
         tracker.close("finished")
+    room.check()
 
 
 class ReplayJob(RlJob):

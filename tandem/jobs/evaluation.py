@@ -15,6 +15,7 @@ from tandem.errors import RewardShareExceeded
 from tandem.evaluation.answered import answered_of, check_same_prompts, without_accuracy
 from tandem.evaluation.summary import Json, summarize, summarize_pair
 from tandem.jobs.inputs import Inputs
+from tandem.jobs.room import RoomWatch
 from tandem.jobs.validation import ValidationSets, validate
 from tandem.jobs.validation import summarize as metrics_of
 from tandem.reward.manager import RewardManager
@@ -53,6 +54,9 @@ def evaluate_model(
             raise
         if answers is not None:
             write_trajectories(answers, 0, groups, to_batch(groups))
+        room = RoomWatch()
+        room.note(groups, "evaluation")
+        room.check()
         roles.reward.check_share(groups)
     answered = answered_of(groups, sets.label)
     metrics, data = metrics_of(groups, sets.label), summarize(answered, config.seed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -21,6 +22,7 @@ from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, set_sizes
 from tandem.data.own import OwnDataset
 from tandem.errors import UserError
+from tandem.jobs.openings import Openings, make_openings
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.models import holds_tokenizer, sight_mistake
 from tandem.jobs.preflight.rewards import unnamed_sources
@@ -52,21 +54,10 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
     _refuse(find_mistakes(config))
     problems: list[str] = []
     tokenizer = _catch(problems, load_tokenizer, config.model)
-    train = config.data.train_key
     val = "data.val_files" if config.data.val_files or not config.data.val_paths else "data.val_sets"
-    files = {train: config.data.train_paths, val: config.data.val_paths}
-    if isinstance(config, EvalConfig):
-        files[train] = []
-    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
-    read: dict[str, Dataset | None] = {}
-    own = isinstance(config, TrainConfig) and config.data.dataset is not None
-    for key, paths in files.items():
-        kind: Callable[..., Any] = OwnDataset if own and key == train else dataset
-        usable = (paths or kind is OwnDataset) and tokenizer is not None
-        read[key] = _catch(problems, kind, paths, tokenizer, config.data, pictures, key=key) if usable else None
-    _catch(problems, _check_ids, config.model, tokenizer, list(read.values()))
-    if not isinstance(config, SftConfig) and config.conversation is not None and tokenizer is not None:
-        _catch(problems, _check_conversation, config.conversation, config.model, tokenizer)
+    train, read = config.data.train_key, dict[str, Dataset | None]()
+    if tokenizer is not None:
+        read = _read_data(problems, config, tokenizer, dataset, val)
     reader: RewardReader | None = None
     if isinstance(config, TrainConfig):
         _catch(problems, _check_teacher, config.model, tokenizer)
@@ -82,12 +73,41 @@ def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[
         _catch(problems, check_functions, config.reward, unnamed_sources(config, data), data, counts)
     if isinstance(config, TrainConfig):
         _catch(problems, make_algorithm, config.algorithm, config.generation.max_response_tokens)
-    if isinstance(config, RolloutConfig) and isinstance(read[val], RLHFDataset):
-        _catch(problems, ValidationSets, read[val], config)
-    _catch(problems, _check_order, config, read[train])
+    if isinstance(config, RolloutConfig) and isinstance(validation := read.get(val), RLHFDataset):
+        _catch(problems, ValidationSets, validation, config)
+    _catch(problems, _check_order, config, read.get(train))
     _refuse(problems)
     assert tokenizer is not None
     return Inputs(tokenizer, read[train], read[val], reader)
+
+
+def _read_data(
+    problems: list[str],
+    config: TrainConfig | EvalConfig | SftConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Callable[..., Dataset],
+    val: str,
+) -> dict[str, Dataset | None]:
+    """The data sets by key; None where there are no files, and where they cannot be used. `val`: the key of those to
+    validate on."""
+    train = config.data.train_key
+    files = {train: config.data.train_paths, val: config.data.val_paths}
+    if isinstance(config, EvalConfig):
+        files[train] = []
+    pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
+    opens: dict[str, Openings | None] = {}
+    if not isinstance(config, SftConfig) and config.conversation is not None:
+        known = _catch(problems, _check_conversation, config.conversation, config.model, tokenizer, pictures)
+        opens = {"opens": known}
+    own = isinstance(config, TrainConfig) and config.data.dataset is not None
+    read: dict[str, Dataset | None] = {}
+    for key, paths in files.items():
+        kind: Callable[..., Any] = OwnDataset if own and key == train else dataset
+        make, usable = partial(kind, **opens), paths or kind is OwnDataset
+        made: Any = _catch(problems, make, paths, tokenizer, config.data, pictures, key=key) if usable else None
+        read[key] = made
+    _catch(problems, _check_ids, config.model, tokenizer, list(read.values()))
+    return read
 
 
 def state_of_rows(inputs: Inputs[Any]) -> dict[str, str]:
@@ -154,8 +174,11 @@ def _check_order(config: TrainConfig | EvalConfig | SftConfig, train: Any) -> No
         set_sizes(config.data, train)
 
 
-def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError where there is no format of that name, or the chat template can hold no such conversation."""
+def _check_conversation(
+    config: ConversationConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, pictures: ModelPictures
+) -> Openings | None:
+    """What is known of the conversations' openings. Raises UserError where there is no format of that name, or the chat
+    template can hold no such conversation."""
     made = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
     environment = config.environment
     if isinstance(environment, ToolsEnvironmentConfig) and environment.tools:
@@ -164,6 +187,7 @@ def _check_conversation(config: ConversationConfig, model: ModelConfig, tokenize
         made.require_users()
     if isinstance(environment, HostedConfig | OpenEnvConfig):
         made.require_users()
+    return make_openings(config, model, tokenizer, pictures)
 
 
 def _check_agent_names(config: ConversationConfig | None, prompts: Sequence[Prompt]) -> None:
@@ -193,10 +217,10 @@ def _check_videos(
         )
 
 
-def _check_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, datasets: Sequence[Any]) -> None:
+def _check_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, datasets: Sequence[Any]) -> None:
     """Raises UserError as `require_rows_of_ids`, of the largest id of all rows."""
     found: list[tuple[int, str]] = [dataset.largest_id for dataset in datasets if dataset is not None]
-    if tokenizer is not None and found:
+    if found:
         require_rows_of_ids(model, tokenizer, *max(found, key=itemgetter(0)))
 
 

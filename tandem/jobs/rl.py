@@ -34,6 +34,7 @@ from tandem.errors import RewardShareExceeded, WorkerLost
 from tandem.evaluation.answered import answered_of, without_accuracy
 from tandem.files import write_text
 from tandem.jobs.inputs import Inputs, state_of_rows, tell_changed_rows
+from tandem.jobs.room import RoomWatch, has_no_room
 from tandem.jobs.run import run_job
 from tandem.jobs.validation import ValidationSets, summarize, validate
 from tandem.models.loading import save_processors
@@ -82,6 +83,7 @@ class RlJob:
         """Reasons for which a step has taught nothing, of which the user knows."""
         self._told_of_accuracy: set[str] = set()
         """Sources without accuracy, of which the user knows."""
+        self._room = RoomWatch()
         self._reward = reward
         if scores_groups(reward):
             placement.sources.append(reward)
@@ -95,6 +97,8 @@ class RlJob:
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)
             write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
+        self._room.note(done.groups, f"step {step}")
+        self._room.check(rows=1 if step == self.total_steps else len(self._train))
         self._warn_of_mismatch(done.batch, step)
         self._tell_of_rest(step, done)
         described = describe_batch(done.batch, config, version=step - 1)
@@ -105,7 +109,10 @@ class RlJob:
         """Once a run for each reason, that a step has taught nothing."""
         if done.metrics["actor/trained_share"] > 0 or warms_up(self._config, step):
             return
-        why = why_nothing_was_learned(done.batch, self._algorithm, done.left_out_B)
+        answers = [answer for group in done.groups for answer in group.trajectories]
+        why = "no conversation has room for an answer (conversation/without_room)"
+        if not all(map(has_no_room, answers)):
+            why = why_nothing_was_learned(done.batch, self._algorithm, done.left_out_B)
         if why not in self._told_of_rest:
             print(f"step {step}: nothing was learned, for {why} (actor/trained_share is 0; told once)", flush=True)
             self._told_of_rest.add(why)
@@ -147,6 +154,7 @@ class RlJob:
             raise
         check_versions(groups, step)
         write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
+        self._room.note(groups, f"validation of step {step}", counts=False)
         roles.reward.check_share(groups)
         self._tell_of_accuracy(step, without_accuracy(answered_of(groups, sets.label)))
         return summarize(groups, sets.label)

@@ -14,6 +14,7 @@ from tandem.data.preference import PreferenceDataset, dataset_of
 from tandem.data.rows import BadRow, Pace, read_rows
 from tandem.data.sft import SftDataset
 from tandem.errors import UserError, for_terminal
+from tandem.jobs.openings import Openings, make_openings, unknown_part
 from tandem.models.loading import load_tokenizer
 from tandem.pictures.shown import ModelPictures
 from tandem.types import BoolArray, Demonstration, IntArray, Preference, Prompt, RatedAnswer
@@ -59,7 +60,11 @@ def show_row(
     files, or else of the one that is `prompt_index` in a run, where rows that are left out do not count."""
     tokenizer = load_tokenizer(config.model)
     pictures = ModelPictures(config.model.path, config.data.images, pictures_directory(config), config.data.videos)
-    reader = dataset([], tokenizer, config.data, pictures)
+    conversation = config.conversation if isinstance(config, TrainConfig) else None
+    opens: dict[str, Openings | None] = {}
+    if conversation is not None:
+        opens = {"opens": make_openings(conversation, config.model, tokenizer, pictures)}
+    reader = dataset([], tokenizer, config.data, pictures, **opens)
     data = config.data
     of_split = (data.train_paths, data.train_key) if split == "train" else (data.val_paths, "data.val_files")
     found = _find(*of_split, reader, row, prompt_index)
@@ -68,6 +73,8 @@ def show_row(
     lines = [Text(f"{found.path}, row {found.number} ({many} of a run): {found.row_format}", style="bold")]
     for item in found.items:
         lines += _described(tokenizer, item)
+    if conversation is not None and (unknown := unknown_part(conversation)) is not None:
+        lines.append(Text(f"known when a conversation is held: {unknown}", style="dim"))
     return lines
 
 

@@ -42,6 +42,8 @@ class _Opened:
     transcript: Transcript
     out_of_turns: bool = False
     """Another turn of the policy was due, and `conversation.max_turns` was reached."""
+    without_room: bool = False
+    """What it was opened with leaves the policy no token of the engine's positions."""
     held: bool = False
     """Who holds it closes the environment."""
 
@@ -172,9 +174,16 @@ class Conversations:
                 trajectory.numbers = {"environment_retries": float(failures - 1)}
                 return trajectory
             opened, first = await self._open(prompt), None
-        counted = {"out_of_turns": float(opened.out_of_turns), "environment_retries": float(failures)}
+        counted = {
+            "out_of_turns": float(opened.out_of_turns),
+            "without_room": float(opened.without_room),
+            "environment_retries": float(failures),
+        }
         numbers = {**numbers, **counted}
         trajectory = opened.transcript.trajectory(prompt, sample, self._decode, reward, numbers)
+        if opened.without_room:
+            length = f"it opens with {len(opened.transcript.ids):,} tokens"
+            trajectory.error = f"{length}, and the engine has {self._positions():,} positions for them and the answer"
         trajectory.generation_s = time.perf_counter() - start
         return trajectory
 
@@ -206,6 +215,7 @@ class Conversations:
             opened.out_of_turns = transcript.turns == self._config.max_turns
             if room < 1 or opened.out_of_turns:
                 transcript.status = Status.TRUNCATED
+                opened.without_room = transcript.turns == 0
                 return
             if first is not None:
                 completion, first = await first, None

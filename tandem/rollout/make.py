@@ -8,6 +8,7 @@ from tandem.config.conversation import (
     SearchToolsConfig,
     SteppedEnvironmentConfig,
     ToolConfig,
+    ToolsEnvironmentConfig,
     UserConfig,
     VerlToolsConfig,
     VerlUserConfig,
@@ -17,7 +18,7 @@ from tandem.config.mcp import McpToolsConfig
 from tandem.config.python_tool import PythonToolConfig
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
-from tandem.rollout.environment import Environments
+from tandem.rollout.environment import Environments, ToolSchema
 from tandem.rollout.environments.hosted import HostedEnvironments
 from tandem.rollout.environments.openenv import OpenEnvEnvironments
 from tandem.rollout.environments.own import OwnEnvironments
@@ -49,6 +50,14 @@ def make_environments(config: SteppedEnvironmentConfig, pictures: ModelPictures 
     sets = [tools for tool in config.tools for tools in make_tools(tool, limits, characters)]
     toolbox = Toolbox(sets, config.limits, pictures)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
+
+
+def known_schemas(config: ToolsEnvironmentConfig) -> list[ToolSchema]:
+    """Of the tools whose descriptions are known before anything is opened: all but those of MCP servers. Raises
+    UserError as above."""
+    limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
+    sets = [tools for tool in config.tools for tools in make_tools(tool, limits, config.limits.result_characters)]
+    return [schema for tools in sets for schema in tools.schemas]
 
 
 def make_tools(config: ToolConfig, limits: CallLimits, result_characters: int) -> list[ToolSet]:

@@ -13,7 +13,8 @@ def metrics(groups: Iterable[Group]) -> StepMetrics:
     environments failed. Nothing where no answer is a conversation."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [trajectory.status is Status.ENVIRONMENT_ERROR for trajectory in trajectories]
-    if not any(failed) and not any(trajectory.messages for trajectory in trajectories):
+    held = (trajectory.messages or "without_room" in trajectory.numbers for trajectory in trajectories)
+    if not any(failed) and not any(held):
         return {}
     counted = [{**trajectory.numbers, "turns": float(_turns(trajectory))} for trajectory in trajectories]
     names = sorted({name for numbers in counted for name in numbers})

@@ -153,6 +153,8 @@ class Session:
     """A limit has kept the policy from saying all that it would have said."""
     out_of_calls: bool = False
     """That limit was the number of calls."""
+    without_room: str | None = None
+    """Why the first call that was to be answered left no room for it; None as soon as one was answered."""
     failure: Exception | None = None
     """Why the engine failed."""
     retried: int = 0
@@ -183,6 +185,7 @@ class Session:
             raise SessionClosed(f"this session's {self.rules.calls} calls are spent")
         request, line = self._request(asked, conversation)
         self.asked += 1
+        self.without_room = None
         call = Call(asked, conversation, asyncio.ensure_future(self._answer(asked, conversation, request, line)))
         call.answers.add_done_callback(lambda _: self._note(call))
         self._calls.append(call)
@@ -242,11 +245,13 @@ class Session:
         room = int(min(self.policy.positions() - len(ids), self.rules.response_tokens - line.spent))
         if room < 1:
             self.truncated = True
-            raise ContextLengthExceeded(
+            problem = (
                 f"the messages have {len(ids)} tokens, which leaves no room for an answer: the model has "
                 f"{self.policy.positions()} positions, and a conversation may go on for {self.rules.response_tokens} "
-                "tokens; shorten the messages"
+                "tokens"
             )
+            self.without_room = self.without_room or (problem if self.asked == 0 else None)
+            raise ContextLengthExceeded(f"{problem}; shorten the messages")
         request = Request(
             ids,
             replace(sampling, max_tokens=min(sampling.max_tokens, room)),

@@ -147,11 +147,16 @@ class AgentConversations:
     def _trajectory(self, prompt: Prompt, sample: int, session: Session, word: AgentsWord) -> Trajectory:
         status = Status.TRUNCATED if session.truncated else Status.COMPLETED
         branches = session.branches()
-        counted = {"calls": session.asked, "out_of_turns": int(session.out_of_calls), "retried_calls": session.retried}
+        counted = {
+            "calls": session.asked,
+            "out_of_turns": int(session.out_of_calls),
+            "without_room": int(session.without_room is not None),
+            "retried_calls": session.retried,
+        }
         numbers = {**counted, "branches": len(branches), **word.numbers}
         if not branches:
             unasked = trajectory_without_turns(prompt, sample, status, error="")
-            return replace(unasked, error=None, reward=word.reward, numbers=numbers)
+            return replace(unasked, error=session.without_room, reward=word.reward, numbers=numbers)
         made = trajectory_of(branches, prompt, sample, status, self._decode)
         made.opened_with, made.messages = tuple(session.opened_with()), tuple(session.messages())
         made.last_turn = session.last_turn

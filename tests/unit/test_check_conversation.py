@@ -41,6 +41,32 @@ def test_an_environment_that_does_not_start_is_a_problem(
     filled = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in environment.items()}
     config = ConversationConfig.model_validate({"environment": filled})
     prompt = Prompt(0, np.zeros(1, np.int32), "Go.", "default", None, {"prompt": [{"role": "user", "content": "Go."}]})
-    (problem,) = conversation_problems(config, ModelConfig(path=tmp_path), tokenizer(), [prompt])
+    (problem,) = conversation_problems(config, ModelConfig(path=tmp_path), tokenizer(), [prompt], 1024)
     assert problem.startswith("an environment does not start: ") and said in problem
     assert "/tandem/" not in problem, "none of the frames that led to the user's code"
+
+
+SPEAKS_FIRST = """
+class World:
+    tools, numbers = (), {}
+
+    async def start(self, prompt):
+        return [{"role": "user", "content": "You stand in a wood. " * 8}]
+
+    async def step(self, answer): ...
+
+    async def close(self): ...
+"""
+
+
+def test_an_opening_longer_than_prompts_may_be_is_a_problem(tmp_path: Path) -> None:
+    """Memory is planned by `data.max_prompt_tokens`, and what a world says nobody knows before it is asked."""
+    (tmp_path / "world.py").write_text(SPEAKS_FIRST)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    world = {"type": "own", "environment": f"{tmp_path}/world.py:World"}
+    config = ConversationConfig.model_validate({"environment": world})
+    prompts = [Prompt(n, np.zeros(1, np.int32), "Go.", "default", None, {"prompt": "Go."}) for n in (4, 5)]
+    (problem,) = conversation_problems(config, ModelConfig(path=tmp_path), tokenizer(), prompts, 100)
+    assert problem.startswith("data row 4: its conversation opens with 1")
+    assert "data.max_prompt_tokens is 100, and memory is planned by it" in problem
+    assert not list(conversation_problems(config, ModelConfig(path=tmp_path), tokenizer(), prompts, 200))

@@ -141,10 +141,8 @@ def test_what_is_sampled_is_trained_on_and_what_is_said_is_not() -> None:
     assert trajectory.opened_with == ({"role": "user", "content": "hello"},)
     assert trajectory.last_turn is trajectory.status is Status.COMPLETED
     assert environment.log == ["start", "yes", "yes", "yes", "close"]
-    assert (
-        trajectory.numbers == {"calls": 2.0, "out_of_turns": 0.0, "environment_retries": 0.0}
-        and trajectory.branches == ()
-    )
+    none = dict.fromkeys(("out_of_turns", "without_room", "environment_retries"), 0.0)
+    assert trajectory.numbers == {"calls": 2.0, **none} and trajectory.branches == ()
     for before, after in zip(engine.requests, engine.requests[1:], strict=False):
         np.testing.assert_array_equal(after.token_ids[: len(before.token_ids)], before.token_ids)
 
@@ -189,6 +187,8 @@ def test_a_conversation_that_reaches_a_limit_is_truncated(limits: dict[str, Any]
     ended = Status.COMPLETED if text.endswith("|") else Status.TRUNCATED
     assert trajectory.last_turn is (ended if text else None), "the limit may be reached between two turns"
     assert environment.log[-1] == "close"
+    without = "it opens with 6 tokens, and the engine has 6 positions for them and the answer" if not text else None
+    assert (trajectory.numbers["without_room"], trajectory.error) == (float(not text), without)
 
 
 def test_rewards_of_turns_and_of_the_whole_are_summed() -> None:

@@ -67,9 +67,13 @@ async def _answers(agents: AgentConversations, seeds: list[int]) -> list[Traject
 
 
 def trajectories(
-    agent: Agent, engine: ScriptedEngine | None = None, seeds: tuple[int, ...] = (5,), **of_limits: Any
+    agent: Agent,
+    engine: ScriptedEngine | None = None,
+    seeds: tuple[int, ...] = (5,),
+    positions: float = 100_000,
+    **of_limits: Any,
 ) -> list[Trajectory]:
-    policy = a_policy(engine or ScriptedEngine(calculating))
+    policy = a_policy(engine or ScriptedEngine(calculating), positions=positions)
     return asyncio.run(_answers(AgentConversations(agent, limits(**of_limits), policy, decode), list(seeds)))
 
 
@@ -104,7 +108,8 @@ def test_a_command_is_an_agent(tmp_path: Path, last: str, reward: float | None, 
     engine = ScriptedEngine(calculating)
     (made,) = trajectories(command(written(tmp_path, MAIN + last)), engine)
     assert (made.status, made.reward, made.error) == (Status.COMPLETED, reward, None)
-    counted = {"calls": 2, "out_of_turns": 0, "retried_calls": 0, "branches": 1, "environment_retries": 0}
+    none = dict.fromkeys(("out_of_turns", "without_room", "retried_calls", "environment_retries"), 0)
+    counted = {"calls": 2, "branches": 1, **none}
     assert made.numbers == {**counted, **numbers}
     (first_prompt, first, _), (last_prompt, second, logprobs) = engine.seen
     assert made.prompt.token_ids.tolist() == first_prompt and made.prompt.ground_truth == "3"
@@ -202,6 +207,16 @@ def test_a_function_is_an_agent(function: Callable[[str], FunctionAgent], name: 
     assert [one.sample for one in made] == [0, 1, 2] and {one.reward for one in made} == {reward}
     assert {one.status for one in made} == {Status.COMPLETED}
     assert (made[0].numbers.get("extra") == 3) == (name == "unblocked")
+
+
+def test_an_agent_whose_first_messages_leave_no_room_is_counted(function: Callable[[str], FunctionAgent]) -> None:
+    """Where the policy has answered once, the conversation had room."""
+    (opened,) = trajectories(function("plain"), positions=40)
+    assert (opened.status, opened.numbers["without_room"], opened.turns) == (Status.TRUNCATED, 1, ())
+    assert "tokens, which leaves no room for an answer: the model has 40 positions" in (opened.error or "")
+    (grown,) = trajectories(function("plain"), positions=300)
+    assert (grown.status, grown.numbers["without_room"], grown.error) == (Status.TRUNCATED, 0, None)
+    assert grown.turns
 
 
 def test_a_summary_is_a_branch(function: Callable[[str], FunctionAgent]) -> None:

@@ -80,9 +80,13 @@ class ToolEnvironment:
 
 
 def opening_messages(prompt: Prompt) -> list[Message]:
-    """Those of the row; a prompt that is a string is what the user says."""
-    given = prompt.row.get("prompt", prompt.text)
-    return [{"role": "user", "content": given}] if isinstance(given, str) else [dict(message) for message in given]
+    """Those of the row."""
+    return as_messages(prompt.row.get("prompt", prompt.text))
+
+
+def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
+    """Those of a row's column `prompt`; one that is a string is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
 def with_more(messages: list[Message], content: Content) -> list[Message]:

@@ -78,6 +78,11 @@ class TemplateFormat:
         return str(self._tokenizer.name_or_path)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        return self.encode(*self.written(messages, tools))
+
+    def written(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[str, str]:
+        """The text whose tokens `open` returns, and the word that its placeholders of control tokens are made of, for
+        `encode`. Raises UserError as `open` does."""
         if tools:
             self.require_tools()
         messages = with_ids([with_text(message) for message in messages])
@@ -86,6 +91,10 @@ class TemplateFormat:
         word = unused_word(messages, tools)
         text = self.rendered(*self._controls.hide(messages, tools, word))
         self._require_shown(messages, tools)
+        return text, word
+
+    def encode(self, text: str, word: str) -> list[int]:
+        """The tokens of text in which placeholders made of `word` stand for what spells control tokens."""
         return self._controls.encode(text, word)
 
     def extend(self, ids: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:

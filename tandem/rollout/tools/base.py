@@ -85,7 +85,7 @@ class ToolSet(Protocol):
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
-        """Of every tool; known after `open`."""
+        """Of every tool; known after `open`, and before it where nothing has to be reached for it. Empty until then."""
         ...
 
     def session(self, prompt: Prompt) -> ToolSession:
