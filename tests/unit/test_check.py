@@ -197,6 +197,7 @@ def test_a_sound_setup_passes(grpo_config: Path, capsys: pytest.CaptureFixture[s
         ("algorithm.type=ppo", "model.critic_lora={rank: 4, alpha: 8}"),
         ("algorithm.loss={type: kl_cov}", "algorithm.minibatches=2"),
         ("algorithm.type=remax", "algorithm.normalize_rewards=true"),
+        ("algorithm.mask_truncated=true", "generation.max_response_tokens=1"),
         ("algorithm={type: gdpo, rewards: {right: 1, short: 0.5}}",),
     ],
     ids=" ".join,

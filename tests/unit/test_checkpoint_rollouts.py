@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -138,6 +139,20 @@ def written(directory: Path, finished: dict[int, Finished]) -> Path:
 def test_what_was_finished_comes_back_as_it_was(draws: list[int], tmp_path: Path) -> None:
     finished = {draw: (FINISHED | CONVERSATIONS)[draw] for draw in draws}
     assert_same(read_rollouts(written(tmp_path, finished), prompt_of), finished)
+
+
+def test_a_checkpoint_that_says_nothing_of_openings_is_read(tmp_path: Path) -> None:
+    """As checkpoints were until 2026-11-28: neither what a conversation was opened with nor how its last turn ended."""
+    checkpoint = written(tmp_path, CONVERSATIONS)
+    (path,) = (checkpoint / "state").glob("*.json")
+    described = json.loads(path.read_text(encoding="utf-8"))
+    for one in described:
+        for of_answer in (*one["answers"], *filter(None, [one["greedy_answer"]])):
+            del of_answer["opened_with"], of_answer["last_turn"]
+    path.write_text(json.dumps(described), encoding="utf-8")
+    (finished,) = read_rollouts(checkpoint, prompt_of).values()
+    for now, then in zip(finished.group.trajectories, CONVERSATIONS[4].group.trajectories, strict=True):
+        assert_same(now, replace(then, opened_with=(), last_turn=None))
 
 
 def test_a_conversation_on_a_row_that_has_changed_is_refused(tmp_path: Path) -> None:

@@ -229,6 +229,15 @@ def test_the_smallest_change_that_fits_is_offered_and_fits(model: Any) -> None:
     assert find_mend(TrainConfig, path, given, GIB) is None
 
 
+def test_a_judge_that_is_too_large_answers_fewer_requests_at_once(model: Any) -> None:
+    recipe = ROOT / "recipes/sort4_judged.yaml"
+    given = [model("0.6b"), model("4b").replace(".path", ".judge_path"), "training.tokens_per_micro_batch=64"]
+    given += ["generation.max_running=1", "training.reduce_once=false", "reward.judge.generation.max_running=8"]
+    moment = fullest(moments(load_config(TrainConfig, recipe, given), H100))
+    mend = find_mend(TrainConfig, recipe, given, moment.memory.total - int(moment.memory.cache * 0.4))
+    assert mend is not None and mend.overrides == ("reward.judge.generation.max_running=4",), mend
+
+
 def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any) -> None:
     """A rank shares its tokens with nobody, and adapters never fill weights that an engine has dropped."""
     recipe = ROOT / "recipes/gsm8k_grpo.yaml"

@@ -107,6 +107,24 @@ def test_plain_text_is_followed_by_the_answer_and_its_end(judge: Judge) -> None:
     assert ids(whole) == [*ids(cut), tokenizer.eos_token_id]
 
 
+def test_what_a_tokenizer_puts_around_a_text_is_around_prompt_and_answer(judge: Judge) -> None:
+    """As those of classifiers do: `[CLS] text [SEP]`. No other end follows, and none an answer that was cut."""
+    tokenizer: Any = char_tokenizer(around="<bos> $A <|end|>")
+    whole, cut = judge(tokenizer).rows([answered(prompt="2+2="), answered(prompt="2+2=", status=Status.TRUNCATED)])
+    assert ids(whole) == tokenizer("2+2=four")["input_ids"]
+    assert letters(ids(whole)[-1:]) == "<|end|>" and ids(cut) == ids(whole)[:-1]
+
+
+def test_a_template_that_shows_an_answer_twice_ends_with_what_was_cut(judge: Judge) -> None:
+    tokenizer: Any = char_tokenizer(around="<bos> $A")
+    tokenizer.chat_template = (
+        "{{ bos_token }}{{ messages[-1].content }} to {{ messages[0].content }}: {{ messages[-1].content }}!"
+    )
+    whole, cut = judge(tokenizer).rows([answered(), answered("fo ", status=Status.TRUNCATED)])
+    assert letters(ids(whole)) == "<bos>four to 2 + 2?: four!"
+    assert letters(ids(cut)) == "<bos>fo  to 2 + 2?: fo "
+
+
 def test_of_several_turns_the_messages_through_the_last_one_are_read(judge: Judge) -> None:
     """Not those of the row, and not what was said when no turn was left; of a session, the branch that it ended in."""
     opened: tuple[Message, ...] = ({"role": "user", "content": "A summary."},)
