@@ -64,20 +64,23 @@ CALLS = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }}"
         (ENDLESS, "has not ended after 1 s of computing"),
         ("{{ 'a' * 10**10 }}", "takes more than 1 GiB of memory"),
         ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB of memory"),
-        (GROWS, "takes more than 1 GiB of memory"),
+        (GROWS, ("takes more than 1 GiB of memory", "has not ended after 1 s")),  # the kernel may be slow to give it
         ("{{ 'a' * 10**7 }}", "makes more than 1,000,"),
         (CALLS, "calls itself without an end"),
         ("\n{% for %}", "is no Jinja template: line 2: Expected"),
         ("{{ 1 | sparkle }}", "is no Jinja template: line 1: No filter named 'sparkle'"),
     ],
 )
-def test_a_template_without_an_end_is_refused_by_its_file(template: str, told: str, tmp_path: Path) -> None:
+def test_a_template_without_an_end_is_refused_by_its_file(
+    template: str, told: str | tuple[str, ...], tmp_path: Path
+) -> None:
     tokenizer: Any = char_tokenizer(template)
     tokenizer.name_or_path = str(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError) as raised:
         rendered(tokenizer, ASKED)
-    assert str(raised.value).startswith(f"{tmp_path}/chat_template.jinja: the chat template {told}")
+    place = f"{tmp_path}/chat_template.jinja: the chat template "
+    assert str(raised.value).startswith(place) and str(raised.value).removeprefix(place).startswith(told)
     assert rendered(char_tokenizer(CHAT_TEMPLATE), ASKED).startswith("<|start|>user\nhi")  # the next one is rendered
 
 
