@@ -50,7 +50,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "puzzlevqa": [{**asked("puzzlevqa", "A"), **SHOWN}],
     "search": [asked("hotpotqa", ["5"])],
     "smollm2": [{"data_source": "sums", "prompt": ASK, "ground_truth": "5"}],
+    "smollm2_calculator_sft": [{"messages": ASK + GOOD}],
     "smollm2_dpo": [{"prompt": ASK, "chosen": GOOD, "rejected": BAD}],
+    "smollm2_form": [{"data_source": "form", "prompt": ASK, "ground_truth": "commas"}],
+    "smollm2_gsm8k": [asked("openai/gsm8k", "5")],
+    "smollm2_kto": [{"prompt": ASK, "chosen": GOOD, "rejected": BAD}],
     "smollm2_sft": [{"prompt": ASK, "completion": GOOD}],
     "sort4_kto": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
     "sort4_orpo": [{"prompt": "21=", "chosen": "12", "rejected": "21"}],
@@ -67,9 +71,10 @@ MODELS = {
     "look": "looks",
     "puzzlevqa": "sees",
     "search": "search",
+    "smollm2_calculator": "search",
     "tiles": "sees",
 }
-"""By the first word of the recipe; others train `policy`."""
+"""By the recipe's name, or else its first word; others train `policy`."""
 SMALL = {
     "train": ["data.prompts_per_step=4", "data.max_prompt_tokens=64", "generation.max_response_tokens=8"],
     "sft": ["data.rows_per_step=4"],
@@ -86,6 +91,7 @@ FEWER = {
         "placement.pools={main: [1]}",
     ],
     "search_grpo": ["data.max_prompt_tokens=800", "generation.max_response_tokens=32"],
+    "smollm2_calculator": ["data.max_prompt_tokens=900", "generation.max_response_tokens=32"],
     "gsm8k_grpo_one_step_off": [
         "generation={type: native, max_response_tokens: 8}",
         "placement.pools={train: [1], generate: [1]}",
@@ -131,11 +137,9 @@ def test_recipe_runs(recipe: str, models: Path, tmp_path: Path, monkeypatch: pyt
         except UserError as error:
             pytest.skip(f"no sandbox on this machine: {error}")
     monkeypatch.chdir(ROOT)
-    kind = recipe.partition("_")[2].removeprefix("judge_")
-    command = {"sft": "sft", "reward_model": "reward-model", **dict.fromkeys(("dpo", "kto", "orpo"), "dpo")}.get(
-        kind, "train"
-    )
-    model = MODELS.get(recipe.partition("_")[0], "policy")
+    kinds = {"sft": "sft", "model": "reward-model", **dict.fromkeys(("dpo", "kto", "orpo"), "dpo")}
+    command = kinds.get(recipe.rpartition("_")[2], "train")
+    model = MODELS.get(recipe) or MODELS.get(recipe.partition("_")[0], "policy")
     rows = ROWS.get(recipe) or ROWS[recipe.partition("_")[0]]
     Image.new("RGB", (56, 28)).save(tmp_path / "picture.png")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows * 8)))
