@@ -26,6 +26,8 @@ _SPACE = "\u00a0"
 """Between the words of a mark, at which no shell splits it; it becomes a space again."""
 _SECONDS = 10.0
 """For one run of a script, which in here has nothing to wait for."""
+_START_S = 30.0
+"""For the sandbox to come up and to end it, however busy the machine is."""
 _TOOLS = (
     "awk", "base64", "basename", "bash", "bc", "cat", "comm", "cp", "cut", "date", "dirname", "env", "expr", "false",
     "find", "fold", "grep", "egrep", "head", "jq", "join", "ln", "ls", "md5sum", "mkdir", "mktemp", "mv", "nohup", "od",
@@ -187,7 +189,7 @@ def _run(path: Path, text: str, arguments: Sequence[str]) -> list[dict[str, Any]
 def _answers(path: Path, given: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Of each run, in a container of its own; after two that did not come to an end there are no more."""
     tools = {tool: Path(found) for tool in _TOOLS if (found := shutil.which(tool))}
-    limits = Limits(timeout_s=2 * _SECONDS, memory_mib=2048, processes=128)
+    limits = Limits(timeout_s=_SECONDS + _START_S, memory_mib=2048, processes=128)
     program = Path(__file__).with_name("script_run.py").read_text(encoding="utf-8")
     sandbox, endless = LocalSandbox(limits, packages=tools, writable_root=True), 0
     for how in runs:

@@ -198,16 +198,20 @@ def test_of_several_trainings_one_is_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("while true; do ray status; done", "does not come to an end within 0.5 s"),
         ('python train.py --x "1\n', "a shell refuses it: .*unexpected EOF"),
         ("if true; then\n", "a shell refuses it: .*syntax error"),
     ],
 )
-def test_scripts_that_tell_nothing(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "_SECONDS", 0.5)
+def test_scripts_that_tell_nothing(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         launch(tmp_path, text)
     assert launch(tmp_path, "echo nothing") is None
+
+
+def test_a_script_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "_SECONDS", 0.5)
+    with pytest.raises(UserError, match=r"does not come to an end within 0\.5 s"):
+        launch(tmp_path, "while true; do ray status; done")
 
 
 def test_why_a_script_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
