@@ -4,10 +4,9 @@ OF_EVERY_RUN = ("data/epoch", "mixture/<set>/epoch", "time/step_s", "time/checkp
                 "perf/tokens", "perf/tokens_per_s", "perf/tokens_per_s_per_gpu",
                 "perf/peak_memory_gib", "perf/peak_memory_gib/<phase>")  # fmt: skip
 OF_ANSWERS = (
-    "conversation/turns", "conversation/out_of_turns", "conversation/without_room",
-    "conversation/environment_errors", "conversation/<number>",
-    "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>", "reward/<part>/share", "reward/errors", "reward/timeouts",
-    "reward/not_scored", "reward/group_std/zero_share",
+    "conversation/turns", "conversation/out_of_turns", "conversation/without_room", "conversation/environment_errors",
+    "conversation/<number>", "reward/mean", "reward/max", "reward/min", "reward/std", "reward/<part>",
+    "reward/<part>/share", "reward/errors", "reward/timeouts", "reward/not_scored", "reward/group_std/zero_share",
     "mixture/<set>/reward", "data/solve_rate/mean", "data/solve_rate/never_share", "data/solve_rate/always_share",
     "data/solve_rate/seen_share", "response_length/mean", "response_length/max",
     "response_length/min", "response_length/clip_ratio", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
