@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from tandem.config.paths import absolute
 from tandem.errors import UserError
-from tandem.jobs.runs import best_of, state_of, stored_trainer
+from tandem.jobs.runs import Measured, best_of, state_of, stored_trainer
 from tandem.signals import StopReason
 from tandem.stored import read_pointer
-from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.jsonl import each_record, read_metrics
 from tandem.types import StepMetrics
 
 
@@ -61,13 +61,12 @@ class Run:
     @property
     def final(self) -> StepMetrics:
         """The metrics of the last step, `step` among them; empty before the first."""
-        records = self._records()
-        return records[-1] if records else {}
+        return self._measured().last
 
     @property
     def best(self) -> Best | None:
         """None where nothing of the kind was measured."""
-        found = best_of(self._records(), stored_trainer(self.directory))
+        found = best_of(self._measured(), stored_trainer(self.directory))
         return None if found is None else Best(*found)
 
     @property
@@ -84,6 +83,9 @@ class Run:
         best = self.best
         reached = f", best {best.metric} {best.value:.4g} at step {best.step}" if best else ""
         return f"<Run {self.directory}: {self.state} at step {self.final.get('step', 0):.0f}{reached}>"
+
+    def _measured(self) -> Measured:
+        return Measured(each_record(self.directory / "metrics.jsonl"))
 
     def _records(self) -> list[dict[str, Any]]:
         return read_metrics(self.directory / "metrics.jsonl")

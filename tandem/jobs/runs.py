@@ -4,7 +4,7 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tandem.errors import UserError, for_terminal
 from tandem.files import write_text
 from tandem.jobs.best import lower_is_better
 from tandem.stored import DamagedFile, read_pointer, read_text
-from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.jsonl import each_record
 
 ENDED = "ended"
 """The file in a run directory that says how its last process ended, in a line of `ENDS`, and in a second one why."""
@@ -27,6 +27,7 @@ rows, and its lowest value says which rows were easy."""
 _BETWEEN = "  "
 _LEAST = 28
 """Characters of a run's name, and of its metric, that are shown in any terminal."""
+_AtStep = tuple[float, int]
 _TRAINING_LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss")
 
 
@@ -96,20 +97,20 @@ def _described(run: Path) -> FoundRun:
 def _read(run: Path) -> FoundRun:
     """Raises DamagedFile."""
     trainer = stored_trainer(run)
-    records = read_metrics(run / "metrics.jsonl")
+    measured = Measured(each_record(run / "metrics.jsonl"))
     progress = _progress(run)
     total = progress.total_steps if progress else trainer.steps
-    done = records[-1]["step"] if records else progress.step if progress else 0  # own dataflows write no metrics
-    step = f"{done}/{total or '?'}"
-    return FoundRun(run, state_of(run), step, _reached(records, trainer))
+    done = progress.step if progress else 0  # own dataflows write no metrics
+    step = f"{measured.last.get('step', done)}/{total or '?'}"
+    return FoundRun(run, state_of(run), step, _reached(measured, trainer))
 
 
-def _reached(records: list[dict[str, Any]], trainer: StoredTrainer) -> str:
+def _reached(measured: "Measured", trainer: StoredTrainer) -> str:
     """The best value with its name and what makes it the best, or else the last training loss."""
-    if best := best_of(records, trainer):
+    if best := best_of(measured, trainer):
         metric, value, _ = best
         return f"{for_terminal(metric)} {value:.4g} {_mode(metric, trainer)}"
-    last = records[-1] if records else {}
+    last = measured.last
     return next((f"{name} {last[name]:.4g} last" for name in _TRAINING_LOSSES if name in last), "")
 
 
@@ -173,20 +174,41 @@ def _is_locked(lock: Path) -> bool:
     return False
 
 
-def best_of(records: list[dict[str, Any]], trainer: StoredTrainer) -> tuple[str, float, int] | None:
+class Measured:
+    """What is asked of the metrics of a run, which may have many steps: the last record, and extremes."""
+
+    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
+        self.last: dict[str, Any] = {}
+        self.extremes: dict[str, tuple[_AtStep, _AtStep] | None] = {}
+        """By metric, without the steps where it was NaN: the first of the smallest and of the largest values, each with
+        its step; None where all are NaN."""
+        for record in records:
+            self.last = record
+            for name, value in record.items():
+                self._take(name, value, record["step"])
+
+    def _take(self, name: str, value: float, step: int) -> None:
+        known = self.extremes.setdefault(name, None)
+        if math.isnan(value):
+            return
+        if known is None:
+            self.extremes[name] = (value, step), (value, step)
+        elif value < known[0][0]:
+            self.extremes[name] = (value, step), known[1]
+        elif value > known[1][0]:
+            self.extremes[name] = known[0], (value, step)
+
+
+def best_of(measured: Measured, trainer: StoredTrainer) -> tuple[str, float, int] | None:
     """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, reward or loss, or else of
     the reward."""
-    measured = sorted({name for record in records for name in record})
-    validated = [name for pattern in _VALIDATED for name in measured if re.fullmatch(pattern, name)]
+    extremes = measured.extremes
+    validated = [name for pattern in _VALIDATED for name in sorted(extremes) if re.fullmatch(pattern, name)]
     wanted = [trainer.best_metric, *validated, "reward/mean"]
-    metric = next((name for name in wanted if name in measured), None)
-    if metric is None:
+    metric = next((name for name in wanted if name in extremes), None)
+    if metric is None or (found := extremes[metric]) is None:
         return None
-    values = [(record[metric], record["step"]) for record in records if not math.isnan(record.get(metric, math.nan))]
-    if not values:
-        return None
-    choose = min if _mode(metric, trainer) == "min" else max
-    value, step = choose(values, key=lambda one: one[0])
+    value, step = found[_mode(metric, trainer) == "max"]
     return metric, value, step
 
 

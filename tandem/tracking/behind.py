@@ -28,7 +28,7 @@ from tandem.signals import stop_signals_blocked
 from tandem.stored import DamagedFile, read_json
 from tandem.tracking.base import Ended, Recorder, TrackedRun, Tracker
 from tandem.tracking.described import described
-from tandem.tracking.jsonl import read_metrics, record_of
+from tandem.tracking.jsonl import each_record, record_of
 from tandem.tracking.samples import table_of
 from tandem.tracking.trajectories import trajectories_path, validation_path
 from tandem.types import StepMetrics
@@ -129,7 +129,7 @@ class Behind(Recorder):
 
     def _unsent(self) -> Iterator[tuple[int, StepMetrics]]:
         """Steps that the tracker lacks, as they come; ends when the run does."""
-        for record in read_metrics(self._metrics):
+        for record in each_record(self._metrics):
             if self._sent < record["step"] <= self._first_step:
                 yield _parted(record)
         while True:

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tandem.files import writing
-from tandem.stored import DamagedFile, parse_json, read_bytes
+from tandem.stored import DamagedFile, parse_json
 from tandem.tracking.base import Ended, Recorder
 from tandem.types import StepMetrics
 
@@ -44,21 +46,45 @@ def _last_byte(path: Path) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All of `each_record`. Raises DamagedFile as that does."""
+    return list(each_record(path))
+
+
+def each_record(path: Path) -> Iterator[dict[str, Any]]:
     """The records, by step; null reads as NaN. A run that began again after an earlier step has lost what came after
-    it, and tells of it anew when it gets there. Raises DamagedFile where a line is no record, nor what a crash leaves
-    of one."""
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else (), start=1):
-        try:
-            record = record_of(line)
-        except ValueError as error:
-            raise DamagedFile(path, f"line {number} is no record of a step ({error})", "delete that line") from None
-        if record is None:
-            continue
-        while records and records[-1]["step"] >= record["step"]:
-            records.pop()
-        records.append(record)
-    return records
+    it, and tells of it anew when it gets there. None where there is no file.
+
+    The file is read twice, so that of a long run only steps and places are held. Raises DamagedFile where a line is no
+    record, nor what a crash leaves of one.
+    """
+    if not path.exists():
+        return
+    steps, places, place = array("q"), array("q"), 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                record = _record(path, number, line)
+                if record is not None:
+                    while steps and steps[-1] >= record["step"]:
+                        steps.pop()
+                        places.pop()
+                    steps.append(record["step"])
+                    places.append(place)
+                place += len(line)
+            for start in places:
+                file.seek(start)
+                record = record_of(file.readline())
+                assert record is not None
+                yield record
+    except OSError as error:
+        raise DamagedFile(path, f"cannot be read ({error.strerror or error})") from None
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    try:
+        return record_of(line)
+    except ValueError as error:
+        raise DamagedFile(path, f"line {number} is no record of a step ({error})", "delete that line") from None
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:

@@ -10,16 +10,39 @@ from tandem.errors import TandemError, UserError
 from tandem.files import write_text
 from tandem.pictures.store import PictureStore
 from tandem.stored import DamagedFile, read_json, read_text
-from tandem.tracking.jsonl import read_metrics
+from tandem.tracking.jsonl import each_record
 from tandem.tracking.samples import samples
 from tandem.tracking.trajectories import files_by_step
 
-Curve = list[tuple[int, float]]  # (step, finite value), ascending
+Points = list[tuple[int, float]]  # (step, finite value), ascending
 _SECTIONS = ("reward", "val", "conversation", "length", "sft", "actor", "critic", "rollout", "speed")
 """Sections in the order shown: first parts of metric names, or what `_MERGED` makes of them. Others follow."""
 _MERGED = {"response_length": "length", "prompt_length": "length", "time": "speed", "perf": "speed"}
-_MAX_POINTS = 1_000
+_MIN_POINTS = 1_000
+"""Of a longer curve so many are shown at least, and fewer than twice as many."""
 _LAST_VALUES = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")
+
+
+class Curve:
+    """A metric over the steps of a run, however many: evenly thinned points, the last value and the largest."""
+
+    def __init__(self) -> None:
+        self.largest = -math.inf
+        self.last = 0, math.nan
+        self._kept: Points = []
+        self._seen, self._stride = 0, 1
+
+    def add(self, step: int, value: float) -> None:
+        self.last, self.largest = (step, value), max(self.largest, value)
+        if self._seen % self._stride == 0:
+            self._kept.append(self.last)
+        self._seen += 1
+        if len(self._kept) == 2 * _MIN_POINTS:
+            self._kept, self._stride = self._kept[::2], 2 * self._stride
+
+    @property
+    def points(self) -> Points:
+        return self._kept if self._kept[-1:] == [self.last] else [*self._kept, self.last]
 
 
 def write_report(run_dir: Path) -> Path:
@@ -74,33 +97,33 @@ def _kind(config: StoredRun, curves: dict[str, Curve]) -> str:
 
 def _curves(metrics: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
-    for record in read_metrics(metrics):
+    for record in each_record(metrics):
         for name, value in record.items():
             if name != "step" and math.isfinite(value):
-                curves.setdefault(name, []).append((record["step"], value))
+                curves.setdefault(name, Curve()).add(record["step"], value)
     return curves
 
 
 def _trajectories(run_dir: Path, curves: dict[str, Curve]) -> list[Path]:
     """Without those of steps that the run lost: it has begun again before them, and has not come to them since."""
-    last = max((curve[-1][0] for curve in curves.values()), default=math.inf)
+    last = max((curve.last[0] for curve in curves.values()), default=math.inf)
     return [path for step, path in files_by_step(run_dir / "trajectories").items() if step <= last]
 
 
 def _facts(curves: dict[str, Curve]) -> dict[str, float]:
-    facts = {name: curves[name][-1][1] for name in _LAST_VALUES if name in curves}
-    facts |= {f"best {name}": max(value for _, value in curves[name]) for name in curves if "/acc/mean@" in name}
-    return {"last step": max(curve[-1][0] for curve in curves.values()), **facts} if curves else {}
+    facts = {name: curves[name].last[1] for name in _LAST_VALUES if name in curves}
+    facts |= {f"best {name}": curve.largest for name, curve in curves.items() if "/acc/mean@" in name}
+    return {"last step": max(curve.last[0] for curve in curves.values()), **facts} if curves else {}
 
 
-def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Curve]]]:
-    """Heading -> chart -> curve: every metric once, beside those that it is best compared with; long curves thinned."""
-    sections: dict[str, dict[str, dict[str, Curve]]] = {heading: {} for heading in _SECTIONS}
+def _sections(curves: dict[str, Curve]) -> dict[str, dict[str, dict[str, Points]]]:
+    """Heading -> chart -> curve: every metric once, beside those that it is best compared with."""
+    sections: dict[str, dict[str, dict[str, Points]]] = {heading: {} for heading in _SECTIONS}
     for name, curve in curves.items():
         parent, _, last = name.rpartition("/")
         compared = last in ("mean", "min", "max") or "@" in last or parent == "time"
         chart, label = (parent, last) if compared else (name, "")
         first = name.partition("/")[0]
         charts = sections.setdefault(_MERGED.get(first, first), {})
-        charts.setdefault(chart, {})[label] = curve[: -1 : math.ceil(len(curve) / _MAX_POINTS)] + curve[-1:]
+        charts.setdefault(chart, {})[label] = curve.points
     return {heading: dict(sorted(charts.items())) for heading, charts in sections.items() if charts}

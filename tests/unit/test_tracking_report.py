@@ -103,7 +103,7 @@ def test_long_runs_are_thinned_and_keep_their_last_value(tmp_path):
     values = [math.sin(step / 100) for step in range(5_000)]
     run = make_run(tmp_path / "run", [{"step": i, "actor/kl": value} for i, value in enumerate(values)], [])
     curve = embedded(write_report(run))["sections"]["actor"]["actor/kl"][""]
-    assert curve == [[step, values[step]] for step in (*range(0, 4999, 5), 4999)]
+    assert curve == [[step, values[step]] for step in (*range(0, 4999, 4), 4999)]
 
 
 def test_samples_are_of_first_middle_and_last_step(tmp_path):
