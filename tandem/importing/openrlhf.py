@@ -40,11 +40,16 @@ def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) 
             f"{path}: no openrlhf.cli.train_… is started in it; give a launch script of OpenRLHF"
             + why_nothing(path, text, arguments)
         )
-    _place, method = _trainer_of(launch.words) or (0, "")
+    _place, method = _trainer_of(launch.command.words) or (0, "")
     if method not in COMMANDS:
         raise UserError(f"{path}: train_{method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
-    given = launch.values(lambda words: flags_of(words[(_trainer_of(words) or (0, ""))[0] + 1 :]))
+    given = launch.values(lambda command: _flags(command.words))
     return Source(method, {_newer(name, method): value for name, value in given.items()}, launch.notes)
+
+
+def _flags(words: Sequence[str]) -> dict[str, Any]:
+    place, _method = _trainer_of(words) or (0, "")
+    return flags_of(words[place + 1 :])
 
 
 def _trainer_of(words: Sequence[str]) -> tuple[int, str] | None:

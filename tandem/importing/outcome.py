@@ -140,10 +140,14 @@ def listed(value: Any) -> list[Any]:
 
 
 def parsed(text: str) -> Any:
+    """A value of a command line: a number, a truth value, a list or mapping in brackets, or text, in quotes or not."""
     try:
-        return yaml12.read(text)
+        value = yaml12.read(text)
     except yaml12.YAMLError:
         return text
+    if text.lstrip().startswith(("{", "[", "'", '"')):
+        return value
+    return text if "#" in text or isinstance(value, str | list | dict) else value  # YAML alone has `a: b` and `- a`
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -156,7 +160,18 @@ def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys of a YAML file, flat. Raises UserError."""
-    tree = stored.read_yaml(path, object)
+    return _keys(stored.read_yaml(path, object), path)
+
+
+def yaml_keys(text: str, path: Path) -> dict[str, Any]:
+    """The keys of the text of a YAML file, flat. Raises UserError."""
+    try:
+        return _keys(yaml12.read(text), path)
+    except yaml12.YAMLError as error:
+        raise UserError(f"{path}: it is not valid YAML: {error}") from None
+
+
+def _keys(tree: object, path: Path) -> dict[str, Any]:
     values = dict(flat(cast(dict[str, Any], tree), "")) if isinstance(tree, dict) else {}
     if not values:
         raise UserError(f"{path}: there are no keys in it")

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 TOOLS = Path("/packages")
+LARGEST, MOST = 64 << 10, 8
+"""Bytes of a file that a script writes and a program of it reads, and how many of them are looked at."""
 HOME, BIN, STARTS = Path("/tmp/home"), Path("/tmp/bin"), Path("/tmp/starts")
 STAND_IN = r"""#!/packages/bash -p
 name=${0##*/}
@@ -139,6 +141,14 @@ def started():
     return found
 
 
+def written(starts, given):
+    """Texts of the files that the script made and that words of its programs name, `--config=FILE` too."""
+    named = {Path(folder, word.rpartition("=")[2]) for _, folder, *words in starts for word in words if len(word) < 500}
+    own = [path for path in named if str(path) not in given["files"] and path.suffix in (".yaml", ".yml", ".json")]
+    small = [path for path in own if path.is_file() and path.stat().st_size <= LARGEST]
+    return {str(path): path.read_text(errors="replace") for path in small[:MOST]}
+
+
 def run(given, variables, arguments, says, status):
     environment = {"PATH": str(BIN), "HOME": str(HOME), "LANG": "C.UTF-8", "BASH_ENV": "/tmp/before"}
     environment |= {"TANDEM_MODULES": " ".join(given["modules"])}
@@ -151,7 +161,10 @@ def run(given, variables, arguments, says, status):
         )  # fmt: skip
         ended = wait_for_all(shell.pid, time.monotonic() + given["seconds"])
         errors.seek(0)
-        return {"starts": started(), "status": ended, "errors": errors.read()[-2000:]}
+        starts = started()
+        return {
+            "starts": starts, "written": written(starts, given), "status": ended, "errors": errors.read()[-2000:],
+        }  # fmt: skip
 
 
 def wait_for_all(shell, deadline):

@@ -68,19 +68,28 @@ _SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)")
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A command of a script."""
+class Command:
+    """A program that a script starts, with its arguments."""
 
     words: list[str]
     folder: Path
     """Where it is started."""
-    others: list[list[str]]
-    """Its words where programs, variables and arguments say otherwise."""
+    written: Mapping[Path, str]
+    """Texts of the files that the script itself has written and the program is given, by absolute paths."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command of a script."""
+
+    command: Command
+    others: list[Command]
+    """The same one where programs, variables and arguments say otherwise."""
     notes: list[str]
 
-    def values(self, read: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:
-        """What `read` makes of the words, with what is not known here marked."""
-        found, others = read(self.words), [read(words) for words in self.others]
+    def values(self, read: Callable[[Command], dict[str, Any]]) -> dict[str, Any]:
+        """What `read` makes of the command, with what is not known here marked."""
+        found, others = read(self.command), [read(command) for command in self.others]
         for key in {key for values in (found, *others) for key in values}:
             texts = [values.get(key) for values in (found, *others)]
             if any(text != texts[0] for text in texts):
@@ -108,7 +117,7 @@ def launched(
         UserError: there are several, the script does not come to an end, or this machine has no sandbox.
     """
     runs = _run(path, text, arguments)
-    of_each = [[start for start in run["starts"] if is_trainer(start[2:])] for run in runs]
+    of_each = [[command for command in _commands(run) if is_trainer(command.words)] for run in runs]
     first = next((place for place, starts in enumerate(of_each) if starts), None)
     if first is None:
         said = [line for run in runs for line in run["errors"].splitlines()]
@@ -118,21 +127,33 @@ def launched(
             raise UserError(f"{path}: run without its programs, it does not come to an end within {_SECONDS:g} s")
         return None
     starts = of_each[first]
-    words = [start[2:] for start in starts]
+    words = [start.words for start in starts]
     if command is None and any(other != words[0] for other in words):
         raise UserError(f"{path}: it starts {len(words)} trainings; give --command 1 to {len(words)}\n" + _apart(words))
     if command is not None and not 1 <= command <= len(words):
         raise UserError(f"{path}: --command {command}: it starts {len(words)}")
     place = (command or 1) - 1
     others = [
-        found[place][2:]
-        if len(found) == len(starts)
-        else max((other[2:] for other in found), key=_likeness(words[place]))
-        for found in of_each
-        if found and found is not starts
+        same for found in of_each if found and found is not starts and (same := _same(place, starts, found)) is not None
     ]
     notes = list(_notes(path, runs[first], is_trainer, [len(found) for found in of_each]))
-    return Launch(words[place], Path(starts[place][1]), others, notes)
+    return Launch(starts[place], others, notes)
+
+
+def _commands(run: Mapping[str, Any]) -> Iterator[Command]:
+    """Those of a run, in the order of their starts."""
+    written = {Path(path): text for path, text in run["written"].items()}
+    for _, folder, *words in run["starts"]:
+        yield Command(words, Path(folder), written)
+
+
+def _same(place: int, starts: Sequence[Command], found: Sequence[Command]) -> Command | None:
+    """The command of another run that is `starts[place]` there; None where that run does not come so far."""
+    if len(found) == len(starts):
+        return found[place]
+    likest = max(found, key=lambda other: _likeness(starts[place], other))
+    of_it = [_likeness(start, likest) for start in starts]
+    return likest if of_it[place] == max(of_it) else None
 
 
 def why_nothing(path: Path, text: str, arguments: Sequence[str]) -> str:
@@ -198,6 +219,7 @@ def _answers(path: Path, given: Mapping[str, Any], runs: Sequence[Mapping[str, A
             raise UserError(f"{path}: the sandbox did not run it: {ran.stopped or ran.stderr.strip()[-500:]}")
         answer: dict[str, Any] = json.loads(ran.stdout)
         answer["starts"] = [[_outside(word) for word in start] for start in answer["starts"]]
+        answer["written"] = {_outside(file): _outside(text) for file, text in answer["written"].items()}
         answer["errors"] = _outside(answer["errors"])
         yield answer
         endless += answer["status"] is None
@@ -210,9 +232,9 @@ def _outside(word: str) -> str:
     return word.replace("/tmp/home", "~").replace(_SPACE, " ")
 
 
-def _likeness(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
-    """How many words another command has in common with this one."""
-    return lambda other: len(set(words).intersection(other))
+def _likeness(one: Command, other: Command) -> int:
+    """How many words two commands have in common."""
+    return len(set(one.words).intersection(other.words))
 
 
 def _with_what_it_names(text: str, files: Mapping[str, str]) -> str:
@@ -271,17 +293,17 @@ def _notes(
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any]:
-    """`--name value`, `--name=value`, `--name value value`, `--name`, `--no_name`."""
+    """`--name value`, `--name=value`, `--name value value`, `--name`, `--no_name`; what follows `-n` is not read."""
     found: dict[str, Any] = {}
     name, values = "", list[str]()
     for word in (*words, "--"):
-        if not re.match(r"--(?:[A-Za-z]|$)", word):
+        if not re.match(r"--(?:[A-Za-z]|$)|-[A-Za-z]$", word):
             values.append(word)
             continue
         if name:
             key, value = _flag(name, values)
             found[key] = value
-        name, _, value = word[2:].partition("=")
+        name, _, value = word[2:].partition("=")  # of `-n` nothing is left
         values = [value] if value else []
     return found
 

@@ -332,6 +332,11 @@ def _rewards(keys: Keys, made: Imported) -> dict[str, Any]:
     functions: list[Any] = []
     for name, weight in zip(names, weights, strict=False):
         spelled = _reference(str(name))
+        if spelled.startswith("REWARDS.py:") and not any("REWARDS.py" in note for note in made.notes):
+            made.notes.append(
+                f"reward.functions: write the file that has {name} in the place of REWARDS.py, and in it a function of "
+                "that name; where it is a reward model, write it as model.reward_model_path"
+            )
         functions.append(spelled if weight == 1.0 else {"function": spelled, "weight": weight})
     if not functions and not path:
         made.notes.append("reward.functions: the script does not name its rewards; give file.py:function")
@@ -343,7 +348,9 @@ def _reference(name: str) -> str:
     if ":" in name:
         return name
     module, _, function = name.rpartition(".")
-    return f"{module}:{function}" if module else f"trl.rewards:{name}" if name in _REWARDS else f"REWARDS.py:{name}"
+    if module and all(part.isidentifier() for part in name.split(".")):
+        return f"{module}:{function}"
+    return f"trl.rewards:{name}" if name in _REWARDS else f"REWARDS.py:{name}"
 
 
 def _ppo(keys: Keys, method: str, made: Imported) -> None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
-from tandem.importing.outcome import Source, listed, read_yaml, unknown
-from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
+from tandem.importing.outcome import Source, listed, read_yaml, unknown, yaml_keys
+from tandem.importing.python_names import names_of, options_read
+from tandem.importing.shell import Command, flags_of, launched, no_script, read_text, why_nothing
 
 METHODS = {
     "online_dpo": "online_dpo", "sft": "sft", "dpo": "dpo", "grpo": "grpo", "gspo": "grpo", "rloo": "rloo",
@@ -35,7 +36,7 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
         no_script(path, arguments, None)
         module = _module(text, path)
         called = "\n".join(_strings(module))
-        found = _of_python(module, path, method) or _of_commands(called, path, method, (), command)
+        found = _of_python(module, path, method, {}) or _of_commands(called, path, method, (), command)
     else:
         found = _of_commands(text, path, method, arguments, command)
     if found is None:
@@ -70,27 +71,62 @@ def _of_commands(
 
     def is_trainer(words: Sequence[str]) -> bool:
         name = _started(words)[1]
-        return name is not None and (method or _method_of_name(name)) is not None
+        of_trl = name is not None and (method or _method_of_name(name)) is not None
+        return of_trl or _of_own_script(words, path, method, []) is not None
 
     launch = launched(path, text, is_trainer, arguments, command)
     if launch is None:
         launch = launched(path, text, lambda words: _started(words)[1] is not None, arguments, 1)
     if launch is None:
         return None
-    found = _started(launch.words)[1] or ""
+    notes = list[str]()
+    if own := _of_own_script(launch.command.words, path, method, notes):
+        values = launch.values(lambda command: _flags_of_own_script(command.words, path, method))
+        return Source(own.method, values, [*launch.notes, *notes])
+    found = _started(launch.command.words)[1] or ""
     chosen = method or _method_of_name(found)
     if chosen is None:
         raise UserError(
             f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
             f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
         )
-    return Source(chosen, launch.values(lambda words: _flags(words, launch.folder, path)), launch.notes)
+    return Source(chosen, launch.values(lambda command: _flags(command, path)), launch.notes)
 
 
-def _flags(words: Sequence[str], folder: Path, path: Path) -> dict[str, Any]:
-    place, _ = _started(words)
-    launcher = {f"launcher.{key}": value for key, value in flags_of(words[:place]).items() if key != "config_file"}
-    return launcher | _with_its_file(flags_of(words[place + 1 :]), folder, path)
+def _of_own_script(words: Sequence[str], path: Path, method: str | None, notes: list[str]) -> Source | None:
+    """What a Python script of the user's own makes of the arguments that a launch script at `path` gives it.
+
+    None where the command starts something else, or a script that takes the arguments of TRL.
+    """
+    place, name = _started(words)
+    beside = (folder / words[place] for folder in (path.parent, Path.cwd()))
+    file = next((file for file in beside if file.is_file()), None) if name and words[place].endswith(".py") else None
+    if file is None:
+        return None
+    try:
+        module = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    long = [re.sub("^-(?=[A-Za-z]$)", "--", word) for word in words[place + 1 :]]
+    found = _of_python(module, file, method, flags_of(long))
+    if found is not None:
+        notes += found.notes
+    return found
+
+
+def _flags_of_own_script(words: Sequence[str], path: Path, method: str | None) -> dict[str, Any]:
+    found = _of_own_script(words, path, method, [])
+    return _of_launcher(words) | (found.values if found else {})
+
+
+def _of_launcher(words: Sequence[str]) -> dict[str, Any]:
+    given = flags_of(words[: _started(words)[0]])
+    return {f"launcher.{key}": value for key, value in given.items() if key != "config_file"}
+
+
+def _flags(command: Command, path: Path) -> dict[str, Any]:
+    flags = flags_of(command.words[_started(command.words)[0] + 1 :])
+    return _of_launcher(command.words) | _with_its_file(flags, command, path)
 
 
 def _started(words: Sequence[str]) -> tuple[int, str | None]:
@@ -108,13 +144,16 @@ def _started(words: Sequence[str]) -> tuple[int, str | None]:
     return 0, None
 
 
-def _with_its_file(flags: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
-    """`--config FILE` holds what the flags do not say; it is in the folder of the command, or beside the script."""
+def _with_its_file(flags: dict[str, Any], command: Command, path: Path) -> dict[str, Any]:
+    """`--config FILE` holds what the flags do not say; the script has written it, or it is beside the script, or in the
+    folder of the command."""
     file = flags.pop("config", None)
     if file is None:
         return flags
-    beside = path.parent / str(file)
-    return read_yaml(beside if beside.exists() else folder / str(file)) | flags
+    there, beside = command.folder / str(file), path.parent / str(file)
+    if there in command.written:
+        return yaml_keys(command.written[there], there) | flags
+    return read_yaml(beside if beside.exists() else there) | flags
 
 
 def _module(text: str, path: Path) -> ast.Module:
@@ -131,26 +170,15 @@ def _strings(module: ast.Module) -> Iterator[str]:
             yield node.value.value
 
 
-def _defaults(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Of names that are assigned once, and of the options of an argument parser, as `args.<option>`."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument") and node.args:
-            option = ast.unparse(node.args[0]).strip("'\"").lstrip("-").replace("-", "_")
-            given = {part.arg: part.value for part in node.keywords}
-            if "default" in given:
-                yield f"args.{option}", given["default"]
-            elif "action" in given:
-                yield f"args.{option}", ast.Constant("false" in ast.unparse(given["action"]))
-
-
-def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | None:
+def _of_python(module: ast.Module, path: Path, method: str | None, flags: Mapping[str, Any]) -> Source | None:
     """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script.
 
     None where nothing says what the trainer's configuration holds: it is parsed from a command line, for one.
+
+    Args:
+        flags: What the command line gives the script's argument parser.
     """
-    names = dict(_defaults(module))
+    names = names_of(module, flags)
     functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     values, loaded = dict[str, Any](), list[ast.Call]()
     configured: str | None = None
@@ -176,6 +204,8 @@ def _of_python(module: ast.Module, path: Path, method: str | None) -> Source | N
         values |= {"dataset_name": rows.name} | ({"data_files": rows.files} if rows.files is not None else {})
     if configured is None and with_defaults is None:
         return None
+    read = options_read(module)
+    values |= {f"--{name}": value for name, value in flags.items() if name not in read}
     source = Source(method or configured or with_defaults or "", values)
     if "reward_funcs" in values:
         values["reward_funcs"] = _rewards(values["reward_funcs"], functions, path, module, source.notes)
@@ -258,7 +288,7 @@ def _rewards(named: list[str], functions: set[str], path: Path, module: ast.Modu
     own = [name for name in named if name in functions]
     act = first_act(module)
     if not own or act is None:
-        return [f"{path}:{name}" if name in own else name for name in named]
+        return [f"{path}:{name}" if name in own else _imported(name, path, module) for name in named]
     theirs = ", ".join(own)
     notes.append(
         f"reward.functions: {theirs} of {path}: to import the file runs its line {act.lineno}, "
@@ -266,6 +296,17 @@ def _rewards(named: list[str], functions: set[str], path: Path, module: ast.Modu
         f'`if __name__ == "__main__":`; then write that file in the place of REWARDS.py'
     )
     return named
+
+
+def _imported(name: str, path: Path, module: ast.Module) -> str:
+    """A function that the script imports, as `file.py:name` where it is from a file beside it, else `package.name`."""
+    for node in module.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level < 2:
+            theirs = next((one.name for one in node.names if name == (one.asname or one.name)), None)
+            file = path.parent / f"{node.module.replace('.', '/')}.py"
+            if theirs is not None:
+                return f"{file}:{theirs}" if file.is_file() else f"{node.module}.{theirs}"
+    return name
 
 
 def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:
@@ -278,7 +319,7 @@ def _value(node: ast.expr, names: dict[str, ast.expr]) -> Any:
         case ast.Dict():
             keys = [key.value if isinstance(key, ast.Constant) else "" for key in node.keys]
             return {str(key): _value(value, names) for key, value in zip(keys, node.values, strict=True)}
-        case ast.Name() | ast.Attribute(value=ast.Name(id="args")) if ast.unparse(node) in names:
+        case ast.Name() | ast.Attribute(value=ast.Name()) if ast.unparse(node) in names:
             return _value(names[ast.unparse(node)], {})
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number

@@ -50,12 +50,12 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
                 + why_nothing(path, text, arguments)
             )
         raise UserError(
-            f"{path}: {program_of(other.words)} has no counterpart here; these programs of verl have one: "
+            f"{path}: {program_of(other.command.words)} has no counterpart here; these programs of verl have one: "
             f"{', '.join(_PROGRAMS)}. If it runs one of them under another name, give --trainer {'|'.join(METHODS)}"
         )
-    given = launch.values(_flags)
-    values, notes = _with_its_file(given, launch.folder, launch.words)
-    return Source(method_of(launch.words, method) or "", values, [*launch.notes, *notes])
+    given = launch.values(lambda command: _flags(command.words))
+    values, notes = _with_its_file(given, launch.command.folder)
+    return Source(method_of(launch.command.words, method) or "", values, [*launch.notes, *notes])
 
 
 def program_of(words: Sequence[str]) -> str | None:
@@ -93,7 +93,7 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _with_its_file(given: dict[str, Any], folder: Path, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def _with_its_file(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
     """With the keys of a configuration of the user's own, which `--config-path` and `--config-name` name."""
     name, place = (str(given.pop(key, "")).strip("'\"") for key in ("--config-name", "--config-path"))
     stem = name.removesuffix(".yaml")

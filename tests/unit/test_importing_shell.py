@@ -84,7 +84,7 @@ def launch(tmp_path: Path, text: str, *arguments: str, command: int | None = Non
 def read(tmp_path: Path, text: str, *arguments: str) -> dict[str, Any]:
     found = launch(tmp_path, text, *arguments)
     assert found is not None
-    return found.values(lambda words: flags_of([word for word in words if word != "train.py"]))
+    return found.values(lambda started: flags_of([word for word in started.words if word != "train.py"]))
 
 
 def test_what_is_taken_from_elsewhere_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +189,32 @@ def test_of_several_trainings_one_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"it starts 3 trainings; give --command 1 to 3\n  1: 1\n  2: 2\n  3: 3"):
         launch(tmp_path, text)
     found = launch(tmp_path, text, command=2)
-    assert found is not None and found.words == ["python", "train.py", "--lr", "2", "--steps", "5"]
+    assert found is not None and found.command.words == ["python", "train.py", "--lr", "2", "--steps", "5"]
     with pytest.raises(UserError, match=r"--command 4: it starts 3"):
         launch(tmp_path, text, command=4)
     assert launch(tmp_path, "python train.py --lr 1\npython train.py --lr 1\n") is not None, "twice the same"
+
+
+@pytest.mark.parametrize("between", ["&&", ";"])
+def test_a_later_training_is_not_compared_with_an_earlier_one(between: str, tmp_path: Path) -> None:
+    """In the run in which programs fail only the first training of the script is started."""
+    text = f"set -e\npython train.py --stage 1 --data $DATA {between} python train.py --stage 2 --lr $(nproc)"
+    found = launch(tmp_path, text, command=2)
+    assert found is not None
+    values = found.values(lambda started: flags_of(started.words[2:]))
+    assert values == {"stage": 2, "lr": "⟨nproc⟩"}
+    assert any(note.startswith("how many trainings run.sh starts depends") for note in found.notes)
+
+
+def test_values_of_a_command_line_are_text_but_for_numbers_and_brackets() -> None:
+    words = ["a: b", "- a", "one\ntwo", "# Answer", "a # b", "{a: 1}", "[1, 2]", "'x'", "1e-6", "true", "null"]
+    expected = [*words[:5], {"a": 1}, [1, 2], "x", 1e-6, True, None]
+    assert [flags_of(["--x", word])["x"] for word in words] == expected
+
+
+def test_a_short_option_is_no_value_of_the_one_before() -> None:
+    assert flags_of(["--num_processes", "4", "-m"]) == {"num_processes": 4}
+    assert flags_of(["--low", "-1", "-q", "5", "--high", "2"]) == {"low": -1, "high": 2}
 
 
 @pytest.mark.parametrize(

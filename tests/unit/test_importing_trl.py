@@ -19,6 +19,7 @@ from tandem.importing.trl import COMMANDS, convert
 from tandem.importing.trl_source import read
 from tests.conftest import ROOT
 from tests.imported import with_local_paths
+from tests.sandboxes import sandboxed
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/trl_flags.json").read_text())
 """What TRL's example scripts, and the command lines of its documents, set, by their names."""
@@ -119,6 +120,71 @@ def test_a_script_that_trains_when_it_is_imported_gives_no_reward_function(
     given = [f"model.path={model}", f"data.train_files={json.dumps(rows)}", f"trainer.run_dir={tmp_path / 'run'}"]
     assert main(["train", str(out), *given, "--dry-run"]) == 2
     assert "REWARDS.py" in capsys.readouterr().err and not ran.exists()
+
+
+OWN = """
+import argparse
+from rewards import format_reward as well_formed
+from elsewhere.rules import right
+
+def main(beta=0.9):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-n", "--gens", type=int, default=8)
+    parser.add_argument("--rate", dest="lr", default=1e-5)
+    parser.add_argument("--resume")
+    parser.add_argument("--no-peft", dest="peft", action="store_false")
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("--rows", type=int, default=10)
+    given, _ = parser.parse_known_args()
+    first = given.rows
+    steps: int = 70
+    seed = 1
+    seed += 1
+    GRPOTrainer("m", args=GRPOConfig(learning_rate=given.lr, num_generations=given.gens, beta=beta, max_steps=steps,
+                seed=seed, use_peft=given.peft, fp16=given.half), reward_funcs=[well_formed, right, length(3)])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_names_that_are_bound_twice_are_marked_and_options_of_a_parser_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "grpo.py"
+    path.write_text(OWN)
+    (tmp_path / "rewards.py").write_text("def format_reward(completions, **row): ...\n")
+    assert read(path).values == {
+        "learning_rate": 1e-5, "num_generations": 8, "beta": "⟨beta⟩", "max_steps": 70, "seed": "⟨seed⟩",
+        "use_peft": True, "fp16": False, "model_name_or_path": "m",
+        "reward_funcs": [f"{tmp_path / 'rewards.py'}:format_reward", "elsewhere.rules.right", "length(3)"],
+    }  # fmt: skip
+    made = convert(read(path))
+    assert made.tree["reward"]["functions"][1:] == ["elsewhere.rules:right", "REWARDS.py:length(3)"]
+    assert any("write the file that has length(3) in the place of REWARDS.py" in note for note in made.notes)
+
+
+@sandboxed
+@pytest.mark.parametrize("name", ["grpo.py", "mine.py"])
+def test_a_launch_script_gives_arguments_to_a_python_script_of_one_s_own(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(OWN)
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f"accelerate launch --num_processes 2 {name} -n 4 --rate $LR --rows 5 --resume last --no-peft --half\n"
+    )
+    values = read(run).values
+    assert values["num_generations"] == 4 and values["learning_rate"] == "⟨LR⟩" and values["max_steps"] == 70
+    assert values["use_peft"] is False and values["fp16"] is True and values["launcher.num_processes"] == 2
+    assert {key: value for key, value in values.items() if key.startswith("--")} == {"--resume": "last", "--rows": 5}
+
+
+@sandboxed
+def test_a_configuration_that_the_launch_script_writes_is_read(tmp_path: Path) -> None:
+    run = tmp_path / "run.sh"
+    run.write_text(
+        "mkdir -p out/$RUN\ncat > out/one.yaml <<EOF\nbeta: ${BETA:-0.2}\noutput_dir: /models/$RUN\nEOF\n"
+        "accelerate launch --num_processes 2 -m trl.scripts.dpo --config out/one.yaml --seed 3\n"
+    )
+    values = read(run).values
+    assert values == {"launcher.num_processes": 2, "beta": 0.2, "output_dir": "/models/⟨RUN⟩", "seed": 3}
 
 
 @pytest.mark.parametrize(
