@@ -36,6 +36,12 @@ def render(
         raise BadRow(f"the chat template failed on the messages: {error}") from error
 
 
+def require_known_roles(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> None:
+    """Raises BadRow where a message has a role by another name than chat templates have."""
+    if (problem := misnamed_role(str(tokenizer.chat_template), messages)) is not None:
+        raise BadRow(problem)
+
+
 def require_shown(
     tokenizer: PreTrainedTokenizerBase,
     messages: Messages,

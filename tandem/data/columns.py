@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tandem.data.preprocess.recognised import command_for
-from tandem.data.rows import BadRow, Row
+from tandem.data.rows import BadRow, Row, lacking
 
 Kind = Literal["prompts", "demonstrations", "pairs", "rated"]
 """Rows to ask, to imitate, to compare, and answers that are good or bad."""
@@ -96,8 +96,8 @@ def _hint(row: Row, kind: Kind, file: Path | str) -> None:
         raise BadRow("column `text` is not read: rows need a prompt and an answer, or messages; split the text")
     made_by = _command(row, has, kind, file)
     if made_by is not None:
-        lacking = next(column for column in _NEEDED[kind] if column not in has)
-        raise BadRow(f"column `{lacking}` is missing; the row has {', '.join(row)}. It is made by: {made_by}")
+        needed = next(column for column in _NEEDED[kind] if column not in has)
+        raise BadRow(f"{lacking(row, needed)}. It is made by: {made_by}")
 
 
 def _command(row: Row, has: set[str], kind: Kind, file: Path | str) -> str | None:
@@ -137,11 +137,16 @@ def _mapping(row: Row, has: set[str], kind: Kind) -> list[str]:
         return [*([prompt] if asked else []), f"chosen={pair[0]}", f"rejected={pair[1]}"]
     if turns and "messages" not in has:
         return [f"messages={turns}"]
-    answered = "completion" if "completion" in has else answered
-    if answered is None and "chosen" in has:
-        answered = "chosen"
+    answered = "completion" if "completion" in has else answered or ("chosen" if "chosen" in has else None)
     if asked is None or answered is None or "messages" in has:
         return []
     if kind == "rated" and "label" not in has:
         return []
+    if answered == "chosen" and _begins_with_a_prompt(_listed(row["chosen"])):
+        return ["messages=chosen"]
     return [prompt, f"completion={answered}", *(["label=label"] if kind == "rated" else [])]
+
+
+def _begins_with_a_prompt(answer: Any) -> bool:
+    first = answer[0] if isinstance(answer, list) and answer else None
+    return isinstance(first, dict) and first.get("role") != "assistant"

@@ -268,12 +268,18 @@ def _light(part: Any) -> Any:
     return {key: value if key in ("type", "text") else _short(value) for key, value in part.items()}
 
 
+def lacking(row: Row, column: str) -> str:
+    """In words, that a row has nothing in `column`, and where it has something."""
+    has = ", ".join(name for name, value in row.items() if value is not None)
+    return f"column `{column}` is {'null' if column in row else 'missing'}; the row has {has or 'nothing'}"
+
+
 def cell(row: Row, column: str, kind: type[Value], *, blank: bool = False) -> Value:
     """The value in `column`. Raises BadRow where there is none, or an empty one, or one of another type. `blank`: text
     of whitespace alone may stand there."""
     value = row.get(column)
     if value is None:
-        raise BadRow(f"column `{column}` is missing; the row has {', '.join(row) or 'nothing'}")
+        raise BadRow(lacking(row, column))
     if not isinstance(value, kind):
         raise BadRow(f"column `{column}` has the wrong type: {type(value).__name__}, not {kind.__name__}")
     if not isinstance(value, bool) and not value:

@@ -10,7 +10,16 @@ import numpy as np
 
 from tandem.config.data import SftDataConfig
 from tandem.data.cache import NotPackable
-from tandem.data.chat import TooLong, Tools, encode, refuse_long, render, require_one_bos, require_shown
+from tandem.data.chat import (
+    TooLong,
+    Tools,
+    encode,
+    refuse_long,
+    render,
+    require_known_roles,
+    require_one_bos,
+    require_shown,
+)
 from tandem.data.dataset import Dataset, length_of
 from tandem.data.messages import Messages, messages_of, refuse_prefill, tools_of, trained_turns
 from tandem.data.packed import Array, Packed
@@ -69,6 +78,8 @@ class DemonstrationDataset(Dataset[Item, SftDataConfig]):
             given, first = prompt + answers, len(prompt)
             trained = [False] * first + trained_turns(row, answer)
         messages, pictures = self._take_pictures(row, given, folder)
+        if all(message["role"] != "assistant" for message in messages[first:]):
+            require_known_roles(self._tokenizer, messages)
         turns = _learned_turns(messages, first, trained)
         made: list[Demonstration] = []
         for ids, learned, shown in self._encode_messages(messages, turns, tools_of(row)):

@@ -93,6 +93,12 @@ HINTS: list[tuple[Kind, Any, str]] = [
     ("demonstrations", {"instruction": "Add.", "output": "5"}, "prompt=instruction --map completion=output"),
     ("demonstrations", {"conversations": [USER, ANSWER]}, "messages=conversations"),
     ("demonstrations", {"prompt": "2+3?", "chosen": "5", "rejected": "6"}, "prompt=prompt --map completion=chosen"),
+    ("demonstrations", {"prompt": "2+3?", "chosen": [USER, ANSWER], "rejected": [USER, ANSWER]}, "messages=chosen"),
+    (
+        "demonstrations",
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]},
+        "prompt=prompt --map completion=c",
+    ),
     ("pairs", {"prompt": "2?", "response": "2", "rejected_response": "3"}, "chosen=response --map rejected=rejected_"),
     ("rated", {"question": "2?", "response": "2", "label": True}, "prompt=question --map completion=response --map"),
 ]

@@ -109,7 +109,7 @@ def message(content: Any, role: str = "user") -> dict[str, Any]:
 
 BAD_ROWS = [
     ({"question": "a"}, "column `prompt` is missing"),
-    ({"prompt": None, "answer": "a"}, "column `prompt` is missing"),
+    ({"prompt": None, "answer": "a"}, "column `prompt` is null"),
     ({"prompt": ""}, "column `prompt` is empty"),
     ({"prompt": " \n"}, r"column `prompt` holds only whitespace: ' \\n'"),
     ({"prompt": []}, r"column `prompt` is empty"),

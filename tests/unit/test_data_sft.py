@@ -159,6 +159,12 @@ BAD_ROWS = [
     ({"prompt": [USER], "completion": "b"}, "column `completion` has the wrong type: str", CHAT_TEMPLATE),
     ({"prompt": [USER], "completion": [USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
     ({"messages": "a"}, "column `messages` has the wrong type: str", CHAT_TEMPLATE),
+    (
+        {"messages": [USER, {"role": "gpt", "content": "a"}]},
+        "message 2 has the role 'gpt', .*; write assistant$",
+        CHAT_TEMPLATE,
+    ),
+    ({"prompt": "a", "completion": None}, "column `completion` is null; the row has prompt$", CHAT_TEMPLATE),
     ({"messages": [USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
     ({"messages": [assistant("a"), USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
     ({"messages": [USER, SYSTEM, assistant("a")]}, "refused by the chat template", CHAT_TEMPLATE),
