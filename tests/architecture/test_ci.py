@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -49,6 +54,33 @@ def test_what_is_promised_must_not_be_skipped(tmp_path: Path) -> None:
     skip = "SKIPPED [9] tests/unit/test_reward_cure.py:28: no sandbox on this machine: bwrap is not installed"
     ended = ci(tmp_path, one=f"0 {skip}\n1 passed in 1s")
     assert ended.returncode == 1 and "these must run here" in ended.stdout
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_nightly_run_that_is_stopped_leaves_no_process(sent: signal.Signals, tmp_path: Path) -> None:
+    for folder in ("scripts", "docs", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/nightly", tmp_path / "scripts/nightly")
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(
+        "#!/bin/sh\nsleep 1000 &\necho started >&2\necho $$ > running.new\nmv running.new running\nwait\n"
+    )
+    python.chmod(0o755)
+    author = ["-c", "user.name=a", "-c", "user.email=b"]
+    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "c"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    nightly = subprocess.Popen([tmp_path / "scripts/nightly", "unit"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "running").exists():
+        assert time.monotonic() < deadline and nightly.poll() is None
+        time.sleep(0.05)
+    nightly.send_signal(sent)
+    _, told = nightly.communicate(timeout=120)
+    assert nightly.returncode == 130 and told == "stopped; the part in hand begins anew the next time\n"
+    group = (tmp_path / "running").read_text().strip()
+    left = subprocess.run(["ps", "-o", "stat=", "-g", group], capture_output=True, text=True, check=False).stdout
+    assert all(state.startswith("Z") for state in left.split()), left
+    assert not (tmp_path / "docs/nightly.md").exists()
 
 
 def test_files_of_tests_have_different_names() -> None:
