@@ -50,10 +50,6 @@ class Rollout(Protocol):
 @dataclass(eq=False, slots=True)
 class _Engine:
     number: int
-    room: int
-    """Samples that it could start at once, as far as is known here."""
-    slots: int
-    """Samples that it could start at once, if it had none."""
     asked: set[int] = field(default_factory=set[int])
     """Asks that it has and that are not answered."""
     own: deque[int] = field(default_factory=deque[int])
@@ -64,11 +60,6 @@ class _Engine:
     """Its slices since an ask was answered or the first one came."""
     idle_since: float = 0.0
     idle_s: float = 0.0
-
-    @property
-    def load(self) -> int:
-        """Samples that it runs, and that wait in it."""
-        return self.slots - self.room
 
 
 class Engines:
@@ -99,9 +90,12 @@ class Engines:
         self._answered = answered
         self._now = now
         self._waiting: dict[int, Ask] = {}
-        rooms = rollout.room().get()
-        self._engines = [_Engine(number, room, room, idle_since=now()) for number, room in enumerate(rooms)]
-        self._speeds = Speeds(len(rooms))
+        self._room = np.array(rollout.room().get())
+        """Samples that each engine could start at once, as far as is known here."""
+        self._slots = self._room.copy()
+        """Samples that it could start at once, if it had none."""
+        self._engines = [_Engine(number, idle_since=now()) for number in range(len(self._room))]
+        self._speeds = Speeds(len(self._engines))
         self._hurry = hurry
         self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
@@ -121,7 +115,9 @@ class Engines:
         self._waiting |= asks
         numbers = list(asks) if self._fixed else []
         for first in range(0, len(numbers), self._share):
-            by_room = sorted(self._engines, key=lambda engine: len(engine.own) * self._samples - engine.room)
+            by_room = sorted(
+                self._engines, key=lambda engine: len(engine.own) * self._samples - self._room[engine.number]
+            )
             shares = np.array_split(numbers[first : first + self._share], len(by_room))
             for engine, share in zip(by_room, shares, strict=True):
                 engine.own.extend(share.tolist())
@@ -145,7 +141,7 @@ class Engines:
         new: dict[int, Ask] = {}
         while (number := self._next(engine, first=not (engine.asked or new))) is not None:
             new[number] = self._waiting.pop(number)
-            engine.room -= self._samples
+            self._room[engine.number] -= self._samples
         if new and not engine.asked:
             engine.idle_s += self._now() - engine.idle_since
         self._running += len(new)
@@ -160,24 +156,26 @@ class Engines:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
         if self._fixed:
             return engine.own.popleft() if engine.own else None
-        if not self._waiting or not (first or engine.room > 0):
+        if not self._waiting or not (first or self._room[engine.number] > 0):
             return None
-        loads, slots = [one.load for one in self._engines], [one.slots for one in self._engines]
-        waiting = self._samples * len(self._waiting)
-        mine = takes_next(engine.number, loads, slots, self._speeds.relative(), waiting, self._samples)
+        waiting, loads = self._samples * len(self._waiting), self._slots - self._room
+        mine = takes_next(engine.number, loads, self._slots, self._speeds.relative(), waiting, self._samples)
         return next(iter(self._waiting)) if mine else None
 
     def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:
         advance = by_engine[engine.number]
-        self._speeds.worked(engine.number, engine.load, min(self._now() - engine.called_at, _COUNTED_S))
-        engine.in_call, engine.room, engine.slots = False, advance.room, max(engine.slots, advance.room)
+        number = engine.number
+        load = int(self._slots[number] - self._room[number])
+        self._speeds.worked(number, load, min(self._now() - engine.called_at, _COUNTED_S))
+        self._room[number], self._slots[number] = advance.room, max(self._slots[number], advance.room)
+        engine.in_call = False
         self._in_call -= 1
         self._check_fruitful(engine, bool(advance.done))
-        for number, siblings, greedy in advance.done:
-            engine.asked.remove(number)
+        for draw, siblings, greedy in advance.done:
+            engine.asked.remove(draw)
             self._running -= 1
-            self._answered(number, siblings, greedy)
-        self._speeds.answered(engine.number, self._samples * len(advance.done), advance.tokens)
+            self._answered(draw, siblings, greedy)
+        self._speeds.answered(number, self._samples * len(advance.done), advance.tokens)
         if not engine.asked:
             engine.idle_since = self._now()
         if self.paused:

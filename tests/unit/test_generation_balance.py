@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tandem.generation.balance import Speeds, takes_next
@@ -80,8 +81,9 @@ def test_speeds_are_forgotten() -> None:
 def test_somebody_takes_what_waits_whatever_the_speeds() -> None:
     for speeds in ([1.0, 1.0, 1.0], [0.01, 5.0, 1.0], [1e-3, 1e-3, 1.0]):
         for loads in ([0, 0, 0], [64, 64, 0], [0, 64, 64], [7, 7, 7]):
-            assert any(takes_next(engine, loads, [32, 32, 32], speeds, waiting=8, size=8) for engine in range(3))
+            columns = np.array(loads), np.full(3, 32), np.array(speeds)
+            assert any(takes_next(engine, *columns, waiting=8, size=8) for engine in range(3))
 
 
 def test_one_engine_takes_everything() -> None:
-    assert takes_next(0, [1000], [32], [0.1], waiting=8, size=8)
+    assert takes_next(0, np.array([1000]), np.array([32]), np.array([0.1]), waiting=8, size=8)
