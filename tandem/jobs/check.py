@@ -23,7 +23,7 @@ from tandem.cluster import make_cluster
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.conversation import ConversationConfig
 from tandem.config.model import LoraConfig
-from tandem.config.tree import TrainConfig
+from tandem.config.tree import TrainConfig, pictures_directory
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import Step, learn_step
 from tandem.controller.learning import needs_old_logprobs, placed_step, update
@@ -39,6 +39,7 @@ from tandem.jobs.check_causes import LARGEST_AND_MEAN, difference, explain_logpr
 from tandem.jobs.check_conversation import conversation_problems
 from tandem.jobs.inputs import Inputs
 from tandem.models.end_of_sequence import end_mismatch
+from tandem.pictures.shown import ModelPictures
 from tandem.reward.manager import RewardManager
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Trajectory
 from tandem.workers.rollout import EVAL, seeded_requests
@@ -112,8 +113,10 @@ def _check_template(tokenizer: Any) -> Iterator[Verdict]:
 def _check_conversations(config: TrainConfig, conversation: ConversationConfig, inputs: Inputs[RLHFDataset]) -> Verdict:
     assert inputs.train is not None
     prompts = [inputs.train[row] for row in range(min(_PROMPTS, len(inputs.train)))]
-    limit = config.data.max_prompt_tokens
-    wrong = list(conversation_problems(conversation, config.model, inputs.tokenizer, prompts, limit))
+    data, limit = config.data, config.data.max_prompt_tokens
+    shown = ModelPictures(config.model.path, data.images, pictures_directory(config), data.videos)
+    seen = shown if shown.format is not None else None
+    wrong = list(conversation_problems(conversation, config.model, inputs.tokenizer, prompts, limit, seen))
     return Verdict("conversations", not wrong, f"opened by {len(prompts)} rows, {len(wrong)} faults", "; ".join(wrong))
 
 

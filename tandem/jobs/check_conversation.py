@@ -11,11 +11,14 @@ from tandem.config.model import ModelConfig
 from tandem.errors import UserError
 from tandem.files import users_traceback
 from tandem.models.loading import stop_token_ids
+from tandem.pictures.prepare import BadPicture
+from tandem.pictures.shown import ModelPictures
 from tandem.rollout.environment import EnvironmentFailed, Environments, ToolSchema
 from tandem.rollout.environments.tools import opening_messages
 from tandem.rollout.formats.check import problems
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.make import make_environments
+from tandem.rollout.pictures import Lines, stored_aside
 from tandem.types import Message, Prompt
 
 Opening = tuple[Sequence[Message], Sequence[ToolSchema]]
@@ -27,22 +30,23 @@ def conversation_problems(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     max_prompt_tokens: int,
+    pictures: ModelPictures | None = None,
 ) -> Iterator[str]:
     """A sentence for each thing that is wrong with the conversations that these prompts open, each once; the first that
-    opens with more than `max_prompt_tokens` is one.
+    opens with more than `max_prompt_tokens` is one. `pictures`: of a model that sees them.
 
     It opens the environments for it, and so what they share, such as connections to servers. Raises UserError.
     """
     tokens = make_format(tokenizer, stop_token_ids(model, tokenizer), config.calls, config.thinking)
     try:
-        openings = asyncio.run(_openings(config, prompts))
+        openings = asyncio.run(_openings(config, prompts, pictures))
     except EnvironmentFailed as error:
         yield f"an environment does not start: {error}"
         return
-    said: set[str] = set()
-    long = False
+    said, lines = set[str](), Lines(tokens, pictures)
+    long = isinstance(config.environment, EndpointEnvironmentConfig)  # an agent asks what it likes: none of it is here
     for prompt, (messages, tools) in zip(prompts, openings, strict=True):
-        if not long and (length := len(tokens.open(messages, tools))) > max_prompt_tokens:
+        if not long and (length := len(lines.open(messages, tools).ids)) > max_prompt_tokens:
             long = True
             yield (
                 f"data row {prompt.index}: its conversation opens with {length:,} tokens, with what its environment "
@@ -54,23 +58,27 @@ def conversation_problems(
                 yield f"data row {prompt.index}: {problem}"
 
 
-async def _openings(config: ConversationConfig, prompts: Sequence[Prompt]) -> list[Opening]:
+async def _openings(
+    config: ConversationConfig, prompts: Sequence[Prompt], pictures: ModelPictures | None
+) -> list[Opening]:
     if isinstance(config.environment, EndpointEnvironmentConfig):  # what an agent says, nobody knows before
         return [(opening_messages(prompt), ()) for prompt in prompts]
-    environments = make_environments(config.environment)
+    environments = make_environments(config.environment, pictures)
     try:
         await environments.open()
-        return [await _opening(environments, prompt) for prompt in prompts]
+        return [await _opening(environments, prompt, pictures) for prompt in prompts]
     finally:
         await environments.close()
 
 
-async def _opening(environments: Environments, prompt: Prompt) -> Opening:
+async def _opening(environments: Environments, prompt: Prompt, pictures: ModelPictures | None) -> Opening:
     environment = environments.make(prompt)
     try:
-        return list(await environment.start(prompt)), list(environment.tools)
+        return await stored_aside(await environment.start(prompt), pictures), list(environment.tools)
     except (UserError, EnvironmentFailed):
         raise
+    except BadPicture as error:
+        raise EnvironmentFailed(f"the environment shows what is no picture: {error}") from error
     except Exception as error:  # the environment may raise anything
         raise EnvironmentFailed(users_traceback(error, str(Path(__file__).parents[1]))) from error
     finally:

@@ -19,7 +19,6 @@ from tandem.config.conversation import (
     OwnEnvironmentConfig,
     ToolsEnvironmentConfig,
 )
-from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.config.model import ModelConfig
 from tandem.data.chat import TooLong, refuse_long
 from tandem.data.dataset import Opened
@@ -99,7 +98,8 @@ def make_openings(
 
 
 def unknown_part(config: ConversationConfig) -> str | None:
-    """What of openings is known only when a conversation is held, as a clause; None where nothing is."""
+    """What of openings is known only when a conversation is held, in words; None where nothing is. Raises UserError
+    where a tool is not there."""
     environment = config.environment
     if isinstance(environment, EndpointEnvironmentConfig):
         return "an agent program says itself what the policy is asked"
@@ -107,6 +107,6 @@ def unknown_part(config: ConversationConfig) -> str | None:
         return f"{environment.environment} says itself what the policy is asked, and which tools it has"
     if not isinstance(environment, ToolsEnvironmentConfig):
         return f"the environment ({environment.type}) adds its first observation"
-    if any(isinstance(tool, McpToolsConfig | McpFileConfig) for tool in environment.tools):
-        return "the tools of MCP servers are added"
-    return None
+    from tandem.rollout.make import unknown_of_tools  # as above
+
+    return "; ".join(unknown_of_tools(environment)) or None

@@ -179,7 +179,7 @@ class RlJob:
         draft.writes.append(
             partial(save_processors, self._inputs.tokenizer, self._config.model.path, directory / "model")
         )
-        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state()}
+        state = {"sampler": self._sampler.state(), "algorithm": self._algorithm.state(), "room": self._room.state()}
         write_text(directory / "state" / "rl.json", json.dumps(state | state_of_rows(self._inputs)))
         if self._config.trainer.max_staleness and self._config.trainer.save_rollouts and not self._answers_lost:
             draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
@@ -193,6 +193,7 @@ class RlJob:
         state = read_json(directory / "state" / "rl.json", dict[str, Any])
         self._sampler.load_state(state["sampler"])
         tell_changed_rows(state, self._inputs)
+        self._room.load_state(state.get("room", {}))
         self._algorithm.load_state(state["algorithm"])
         step = Progress.read(directory).step
         self._roles.publish(step)

@@ -3,7 +3,7 @@
 What of an opening is known before a run is measured there (`openings.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tandem.errors import NoRoomToAnswer
 from tandem.types import Group, Trajectory
@@ -35,6 +35,15 @@ class RoomWatch:
                 "(conversation/without_room counts such; told once)",
                 flush=True,
             )
+
+    def state(self) -> dict[str, int]:
+        """For a checkpoint: what `check` goes by."""
+        return {"had_room": int(self._had_room), "groups": self._groups, "conversations": self._conversations}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from that of a checkpoint; of one without, where nobody knows, a conversation had room."""
+        self._had_room = bool(state.get("had_room", True))
+        self._groups, self._conversations = state.get("groups", 0), state.get("conversations", 0)
 
     def check(self, rows: int = 0) -> None:
         """Raises NoRoomToAnswer where no conversation had room, and so many rows or more were asked."""

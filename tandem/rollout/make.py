@@ -1,5 +1,7 @@
 """The environments that a configuration names."""
 
+from collections.abc import Iterator
+
 from tandem.config.conversation import (
     EndpointEnvironmentConfig,
     FunctionToolConfig,
@@ -25,7 +27,8 @@ from tandem.rollout.environments.own import OwnEnvironments
 from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
-from tandem.rollout.tools.functions import function_tools
+from tandem.rollout.tools.functions import ClassTools, function_tools
+from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
 from tandem.rollout.tools.python import PythonTools
 from tandem.rollout.tools.search import SearchTools
@@ -45,19 +48,29 @@ def make_environments(config: SteppedEnvironmentConfig, pictures: ModelPictures 
         return HostedEnvironments(config)
     if isinstance(config, OpenEnvConfig):
         return OpenEnvEnvironments(config)
-    limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
-    characters = config.limits.result_characters
-    sets = [tools for tool in config.tools for tools in make_tools(tool, limits, characters)]
-    toolbox = Toolbox(sets, config.limits, pictures)
+    toolbox = Toolbox(_tool_sets(config), config.limits, pictures)
     return ToolEnvironments(toolbox, None if config.user is None else make_users(config.user))
 
 
 def known_schemas(config: ToolsEnvironmentConfig) -> list[ToolSchema]:
     """Of the tools whose descriptions are known before anything is opened: all but those of MCP servers. Raises
     UserError as above."""
+    return [schema for tools in _tool_sets(config) for schema in tools.schemas]
+
+
+def unknown_of_tools(config: ToolsEnvironmentConfig) -> Iterator[str]:
+    """A clause for each thing that tools add, when they are opened, to what the policy is asked first. Raises UserError
+    as above."""
+    sets = _tool_sets(config)
+    if any(isinstance(tools, McpTools) for tools in sets):
+        yield "the tools of MCP servers are added"
+    if any(isinstance(tools, ClassTools) and tools.resets for tools in sets):
+        yield "what the reset of a tool returns ends the last message"
+
+
+def _tool_sets(config: ToolsEnvironmentConfig) -> list[ToolSet]:
     limits = CallLimits(config.limits.calls_at_once, config.limits.timeout_s)
-    sets = [tools for tool in config.tools for tools in make_tools(tool, limits, config.limits.result_characters)]
-    return [schema for tools in sets for schema in tools.schemas]
+    return [tools for tool in config.tools for tools in make_tools(tool, limits, config.limits.result_characters)]
 
 
 def make_tools(config: ToolConfig, limits: CallLimits, result_characters: int) -> list[ToolSet]:

@@ -211,7 +211,7 @@ def _trajectory(row: dict[str, Any], later: int) -> Trajectory:
         messages=tuple(json.loads(row["messages"] or "[]")),
         reward=row["environment_reward"],
         numbers=dict(row["numbers"]),
-        error=row["error"] if status is Status.ENVIRONMENT_ERROR else None,
+        error=row["error"] if status is Status.ENVIRONMENT_ERROR or dict(row["numbers"]).get("without_room") else None,
         pictures=own.response_pictures,
     )
 
@@ -293,12 +293,18 @@ def _of_trajectories(trajectories: Sequence[Trajectory], scores: Sequence[Score]
             "numbers": pa.array([list(t.numbers.items()) for t in trajectories], _NUMBERS),
             "prediction": _text(s.prediction for s in scores),
             "status": _text(score.failure or t.status for t, score in zip(trajectories, scores, strict=True)),
-            "error": _text(s.error for s in scores),
+            "error": _text(_why(t, s) for t, s in zip(trajectories, scores, strict=True)),
             "judgement": _text(s.judgement for s in scores),
             "generation_s": pa.array([t.generation_s for t in trajectories], pa.float64()),
             "reward_s": pa.array([s.seconds for s in scores], pa.float64()),
         }
     )
+
+
+def _why(trajectory: Trajectory, score: Score) -> str | None:
+    """What went wrong with it, and with its reward."""
+    said = dict.fromkeys(error for error in (trajectory.error, score.error) if error)
+    return "\n".join(said) or None
 
 
 def _texts(trajectories: Sequence[Trajectory]) -> dict[str, list[str | None]]:

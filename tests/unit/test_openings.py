@@ -54,6 +54,12 @@ class Diary:
 def reward(completion, ground_truth):
     return 1.0
 '''
+RESETS = """
+
+class Shop(Diary):
+    def reset(self, **row):
+        return "It is open."
+"""
 WORLD = """
 class World:
     tools, numbers = (), {}
@@ -189,6 +195,17 @@ def test_what_opens_a_conversation_is_not_always_known(model: Path) -> None:
     assert all(said[:4]) and said[4] is None
 
 
+def test_what_tools_add_when_they_are_opened_is_told(model: Path, tmp_path: Path) -> None:
+    """A reset speaks to the policy, and servers say which tools they have."""
+    (tmp_path / "tools.py").write_text(TOOLS + RESETS)
+    server = {"type": "mcp", "command": ["true"]}
+    shop = f"{tmp_path}/tools.py:Shop"
+    both, diary = ({"environment": {"tools": tools}} for tools in ([shop, server], [f"{tmp_path}/tools.py:Diary"]))
+    said = unknown_part(ConversationConfig.model_validate(both))
+    assert said == "the tools of MCP servers are added; what the reset of a tool returns ends the last message"
+    assert unknown_part(ConversationConfig.model_validate(diary)) is None
+
+
 def test_pictures_of_rows_are_in_their_places(tmp_path: Path) -> None:
     of_model, data = ModelConfig(path=make_model("qwen2_5_vl", tmp_path / "model")), DataConfig()
     pictures = ModelPictures(of_model.path, data.images, tmp_path / "pictures", data.videos)
@@ -284,6 +301,28 @@ def test_a_run_whose_conversations_have_no_room_fails(
     assert "token of the policy's own" not in out
 
 
+def test_a_resumed_run_knows_that_a_conversation_had_room(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = {"type": "own", "environment": f"{model.parent}/world.py:World"}
+    config = configured(model, tmp_path, section, [SHORT, LONG])
+    assert main(["train", config, "trainer.steps=1", "trainer.save_every=1"]) == 0
+    assert main(["train", "--resume", f"{tmp_path}/run", "trainer.steps=2"]) == 0
+    assert "step 2: the conversation on data row 1 leaves no room for an answer: " in capsys.readouterr().out
+    assert read_metrics(tmp_path / "run/metrics.jsonl")[-1]["conversation/without_room"] == 1
+
+
+def test_saved_answers_without_room_say_why(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section = {"type": "own", "environment": f"{model.parent}/world.py:World"}
+    config = configured(model, tmp_path, section, [LONG])
+    assert main(["train", config, "--debug-rollout", "trainer.steps=1"]) == 1
+    said = capsys.readouterr().err
+    assert "data row 0: it opens with " in said
+    again = [f"trainer.run_dir={tmp_path}/again", "--debug-train", f"{tmp_path}/run/trajectories"]
+    assert main(["train", config, *again]) == 1
+    assert capsys.readouterr().err == said
+
+
 def test_an_evaluation_whose_conversations_have_no_room_fails(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +330,22 @@ def test_an_evaluation_whose_conversations_have_no_room_fails(
     config = configured(model, tmp_path, section, [LONG])
     assert main(["eval", config, f"data.val_files=[{tmp_path}/rows.jsonl]", f"--out={tmp_path}/metrics.json"]) == 1
     assert "no conversation has room for an answer, and 1 were opened" in capsys.readouterr().err
+
+
+def test_a_watch_goes_on_from_a_checkpoint() -> None:
+    """Where an older one says nothing a conversation may have had room."""
+    prompt = Prompt(7, np.zeros(1, np.int32), "?", "default", None, {})
+    lost = trajectory_without_turns(prompt, 0, Status.TRUNCATED, "it opens with 9 tokens")
+    lost.numbers = {"without_room": 1.0}
+    groups, first, next_, of_old = [Group([lost], [Score(0.0)])], RoomWatch(), RoomWatch(), RoomWatch()
+    first.note(groups * 2, "step 1")
+    next_.load_state(json.loads(json.dumps(first.state())))
+    of_old.load_state({})
+    for watch in (next_, of_old):
+        watch.note(groups, "step 2")
+    with pytest.raises(NoRoomToAnswer, match="and 3 were opened"):
+        next_.check(rows=3)
+    of_old.check()
 
 
 def test_validation_does_not_end_a_run() -> None:

@@ -113,6 +113,11 @@ class ClassTools:
 
     async def close(self) -> None: ...
 
+    @property
+    def resets(self) -> bool:
+        """Whether an instance may say something before the first turn."""
+        return hasattr(self._kind, "reset")
+
     def make(self) -> Any:
         """A fresh instance. Raises EnvironmentFailed."""
         try:
