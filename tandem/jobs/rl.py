@@ -112,7 +112,7 @@ class RlJob:
         answers = [answer for group in done.groups for answer in group.trajectories]
         why = "no conversation has room for an answer (conversation/without_room)"
         if not all(map(has_no_room, answers)):
-            why = why_nothing_was_learned(done.batch, self._algorithm, done.left_out_B)
+            why = why_nothing_was_learned(done.batch, self._algorithm, self._config, done.left_out_B)
         if why not in self._told_of_rest:
             print(f"step {step}: nothing was learned, for {why} (actor/trained_share is 0; told once)", flush=True)
             self._told_of_rest.add(why)

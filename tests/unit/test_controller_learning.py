@@ -160,20 +160,21 @@ NONE, WRONG, RIGHT = Score(None, failure=Status.NOT_SCORED), Score(0.0), Score(1
 def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why: str) -> None:
     models = {"path": Path("m"), "teacher_path": Path("t") if "distillation" in algorithm else None}
     tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": {"type": algorithm}}
-    made = make_algorithm(TrainConfig.model_validate(tree).algorithm, 8)
+    config = TrainConfig.model_validate(tree)
+    made = make_algorithm(config.algorithm, 8)
     batch = to_batch([Group([trajectory(sample) for sample in range(2)], own) for own in scores])
-    assert why_nothing_was_learned(batch, made, np.zeros(len(batch), np.bool_)).startswith(why)
+    assert why_nothing_was_learned(batch, made, config, np.zeros(len(batch), np.bool_)).startswith(why)
 
 
 @pytest.mark.parametrize(
     ("cut", "own", "why"),
     [
+        ([True, True], True, "algorithm.mask_truncated leaves out answers that were cut, as all that could teach were"),
         (
-            [True, True],
+            [True, False],
             True,
-            "algorithm.mask_truncated leaves out answers that were cut, as all with an advantage were",
+            "algorithm.mask_truncated leaves out answers that were cut, as all that could teach were",
         ),
-        ([True, False], True, "algorithm.mask_truncated leaves out answers that were cut, as all with an advantage"),
         ([False, False], False, "no answer with a reward has a token of the policy's own"),
     ],
 )
@@ -182,8 +183,26 @@ def test_answers_that_were_cut_are_the_reason_only_where_they_are(cut: list[bool
     batch = to_batch([Group([trajectory(0), trajectory(1)], [RIGHT, WRONG])])
     batch.loss_mask &= own
     batch.tokens.advantages = np.where(batch.row_of_token == 0, np.float32(1), np.float32(0))
-    found = why_nothing_was_learned(batch, make_algorithm(settings().algorithm, 8), np.array(cut))
+    found = why_nothing_was_learned(batch, make_algorithm(settings().algorithm, 8), settings(), np.array(cut))
     assert found.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"type": "on_policy_distillation", "top_k": 2}, {"kl": {"place": "loss"}}, {"entropy_coefficient": 0.1}],
+    ids=str,
+)
+def test_answers_that_teach_without_an_advantage_were_cut(algorithm: dict[str, Any]) -> None:
+    """Not their equal rewards are the reason then, nor their teacher."""
+    models = {"path": Path("m"), "teacher_path": Path("t") if "top_k" in algorithm else None}
+    named = {"type": "grpo", "group_size": 2, **algorithm}
+    tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": named}
+    config = TrainConfig.model_validate(tree)
+    batch = to_batch([Group([trajectory(0), trajectory(1)], [RIGHT, RIGHT])])
+    batch.tokens.advantages = np.zeros(len(batch.loss_mask), np.float32)
+    cut = np.ones(len(batch), np.bool_)
+    found = why_nothing_was_learned(batch, make_algorithm(config.algorithm, 8), config, cut)
+    assert found == "algorithm.mask_truncated leaves out answers that were cut, as all that could teach were"
 
 
 def test_a_group_that_was_cut_as_a_whole_is_replaced_where_it_trains_nothing() -> None:
