@@ -191,6 +191,13 @@ class Session:
         self._calls.append(call)
         return call
 
+    def refused(self, problem: str) -> ContextLengthExceeded:
+        """What to raise of a call whose messages leave no room for an answer; the session notes that it was asked."""
+        self.truncated = True
+        if self.asked == 0:
+            self.without_room = self.without_room or problem
+        return ContextLengthExceeded(f"{problem}; shorten the messages")
+
     def close(self) -> None:
         """Answer nothing any more, and break off what is being answered. Safe to repeat."""
         self.closed = True
@@ -244,14 +251,11 @@ class Session:
         ids, shown = line.tokens
         room = int(min(self.policy.positions() - len(ids), self.rules.response_tokens - line.spent))
         if room < 1:
-            self.truncated = True
-            problem = (
+            raise self.refused(
                 f"the messages have {len(ids)} tokens, which leaves no room for an answer: the model has "
                 f"{self.policy.positions()} positions, and a conversation may go on for {self.rules.response_tokens} "
                 "tokens"
             )
-            self.without_room = self.without_room or (problem if self.asked == 0 else None)
-            raise ContextLengthExceeded(f"{problem}; shorten the messages")
         request = Request(
             ids,
             replace(sampling, max_tokens=min(sampling.max_tokens, room)),

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.data.chat import TooLong, refuse_long
 from tandem.errors import TandemError, UserError
-from tandem.rollout.session import Asked, ContextLengthExceeded, Policy, Said, Session, SessionClosed
+from tandem.rollout.session import Asked, Policy, Said, Session, SessionClosed
 from tandem.serving.choice import Choice, Piece, Token
 from tandem.serving.errors import RequestError, body_of
 from tandem.serving.events import send_events, while_connected
@@ -62,10 +62,8 @@ async def refuse_long_messages(asked: Asked, session: Session) -> None:
     except UserError:  # the template takes no such message; the session tells what it makes of these
         return
     except TooLong as error:
-        session.truncated = True
-        raise ContextLengthExceeded(
-            f"the messages have {error}, which leaves no room for an answer: the model has {positions} positions; "
-            "shorten the messages"
+        raise session.refused(
+            f"the messages have {error}, which leaves no room for an answer: the model has {positions} positions"
         ) from None
 
 

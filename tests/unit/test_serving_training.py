@@ -132,6 +132,10 @@ def plain(row, base_url, api_key):
     return float("Three" in solve(row, base_url, api_key))
 
 
+def endless(row, base_url, api_key):
+    solve({**row, "a": "1 " * 5000}, base_url, api_key)
+
+
 async def unblocked(row, base_url, api_key):
     return {"reward": await asyncio.to_thread(plain, row, base_url, api_key), "extra": 3}
 
@@ -217,6 +221,9 @@ def test_an_agent_whose_first_messages_leave_no_room_is_counted(function: Callab
     (grown,) = trajectories(function("plain"), positions=300)
     assert (grown.status, grown.numbers["without_room"], grown.error) == (Status.TRUNCATED, 0, None)
     assert grown.turns
+    (endless,) = trajectories(function("endless"), positions=40)  # its messages are not tokenised to their end
+    assert (endless.status, endless.numbers["without_room"]) == (Status.TRUNCATED, 1)
+    assert "the messages have more than " in (endless.error or "")
 
 
 def test_a_summary_is_a_branch(function: Callable[[str], FunctionAgent]) -> None:
