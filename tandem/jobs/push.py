@@ -103,9 +103,17 @@ def _card(config: dict[str, Any], records: Sequence[Mapping[str, Any]], checkpoi
         f"{base}, trained by Tandem {__version__}; step {step}.", "",
         *_of_the_adapter(checkpoint, repo),
         f"Data: {', '.join(dict.fromkeys(data)) or 'not named'}.", "",
+        *_of_other_models(config["model"]),
         "```yaml", yaml12.write(shown).strip(), "```", "",
         *_metrics(records, step), "",
     ])  # fmt: skip
+
+
+def _of_other_models(models: Mapping[str, Any]) -> list[str]:
+    """A line for those that the run learned from, where there are any."""
+    kinds = {"Reward model": "reward_model_path", "Judge": "judge_path", "Teacher": "teacher_path"}
+    named = [f"{kind}: {_named(models[key])}." for kind, key in kinds.items() if models.get(key) is not None]
+    return [" ".join(named), ""] if named else []
 
 
 def _of_the_adapter(checkpoint: Path, repo: str) -> list[str]:

@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from tandem.hub import Pin, model_id, pins_in
+from tandem.jobs.push import model_card
 from tests.conftest import ROOT
 from tests.hub_server import TOKEN, commit_of
 
@@ -229,3 +230,19 @@ def test_local_paths_are_not_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert model_id(Path("one")) is None and model_id(Path("a/b/c")) is None
     assert model_id(Path("Qwen/Qwen3-0.6B@main")) == "Qwen/Qwen3-0.6B@main"
     assert model_id(Path("hub:runs/typo")) == "runs/typo"
+
+
+def test_a_card_names_the_models_that_scored(tmp_path: Path) -> None:
+    """Local ones by the last part of their paths, and a checkpoint by its run."""
+    run, other = tmp_path / "run", tmp_path / "liked/checkpoints/step_000002/model"
+    for name in ("plain", "judged"):
+        models = {"path": "ada/sort", "reward_model_path": str(other), "judge_path": None, "teacher_path": "ada/large"}
+        (run / name).mkdir(parents=True)
+        config = {"model": models if name == "judged" else {"path": "ada/sort", "reward_model_path": None}}
+        (run / name / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / name / "metrics.jsonl").write_text("")
+    plain, judged = (
+        model_card(run / name, run / name / "checkpoints/step_000002", "ada/it") for name in ("plain", "judged")
+    )
+    assert "\n\nReward model: liked. Teacher: large.\n\n" in judged and str(tmp_path) not in judged
+    assert "Reward model" not in plain and "Judge" not in plain + judged
