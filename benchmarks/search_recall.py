@@ -2,7 +2,7 @@
 
     python benchmarks/search_recall.py CORPUS QUESTIONS [--dense MODEL] [--k 2 3 5 10 20]
 
-CORPUS is what `tandem search index` takes; QUESTIONS a JSON-lines file of `question` and `gold_doc_ids`, or that gzipped.
+CORPUS is what `tandem search index` takes, QUESTIONS a file of rows of `question` and `gold_doc_ids`, gzipped or not.
 A line for each ranker: the share of gold passages among the first k, the share of questions with at least one of theirs
 among them, seconds of CPU time to index a thousand passages, and milliseconds of it a query, median.
 """
