@@ -91,7 +91,11 @@ FEWER = {
         "placement.pools={main: [1]}",
     ],
     "search_grpo": ["data.max_prompt_tokens=800", "generation.max_response_tokens=32"],
-    "smollm2_calculator": ["data.max_prompt_tokens=900", "generation.max_response_tokens=32"],
+    "smollm2_calculator": [
+        "data.max_prompt_tokens=900",
+        "generation.max_response_tokens=32",
+        "model.chat_template=null",
+    ],
     "gsm8k_grpo_one_step_off": [
         "generation={type: native, max_response_tokens: 8}",
         "placement.pools={train: [1], generate: [1]}",
