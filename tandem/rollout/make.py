@@ -28,7 +28,6 @@ from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, ToolSet
 from tandem.rollout.tools.calls import Toolbox
 from tandem.rollout.tools.functions import ClassTools, function_tools
-from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
 from tandem.rollout.tools.python import PythonTools
 from tandem.rollout.tools.search import SearchTools
@@ -62,7 +61,7 @@ def unknown_of_tools(config: ToolsEnvironmentConfig) -> Iterator[str]:
     """A clause for each thing that tools add, when they are opened, to what the policy is asked first. Raises UserError
     as above."""
     sets = _tool_sets(config)
-    if any(isinstance(tools, McpTools) for tools in sets):
+    if any(not tools.schemas for tools in sets):  # those of MCP servers tell them when they are opened
         yield "the tools of MCP servers are added"
     if any(isinstance(tools, ClassTools) and tools.resets for tools in sets):
         yield "what the reset of a tool returns ends the last message"
