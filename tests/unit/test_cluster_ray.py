@@ -175,7 +175,9 @@ cluster = RayCluster()
 mine = WorkerGroup(cluster.spawn(ResourcePool("main", (2,))), "mine", Mine)
 answers = mine.answer().get()
 assert all(type(answer) is Answer for answer in answers)
-print("told", ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN, flush=True)
+token = ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN
+sys.stdout.write(f"told {token}\\n")  # in one piece: Ray writes what ranks print between the pieces of a print
+sys.stdout.flush()
 while not select.select([sys.stdin], [], [], 0.5)[0]:
     mine.answer().get()  # again: Ray may lose what is printed while a cluster is new
 cluster.close()
