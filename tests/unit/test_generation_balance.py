@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from statistics import fmean, median
 from typing import Any
 
@@ -87,3 +88,29 @@ def test_somebody_takes_what_waits_whatever_the_speeds() -> None:
 
 def test_one_engine_takes_everything() -> None:
     assert takes_next(0, np.array([1000]), np.array([32]), np.array([0.1]), waiting=8, size=8)
+
+
+def filled_s(loads: list[float], speeds: list[float], waiting: float) -> float:
+    """When engines that share what waits so that they end together have done all, by halving an interval."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        taken = sum(max(middle * speed - load, 0.0) for load, speed in zip(loads, speeds, strict=True))
+        low, high = (middle, high) if taken < waiting else (low, middle)
+    return high
+
+
+def test_an_engine_takes_what_it_ends_before_others_end_all_that_waits() -> None:
+    dice, taken = random.Random(0), 0
+    for _ in range(2000):
+        engines, waiting, size = dice.randint(2, 6), dice.randint(1, 300), dice.choice([1, 4, 8])
+        loads = [dice.randint(0, 80) for _ in range(engines)]
+        speeds, slots = [dice.uniform(0.1, 2.0) for _ in range(engines)], dice.choice([16, 64])
+        ends = [(load + size + min(load + size, slots)) / speed for load, speed in zip(loads, speeds, strict=True)]
+        started = min(waiting, sum(max(slots - load, 0) for load in loads[1:]))
+        others_s = filled_s([load + min(load, slots) for load in loads[1:]], speeds[1:], waiting + started)
+        columns = np.array(loads), np.full(engines, slots), np.array(speeds)
+        takes = takes_next(0, *columns, waiting, size)
+        assert takes == (ends[0] == min(ends) or ends[0] <= others_s), (loads, speeds, slots, waiting, size)
+        taken += takes and ends[0] > min(ends)
+    assert 200 < taken < 1800, "both happen"

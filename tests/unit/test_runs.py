@@ -76,6 +76,15 @@ def test_steps_that_a_later_start_began_before_are_not_counted(
     assert capsys.readouterr().out.splitlines()[1].split() == ["run", "killed", "3/3", "reward/mean", "0.4", "max"]
 
 
+def test_of_equal_values_the_first_is_the_best(tmp_path: Path) -> None:
+    for name, metric, values in (
+        ("most", "reward/mean", [None, 0.2, 0.5, 0.5, 0.1]),
+        ("least", "val/loss", [0.9, None, 0.3, 0.3, 0.7]),
+    ):
+        best = Run(make_run(tmp_path / name, values, metric)).best
+        assert best is not None and (best.metric, best.value, best.step) == (metric, values[2], 3)
+
+
 def test_looking_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", [0.1])
     assert main(["runs", str(tmp_path / "run")]) == 0
