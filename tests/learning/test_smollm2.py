@@ -62,7 +62,5 @@ def test_five_steps(recipe: str, data: Path, tmp_path: Path, monkeypatch: pytest
     assert [record["step"] for record in steps][-5:] == [1, 2, 3, 4, 5]
     role = "actor" if command == "train" else command
     assert all(math.isfinite(record[f"{role}/grad_norm"]) for record in steps[-5:])
-    if recipe == "calculator":  # without its fine-tuning no product is right, and nobody trains
-        assert {record["reward/mean"] for record in steps[-5:]} == {0}
-    elif command == "train":
+    if recipe in ("sums", "form"):  # without their fine-tuning no answer to the others is right, and nobody trains
         assert max(record["rollout/mismatch_max"] for record in steps[-5:]) < 1e-3
