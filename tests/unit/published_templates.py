@@ -58,9 +58,8 @@ def stops_of(name: str) -> list[str]:
     return STOPS[families[-1]] if families else ["<|im_end|>"]
 
 
-@cache
 def with_template(name: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of single bytes with the template and what it writes."""
+    """A byte-level tokenizer of single bytes with the template and what it writes; one of its own for each call."""
     template = (FOLDER / f"{name}.jinja").read_text()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
@@ -78,7 +77,7 @@ def with_template(name: str) -> PreTrainedTokenizerFast:
 
 @cache
 def real(vocabulary: str, name: str) -> PreTrainedTokenizerFast:
-    """A published vocabulary with a published template."""
+    """A published vocabulary with a published template; made once, so nobody may change it."""
     made = AutoTokenizer.from_pretrained(REAL / vocabulary)
     made.bos_token = "<|begin_of_text|>" if vocabulary == "llama3" else None
     made.chat_template, made.name_or_path = (FOLDER / f"{name}.jinja").read_text(), name
