@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from tandem.commands.job import job_of
-from tandem.commands.shared import ConfigAndOverrides, configure
+from tandem.commands.shared import ConfigAndOverrides, configure, meant_command
 from tandem.config.load import split_arguments
 from tandem.errors import UserError
 from tandem.planning.job import KINDS, Job
@@ -46,14 +46,19 @@ def show(
         raise UserError("--row and --prompt-index both say which row; give one of them")
     path, overrides = split_arguments(arguments)
     job = job or (job_of(path, overrides) if path is not None else "train")
-    config: Any = configure(KINDS[job], arguments, writes_run=False)
+    others_may_be_bad = ["data.on_bad_row=skip"] if path is not None else []
+    config: Any = configure(KINDS[job], [*(arguments or []), *others_may_be_bad], writes_run=False)
     from rich.console import Console
 
     from tandem.jobs.show import dataset_for, show_row
 
     console = Console(highlight=False, soft_wrap=True)
     row = 1 if row is None and prompt_index is None else row
-    for line in show_row(config, dataset_for(config), split, row, prompt_index):
+    try:
+        lines = show_row(config, dataset_for(config), split, row, prompt_index)
+    except UserError as error:
+        raise UserError(f"{error}{meant_command(KINDS[job], path, overrides) if path else ''}") from None
+    for line in lines:
         console.print(line)
 
 

@@ -53,12 +53,12 @@ def configure(
     try:
         config = load_checked(kind, path, given, claims_run_dir=writes_run)
     except UserError as error:
-        raise UserError(f"{error}{_meant_command(kind, path, given)}") from None
+        raise UserError(f"{error}{meant_command(kind, path, given)}") from None
     print(f"{path}: no mistakes so far; loading torch and transformers", file=sys.stderr, flush=True)  # for seconds
     return config
 
 
-def _meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]) -> str:
+def meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]) -> str:
     """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
     trains_on_rows, job = issubclass(kind, SftConfig), job_of(path, overrides)
     if trains_on_rows and "algorithm" in _sections(path):

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from tandem.data.rows import OF_MESSAGES, BadRow, Row, cell
+from tandem.data.rows import OF_MESSAGES, BadRow, Row, cell, in_words
 from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART
 
 Messages = list[dict[str, Any]]
@@ -115,7 +115,7 @@ def _parsed(text: str, what: str) -> Any:
 def _tools(value: Any) -> list[dict[str, Any]]:
     listed = (_parsed(value, "column `tools`") if value.strip() else []) if isinstance(value, str) else value
     if not isinstance(listed, list):
-        raise BadRow(f"column `tools` has the wrong type: {type(listed).__name__}, not a list of descriptions")
+        raise BadRow(f"column `tools` has the wrong type: {in_words(type(listed))}, not a list of descriptions")
     tools = [_parsed(tool, "column `tools`") if isinstance(tool, str) else tool for tool in listed]
     for number, tool in enumerate(tools, start=1):
         function: Any = tool.get("function", tool) if isinstance(tool, dict) else None
@@ -150,7 +150,7 @@ def _message(item: Any, column: str, number: int) -> dict[str, Any]:
 def _calls(value: Any, place: str) -> list[dict[str, Any]]:
     listed = (_parsed(value, f"{place}: `tool_calls`") if value.strip() else []) if isinstance(value, str) else value
     if not isinstance(listed or [], list):
-        raise BadRow(f"{place}: `tool_calls` has the wrong type: {type(listed).__name__}, not a list of calls")
+        raise BadRow(f"{place}: `tool_calls` has the wrong type: {in_words(type(listed))}, not a list of calls")
     return [_call(_parsed(one, place) if isinstance(one, str) else one, place) for one in listed or []]
 
 

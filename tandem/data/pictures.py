@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tandem.data.messages import Messages
-from tandem.data.rows import BadRow, Row
+from tandem.data.rows import BadRow, Row, in_words
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.sources import IMAGE_PARTS, VIDEO_PART, source_of
 from tandem.pictures.videos import Video, video_source
@@ -111,7 +111,7 @@ def _videos(row: Row, takes: Takes) -> list[Any]:
         raise BadRow("column `video`: videos are read from the column `videos`, a list of them; move it there")
     videos = row.get("videos") or []
     if not isinstance(videos, list):
-        raise BadRow(f"column `videos` has the wrong type: {type(videos).__name__}, not a list of videos")
+        raise BadRow(f"column `videos` has the wrong type: {in_words(type(videos))}, not a list of videos")
     return videos
 
 

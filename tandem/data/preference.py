@@ -10,7 +10,7 @@ from unicodedata import category
 
 from tandem.config.tree import DpoConfig
 from tandem.data.packed import Packed
-from tandem.data.rows import BadRow, Row, cell
+from tandem.data.rows import BadRow, Row, cell, in_words
 from tandem.data.sft import DemonstrationDataset, largest_id, unpack_demonstration
 from tandem.types import Demonstration, Preference, RatedAnswer
 
@@ -56,7 +56,7 @@ class PreferenceDataset(AnswersDataset[Preference]):
         pair = _pair(row)
         margin = row.get("margin") or 0.0
         if not isinstance(margin, int | float):
-            raise BadRow(f"column `margin` has the wrong type: {type(margin).__name__}, not a number")
+            raise BadRow(f"column `margin` has the wrong type: {in_words(type(margin))}, not a number")
         better, worse = (self._answer(pair, folder, column) for column in ("chosen", "rejected"))
         return _pair_format(row), [Preference(better, worse, float(margin))]
 

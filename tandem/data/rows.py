@@ -37,6 +37,10 @@ _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 _SHORT = 4096
 """Texts below this length stay where pictures go: paths, and keys of stored ones."""
 Value = TypeVar("Value")
+_IN_WORDS: dict[type, str] = {
+    str: "text", list: "a list", dict: "an object {…}", bool: "true or false", int: "a number", float: "a number",
+    bytes: "bytes", type(None): "null",
+}  # fmt: skip
 
 
 class BadRow(Exception):
@@ -223,6 +227,9 @@ def _is_json(path: Path) -> bool:
 def _parse_line(line: bytes) -> Row | BadRow:
     try:
         value = parse_json(line)
+    except UnicodeDecodeError as error:
+        there = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+        return BadRow(f"the line is no text in UTF-8 ({there}); save the file as UTF-8")
     except ValueError as error:
         return BadRow(f"the line is not valid JSON: {error}")
     return _object(value, "the line")
@@ -237,7 +244,7 @@ def _object(value: Any, what: str) -> Row | BadRow:
         return BadRow(f"{what} is not valid JSON: {error}")
     if len(encoded) > ROW_MIB * _MIB:
         return _too_long(len(encoded))
-    return value if isinstance(value, dict) else BadRow(f"{what} holds a {type(value).__name__}, not an object {{…}}")
+    return value if isinstance(value, dict) else BadRow(f"{what} holds {in_words(type(value))}, not an object {{…}}")
 
 
 def without_pictures(row: Row) -> Row:
@@ -274,6 +281,11 @@ def lacking(row: Row, column: str) -> str:
     return f"column `{column}` is {'null' if column in row else 'missing'}; the row has {has or 'nothing'}"
 
 
+def in_words(kind: type) -> str:
+    """What JSON calls a value of this type."""
+    return _IN_WORDS.get(kind, f"a {kind.__name__}")
+
+
 def cell(row: Row, column: str, kind: type[Value], *, blank: bool = False) -> Value:
     """The value in `column`. Raises BadRow where there is none, or an empty one, or one of another type. `blank`: text
     of whitespace alone may stand there."""
@@ -281,12 +293,17 @@ def cell(row: Row, column: str, kind: type[Value], *, blank: bool = False) -> Va
     if value is None:
         raise BadRow(lacking(row, column))
     if not isinstance(value, kind):
-        raise BadRow(f"column `{column}` has the wrong type: {type(value).__name__}, not {kind.__name__}")
+        raise BadRow(f"column `{column}` has the wrong type: {in_words(type(value))}, not {_wanted(column, kind)}")
     if not isinstance(value, bool) and not value:
         raise BadRow(f"column `{column}` is empty")
     if isinstance(value, str) and not value.strip() and not blank:
         raise BadRow(f"column `{column}` holds only whitespace: {value[:20]!r}")
     return value
+
+
+def _wanted(column: str, kind: type) -> str:
+    """In words; callers ask for a list of messages where a prompt is not text."""
+    return "text or a list of messages" if column == "prompt" and kind is list else in_words(kind)
 
 
 def ground_truth_of(row: Row) -> Any:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.data.rows import BadRow, Row, cell, read_rows
+from tandem.data.rows import BadRow, Row, cell, in_words, read_rows
 from tandem.errors import UserError
 from tandem.search.index import Passage, build_index, open_index
 from tandem.search.vectors import Embedding
@@ -55,5 +55,5 @@ def _passage_of(row: Row) -> Passage:
         return Passage(str(row["id"]), title.strip('"') if text else "", text or title)
     title = row.get("title") or ""
     if not isinstance(title, str):
-        raise BadRow(f"column `title` has the wrong type: {type(title).__name__}, not str")
+        raise BadRow(f"column `title` has the wrong type: {in_words(type(title))}, not text")
     return Passage(str(row["id"]), title, cell(row, "text", str))

@@ -28,6 +28,8 @@ _STYLES: dict[Kind, tuple[str, str]] = {
 """In turn, so that one sees where tokens end."""
 _REPEATED = 8
 """So many equal tokens, as those of a picture, are shown as one and a number."""
+_LETTER = 4
+"""The most bytes of a letter in UTF-8, and so the most tokens."""
 
 
 class Run(NamedTuple):
@@ -123,11 +125,11 @@ def _described(
 ) -> Iterator[Text]:
     match item:
         case Prompt():
-            yield from _shown(tokenizer, [Run("prompt", item.token_ids)])
+            yield from shown_tokens(tokenizer, [Run("prompt", item.token_ids)])
             yield Text(f"data_source: {item.data_source}; ground truth: {item.ground_truth!r}")
         case Demonstration():
             learned = _runs(item.response_ids, item.loss_mask)
-            yield from _shown(tokenizer, [Run("prompt", item.prompt_ids), *learned])
+            yield from shown_tokens(tokenizer, [Run("prompt", item.prompt_ids), *learned])
         case RatedAnswer():
             yield Text("good" if item.desirable else "bad", style="bold")
             yield from _described(tokenizer, item.answer)
@@ -145,17 +147,27 @@ def _runs(token_ids: IntArray, learned: BoolArray) -> Iterator[Run]:
         start = stop
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, runs: Sequence[Run]) -> Iterator[Text]:
+def shown_tokens(tokenizer: PreTrainedTokenizerBase, runs: Sequence[Run]) -> Iterator[Text]:
+    """A heading and the text of each run, in which neighbouring tokens differ in colour. Tokens of which none is text
+    by itself, as the bytes of a letter, are shown as one."""
     for run in runs:
         yield Text(f"--- {run.kind}, {len(run.token_ids):,} tokens", style="dim")
         text, styles = Text(), _STYLES[run.kind]
-        for place, (token, group) in enumerate(groupby(run.token_ids.tolist())):
+        for place, (spelled, group) in enumerate(groupby(_spelled(tokenizer, run.token_ids.tolist()))):
             count = len(list(group))
-            decoded = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-            spelled = for_terminal(decoded)
             if count > _REPEATED:
                 text.append(f"{spelled} x {count}", style=f"bold {styles[place % 2]}")
                 continue
             for each in range(count):
                 text.append(spelled, style=styles[(place + each) % 2])
         yield text
+
+
+def _spelled(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> Iterator[str]:
+    begun = list[int]()
+    for place, token in enumerate(token_ids, start=1):
+        begun.append(token)
+        decoded = str(tokenizer.decode(begun, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if not decoded.endswith("\ufffd") or len(begun) == _LETTER or place == len(token_ids):
+            yield for_terminal(decoded)
+            begun = []

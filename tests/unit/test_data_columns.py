@@ -267,8 +267,11 @@ BAD_PAIRS: list[tuple[Any, str]] = [
     ({"chosen": [USER], "rejected": [USER, OTHER]}, "column `chosen` holds the prompt alone"),
     ({"chosen": [ANSWER], "rejected": [OTHER]}, "no column `prompt`, and `chosen` and `rejected` begin with nothing"),
     ({"chosen": "ab", "rejected": "cd"}, "no column `prompt`, and `chosen` and `rejected` begin with nothing"),
-    ({"prompt": [USER], "chosen": "yes", "rejected": "no"}, "column `chosen` has the wrong type: str, not list"),
-    ({"prompt": [USER], "chosen": [ANSWER], "rejected": "no"}, "column `rejected` has the wrong type: str, not list"),
+    ({"prompt": [USER], "chosen": "yes", "rejected": "no"}, "column `chosen` has the wrong type: text, not a list"),
+    (
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": "no"},
+        "column `rejected` has the wrong type: text, not a list",
+    ),
     ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": ""}]}, "column `rejected` is empty"),
     ({"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER | {"content": " "}]}, "column `rejected`: its last mes"),
     ({"prompt": "a", "chosen": "b", "rejected": ""}, "column `rejected` is empty"),

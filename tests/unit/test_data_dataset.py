@@ -114,7 +114,7 @@ BAD_ROWS = [
     ({"prompt": " \n"}, r"column `prompt` holds only whitespace: ' \\n'"),
     ({"prompt": []}, r"column `prompt` is empty"),
     (verl_row(" "), r"column `prompt`: its last message holds only whitespace, which many chat templates strip"),
-    ({"prompt": 7}, "column `prompt` has the wrong type: int, not list"),
+    ({"prompt": 7}, "column `prompt` has the wrong type: a number, not text or a list of messages"),
     ({"prompt": ["a"]}, "column `prompt` has the wrong type: message 1 is not {role, content}"),
     ({"prompt": [message("a"), {"content": "b"}]}, "message 2 is not {role, content} of text"),
     ({"prompt": [message([{"type": "text"}])]}, "message 1 has a part of type .text., or one without its text"),
@@ -127,10 +127,10 @@ BAD_ROWS = [
     (verl_row(images=["a.png"]), "no store was given for them"),
     (verl_row(videos=["a.mp4"]), "files of videos are not decoded"),
     (verl_row(tools=[{}]), "column `tools` is not supported yet"),
-    (verl_row(data_source=3), "column `data_source` has the wrong type: int, not str"),
+    (verl_row(data_source=3), "column `data_source` has the wrong type: a number, not text"),
     (verl_row(data_source="a\x1b[2Jb"), "column `data_source` has control characters or several lines"),
     (verl_row(data_source="a\nb"), "column `data_source` has control characters or several lines"),
-    (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: str, not dict"),
+    (verl_row(reward_model="rule"), "column `reward_model` has the wrong type: text, not an object"),
     ([1], "the line holds a list, not an object"),
 ]
 

@@ -37,7 +37,7 @@ def test_row_numbers_are_line_numbers_and_bad_lines_do_not_end_the_file(tmp_path
     assert [str(rows[n]).split(":")[0] for n in (3, 4, 5)] == [
         "the line is not valid JSON",
         "the line holds a list, not an object {…}",
-        "the line is not valid JSON",
+        "the line is no text in UTF-8 (byte 8 of the line is 0xff); save the file as UTF-8",
     ]
 
 
@@ -87,8 +87,8 @@ def test_entries_of_a_list_that_no_dataset_can_read_are_bad_rows(tmp_path: Path)
     rows = dict(read_rows(tmp_path / "rows.json"))
     assert rows[3] == {"prompt": "a"}
     assert [str(rows[number]) for number in (1, 2)] == [
-        "the entry holds a int, not an object {…}",
-        "the entry holds a NoneType, not an object {…}",
+        "the entry holds a number, not an object {…}",
+        "the entry holds null, not an object {…}",
     ]
     assert isinstance(rows[4], BadRow) and "surrogates not allowed" in str(rows[4])
 

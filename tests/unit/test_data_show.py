@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from examples.tiles.task import puzzles, question
 from tandem.cli import main
+from tandem.jobs.show import Run, shown_tokens
 from tests.pictures import make_model
 
 TURNS = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "a"), ("user", "b"))]
@@ -88,17 +92,28 @@ def test_what_rows_hold_does_nothing_to_a_terminal(
     assert r"the row has a\x1b]0;title\x07\u202eb" in capsys.readouterr().err
 
 
+def test_a_letter_of_several_tokens_is_shown_as_the_letter() -> None:
+    """A tokenizer of bytes makes several tokens of it, and none of them is text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only)
+    for text in ("é日a🎉", "日日"):
+        ids = np.array(tokenizer.encode(text), np.int32)
+        heading, line = shown_tokens(tokenizer, [Run("prompt", ids)])
+        assert (heading.plain, line.plain) == (f"--- prompt, {len(ids)} tokens", text)
+    cut = np.array(tokenizer.encode("a日")[:3], np.int32)
+    assert list(shown_tokens(tokenizer, [Run("prompt", cut)]))[1].plain == "a\ufffd"
+
+
 def test_both_numbers_of_a_row(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The data rows of a run are those that are kept, of all files, counted from 0; messages count a file's from 1."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("1", "", "2")))
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "3"}) + "\n")
     tree = {
         "model": {"path": str(model)},
-        "data": {
-            "train_files": [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")],
-            "prompts_per_step": 1,
-            "on_bad_row": "skip",
-        },
+        "data": {"train_files": [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")], "prompts_per_step": 1},
         "algorithm": {"type": "grpo"},
         "generation": {"max_response_tokens": 4},
         "reward": {"functions": ["examples/tiles/reward.py:compute_score"]},

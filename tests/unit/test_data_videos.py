@@ -149,7 +149,7 @@ def test_limits(tmp_path: Path) -> None:
     [
         (verl_row("<video>", videos=["a.mp4"]), "a video is 'a.mp4': files of videos are not decoded"),
         (verl_row("<video>", videos=[{"video": "a.mp4"}]), "a video is 'a.mp4': files of videos are not decoded"),
-        (verl_row("<video>", videos="a.mp4"), "column `videos` has the wrong type: str, not a list of videos"),
+        (verl_row("<video>", videos="a.mp4"), "column `videos` has the wrong type: text, not a list of videos"),
         (verl_row("<video>", videos=[[]]), "it must be a list of frames"),
         (verl_row("<video>", videos=[{"fps": 2}]), "it must be a list of frames"),
         (verl_row("<video>", videos=[{"frames": TEXTS, "nframes": 2}]), "a video has nframes, which its row"),
