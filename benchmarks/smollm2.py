@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {"grpo": "smollm2_sums", "sft": "smollm2_sft", "dpo": "smollm2_dpo"}
+LEARNED = {"grpo": "reward/mean", "sft": "sft/loss", "dpo": "dpo/loss"}
 COMMANDS = {"grpo": "train", "sft": "sft", "dpo": "dpo"}
 SIDES = {"grpo": ("tandem", "trl"), "sft": ("tandem", "trl", "trl_packed"), "dpo": ("tandem", "trl")}
 
@@ -103,7 +104,7 @@ def measured(task: str, side: str, steps: int, seed: int) -> Run:
             memory = 0.0
             while not os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
                 memory = max(memory, memory_mib(program.pid))
-                time.sleep(0.25)
+                time.sleep(1)
             wall = time.perf_counter() - start
             _, status, used = os.wait4(program.pid, 0)
         if status:
@@ -128,8 +129,7 @@ def memory_mib(root: int) -> float:
 def of_tandem(task: str, run: Path) -> tuple[int, list[float]]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     records = [record for record in records if record["step"] > 0]
-    name = "reward/mean" if task == "grpo" else next(name for name in ("actor/loss", "loss") if name in records[-1])
-    return int(sum(record["perf/tokens"] for record in records)), [record[name] for record in records]
+    return int(sum(record["perf/tokens"] for record in records)), [record[LEARNED[task]] for record in records]
 
 
 def of_trl_side(file: Path) -> tuple[int, list[float]]:
