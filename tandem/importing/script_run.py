@@ -136,7 +136,9 @@ def started():
     """[[`yes` where its output is read, its folder, its words …], …] in the order of the starts."""
     found = []
     for file in sorted(STARTS.iterdir()) if STARTS.is_dir() else ():  # a script may remove all
-        found.append(file.read_text(errors="replace").split("\0")[:-1])
+        told, _, words = file.read_text(errors="replace").partition("\0")
+        if words.count("\0"):  # else it was ended while it wrote
+            found.append([told, *words.split("\0")[:-1]])
         file.unlink()
     return found
 

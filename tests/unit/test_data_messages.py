@@ -154,7 +154,7 @@ CALLED = [USER, call()]
 BAD: list[tuple[Any, str]] = [
     ({"messages": CALLED, "tools": "add"}, "column `tools` is no valid JSON"),
     ({"messages": CALLED, "tools": [{"a": 1}]}, "column `tools`: entry 1 is no description of a function"),
-    ({"messages": CALLED, "tools": {"name": "add"}}, "column `tools` has the wrong type: dict"),
+    ({"messages": CALLED, "tools": {"name": "add"}}, "column `tools` has the wrong type: an object"),
     ({"prompt": "a", "completion": "b", "tools": [ADD]}, "column `tools` needs messages"),
     ({"messages": [USER, call("{x: 1}")]}, "the text of `arguments` of the call of add is no valid JSON"),
     ({"messages": [USER, call("[1]")]}, "`arguments` of the call of add are not an object"),

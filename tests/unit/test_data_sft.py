@@ -155,10 +155,14 @@ BAD_ROWS = [
     ({"prompt": "a", "completion": ""}, "column `completion` is empty", CHAT_TEMPLATE),
     ({"prompt": " ", "completion": "a"}, "column `prompt` holds only whitespace: ' '", CHAT_TEMPLATE),
     ({"messages": [USER, assistant("\n")]}, "column `messages`: its last message holds only whitespace", CHAT_TEMPLATE),
-    ({"prompt": "a", "completion": [assistant("b")]}, "column `completion` has the wrong type: list", CHAT_TEMPLATE),
-    ({"prompt": [USER], "completion": "b"}, "column `completion` has the wrong type: str", CHAT_TEMPLATE),
+    (
+        {"prompt": "a", "completion": [assistant("b")]},
+        "column `completion` has the wrong type: a list, not text",
+        CHAT_TEMPLATE,
+    ),
+    ({"prompt": [USER], "completion": "b"}, "column `completion` has the wrong type: text, not a list", CHAT_TEMPLATE),
     ({"prompt": [USER], "completion": [USER]}, "no assistant turn after the prompt", CHAT_TEMPLATE),
-    ({"messages": "a"}, "column `messages` has the wrong type: str", CHAT_TEMPLATE),
+    ({"messages": "a"}, "column `messages` has the wrong type: text, not a list", CHAT_TEMPLATE),
     (
         {"messages": [USER, {"role": "gpt", "content": "a"}]},
         "message 2 has the role 'gpt', .*; write assistant$",
