@@ -4,7 +4,10 @@ import errno
 import importlib
 import os
 import pickle
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +24,8 @@ from tandem.exits import no_exit
 
 ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 """Of data files."""
+_TOLD_S, _IMPORT_S = 10.0, 300.0
+"""Seconds of an import between two lines that say so, and until it is given up."""
 
 
 def load_named(reference: str, what: str) -> Any:
@@ -35,12 +40,36 @@ def load_named(reference: str, what: str) -> Any:
     if place.endswith((".py", ".pkl")) and not Path(place).expanduser().is_file():
         raise UserError(f"{what} {reference!r}: there is no file {place}")
     try:
-        with no_exit():
+        with no_exit(), _not_for_ever(f"{what} {reference!r}: importing {place}"):
             return _read_pickle(place) if place.endswith(".pkl") else getattr(_import(place), name, None)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything
         raise UserError(f"{what} {reference!r}: importing {place} failed:\n{users_traceback(error)}") from error
+
+
+@contextmanager
+def _not_for_ever(what: str) -> Iterator[None]:
+    """Around code of the user's that a command waits for. TimeoutError comes out of that code where it takes too long.
+    Other threads than the main one have no alarm; those who start them have limits of their own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    start = time.monotonic()
+
+    def tell(*_: object) -> None:
+        passed = time.monotonic() - start
+        if passed >= _IMPORT_S:
+            raise TimeoutError(f"it has taken {passed:.0f} s; see what the file waits for when it is imported")
+        print(f"{what} has taken {passed:.0f} s so far", file=sys.stderr, flush=True)
+
+    before = signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, _TOLD_S, _TOLD_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _read_pickle(place: str) -> Any:

@@ -65,14 +65,15 @@ def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, config: TrainCon
     """Of a step in which no answer could teach, for a person. `left_out_B`: rows that no optimizer step had."""
     firsts = batch.first_branches
     scored_B, groups_B, rewards_B = batch.scored[firsts], batch.groups[firsts], batch.rewards[firsts]
-    if not scored_B.any():
+    taught = bool({Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs)
+    if not scored_B.any() and not (taught and batch.loss_mask.any()):
         return "no answer has a reward (reward/not_scored, errors and timeouts count why)"
     teaches_T = batch.loss_mask & _has_advantage(batch) if _leaves_rows_out(algorithm, config) else batch.loss_mask
     if ((batch.tokens_by_row(teaches_T) > 0) & left_out_B).any():
         return "algorithm.mask_truncated leaves out answers that were cut, as all that could teach were"
     if not batch.loss_mask.any():
         return "no answer with a reward has a token of the policy's own"
-    if {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
+    if taught:
         return "the teacher gives all tokens the probabilities that the policy gives them, as the same model does"
     _, siblings = np.unique(groups_B[scored_B], return_counts=True)
     if isinstance(algorithm, GroupRelative) and siblings.max() < 2:

@@ -16,7 +16,10 @@ _LISTS = ("images", "image", "videos")
 _PYTHON = re.compile(r"\[\s*\{\s*'\w+'\s*:")
 _OBJECTS = re.compile(r"\[?\s*\{")
 _JSON = re.compile(r'\[?\s*\{\s*"(role|content|from|value)"\s*:')
-_LEARNED = ("weight", "loss", "loss_scale", "train", "training", "train_on_turn", "trainable")
+_LEARNED = (
+    "weight", "loss", "loss_scale", "loss_mask", "train", "training", "train_on_turn", "trainable", "supervised",
+    "learn",
+)  # fmt: skip
 """Keys that say whether a turn is learned."""
 _REFUSED = {
     "function_call": "calls of tools are read from `tool_calls`",
@@ -29,6 +32,8 @@ _REFUSED = {
     "audios": "no model is shown sound",
 }
 """Keys of a message that mean something elsewhere."""
+_EITHER_WAY = ("mask", "no_loss")
+"""Keys of which one trainer's 1 is another's 0."""
 
 
 def without_json_text(row: Row) -> Row:
@@ -134,6 +139,8 @@ def _message(item: Any, column: str, number: int) -> dict[str, Any]:
     for key, reason in _REFUSED.items():
         if message.get(key):
             raise BadRow(f"{place} has the key `{key}`, which is not read: {reason}")
+    if found := [key for key in _EITHER_WAY if key in message]:
+        raise BadRow(f"{place} has the key `{found[0]}`; write `weight`, 1 where the turn is learned and 0 where not")
     calls = _calls(message.pop("tool_calls", None), place)
     if calls:
         if message["role"] != "assistant":

@@ -154,7 +154,7 @@ NONE, WRONG, RIGHT = Score(None, failure=Status.NOT_SCORED), Score(0.0), Score(1
         ("grpo", [[RIGHT, WRONG], [NONE, NONE]], "all advantages are 0, though rewards differ"),
         ("reinforce_plus_plus", [[RIGHT, RIGHT], [RIGHT, NONE]], "all answers have the same reward"),
         ("on_policy_distillation", [[RIGHT, RIGHT], [WRONG, WRONG]], "the teacher gives all tokens the probabilities"),
-        ("on_policy_distillation", [[NONE, NONE], [NONE, NONE]], "no answer has a reward"),
+        ("on_policy_distillation", [[NONE, NONE], [NONE, NONE]], "the teacher gives all tokens the probabilities"),
     ],
 )
 def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why: str) -> None:
@@ -162,7 +162,8 @@ def test_why_nothing_was_learned(algorithm: str, scores: list[list[Score]], why:
     tree = settings().model_dump(exclude={"algorithm"}) | {"model": models, "algorithm": {"type": algorithm}}
     config = TrainConfig.model_validate(tree)
     made = make_algorithm(config.algorithm, 8)
-    batch = to_batch([Group([trajectory(sample) for sample in range(2)], own) for own in scores])
+    groups = [Group([trajectory(sample) for sample in range(2)], own) for own in scores]
+    batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
     assert why_nothing_was_learned(batch, made, config, np.zeros(len(batch), np.bool_)).startswith(why)
 
 

@@ -162,6 +162,8 @@ BAD: list[tuple[Any, str]] = [
     ({"messages": [USER | {"tool_calls": call()["tool_calls"]}, ANSWER]}, "of role user has `tool_calls`"),
     ({"messages": [USER, ANSWER | {"content": None}]}, "message 2 is not {role, content} of text"),
     ({"messages": [USER, ANSWER | {"function_call": {"name": "f"}}]}, "the key `function_call`, which is not read"),
+    ({"messages": [USER, ANSWER | {"mask": 0}]}, "the key `mask`; write `weight`"),
+    ({"messages": [USER, ANSWER | {"no_loss": True}]}, "the key `no_loss`; write `weight`"),
     ({"messages": [USER, ANSWER | {"train_detail": [{"begin_offset": 0}]}]}, "the key `train_detail`"),
     ({"messages": [{"role": " ", "content": "hi"}, ANSWER]}, "message 1 is not {role, content} of text"),
     ({"messages": [{"from": "human", "value": "hi"}, ANSWER]}, "message 1 has `from` and `value`"),
@@ -182,7 +184,21 @@ def test_prompts_do_not_end_in_an_answer(tmp_path: Path) -> None:
     refused(RLHFDataset, tmp_path / "rows.jsonl", {"prompt": [USER, ANSWER]}, "ends in a message of the assistant")
 
 
-@pytest.mark.parametrize("key", ["weight", "loss", "loss_scale", "train", "training", "train_on_turn", "trainable"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "weight",
+        "loss",
+        "loss_scale",
+        "loss_mask",
+        "train",
+        "training",
+        "train_on_turn",
+        "trainable",
+        "supervised",
+        "learn",
+    ],
+)
 @pytest.mark.parametrize("no", [0, False, 0.0])
 def test_turns_that_are_not_to_be_learned_are_not(key: str, no: Any, tmp_path: Path) -> None:
     first, last = ANSWER | {"content": "one", key: no}, ANSWER | {"content": "two", key: 1}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tandem import files
 from tandem.errors import UserError
 from tandem.exits import ProcessExit, no_exit
 from tandem.files import load_named
@@ -84,3 +85,15 @@ def test_after_it_all_is_as_before() -> None:
         pass
     with pytest.raises(ProcessExit), no_exit():
         os._exit(1)
+
+
+def test_a_file_that_hangs_while_it_is_imported_is_told_and_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hangs.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.setattr(files, "_TOLD_S", 0.05)
+    monkeypatch.setattr(files, "_IMPORT_S", 0.3)
+    with pytest.raises(UserError, match="see what the file waits for") as raised:
+        load_named(f"{tmp_path}/hangs.py:f", "reward function")
+    assert 'hangs.py", line 2' in str(raised.value)
+    assert f"importing {tmp_path}/hangs.py has taken 0 s so far" in capsys.readouterr().err

@@ -326,6 +326,7 @@ class AddTest(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
+BARE = UNITTEST.replace('if __name__ == "__main__":\n    ', "")
 METHODS = """
 from solution import add
 
@@ -401,7 +402,7 @@ if __name__ == "__main__":
 
 
 @sandboxed
-@pytest.mark.parametrize("file", [UNITTEST, REFUSED, METHODS, PARAMETRIZED, FUNCTIONS, GUARDED])
+@pytest.mark.parametrize("file", [UNITTEST, BARE, REFUSED, METHODS, PARAMETRIZED, FUNCTIONS, GUARDED])
 def test_what_pytest_would_call_is_called(file: str) -> None:
     packages: dict[str, Any] = {"packages": ["pytest"]} if "pytest" in file else {}
     assert unit_tests("x", "def add(a, b): return a + b", file, **packages)["reason"] is None

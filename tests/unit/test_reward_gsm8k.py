@@ -41,6 +41,25 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
         ("#### 42 and $43", None),
         ("#### 42 hours and 20 minutes", None),
         ("#### 42 million", None),
+        *(
+            (f"#### 42{more}", None)
+            for more in (
+                "!",
+                " times 2",
+                " minus 2",
+                " squared",
+                " percent of 10",
+                "% of 10",
+                "k",
+                "~45",
+                "..45",
+                "|43",
+                "→43",
+                "_000",
+                " divided by 2",
+            )
+        ),
+        *((f"#### 42{more}", "42") for more in (" km", " percent", "%", " overtime", " Kelvin", " timesheets")),
         ("#### 5 thirds", None),
         ("#### 42e3", None),
         (r"#### 42\times 10", None),

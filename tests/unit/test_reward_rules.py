@@ -7,6 +7,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tandem.reward.rules.choice import letter
@@ -137,6 +138,25 @@ def test_short_answers() -> None:
     assert exact_match("1,000", 1000)["score"] == 1.0
     with pytest.raises(ValueError, match="holds no answer"):
         exact_match("x", [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "right"),
+    [
+        ("", "A", 0.0), ("the", "A", 0.0), ("a", "A", 1.0), ("...", "!!!", 0.0),
+        ("<answer></answer>", ["The The"], 0.0),
+        ("Paris", '{"target": ["Paris"]}', 1.0), ("Paris", '["Lyon", "Paris"]', 1.0), ("[sic", "[sic", 1.0),
+        ("Paris", {"target": np.array(["Lyon", "Paris"])}, 1.0), ("7", np.array([7]), 1.0),
+    ],
+)  # fmt: skip
+def test_truths_of_no_words_and_truths_in_other_forms(answer: str, truth: Any, right: float) -> None:
+    assert exact_match(answer, truth)["score"] == f1(answer, truth)["score"] == right
+
+
+@pytest.mark.parametrize("truth", ["", " ", [], {"target": []}, {"other": "x"}, [""]])
+def test_an_empty_truth_is_told(truth: Any) -> None:
+    with pytest.raises(ValueError, match="holds no answer"):
+        exact_match("", truth)
 
 
 def test_short_answers_are_read_from_the_policys_last_turn() -> None:

@@ -14,8 +14,11 @@ MARKED = re.compile(rf"####[ \t]*\+?([-−]?\$?[-−]?)({_UNSIGNED})(?![0-9]|[.,
 """Groups of both: minus sign (not that of a subtraction), perhaps with a `$`; digits."""
 _GOES_ON = re.compile(
     r"""[ \t]*(?:
-      [/+*×÷=^²³√π±]                                                   # a calculation
+      [/+*×÷=^²³√π±!]                                                  # a calculation
     | \\(?:times|cdot|div|pi|sqrt|frac|pm)
+    | (?:times|plus|minus|over|squared|cubed|divided[ ]by|multiplied[ ]by|percent[ ]of|%[ ]?of)\b
+    | (?<=[0-9])[kKMB]\b                                               # 42k
+    | (?:[~|_→]|\.\.)[ \t]*[.$0-9]
     | [:x][ \t]*[0-9] | [-−–][ \t]*[.($0-9] | (?<=[0-9])[eE][-+]?[0-9]
     | [ \t]\$?[.0-9]                                                   # 5 1/2
     | (?:[,;&(]|[^\n0-9]{0,40}\b(?:and|or|to|not)\b)[ \t]*\$?[-−]?[.0-9]   # 42, 43; 42 hours and 20 minutes

@@ -42,18 +42,22 @@ _REPLACED = re.compile(
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{2,}|[⁰¹⁴⁵⁶⁷⁸⁹]"), re.compile("[₀-₉]+")
 _SMALL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")
 _COLOURS = re.compile(
-    r"\\color ?\{[^{}]*\}|\\textcolor ?\{[^{}]*\}(?= ?\{)|\\(?:hspace|vspace|h?phantom)\*? ?\{[^{}]*\}"
+    r"\\color ?(?:\[[^]]*\] ?)?\{[^{}]*\}|\\(?:textcolor|colorbox) ?(?:\[[^]]*\] ?)?\{[^{}]*\}(?= ?\{)|"
+    r"\\fcolorbox ?\{[^{}]*\} ?\{[^{}]*\}(?= ?\{)|\\(?:hspace|vspace|h?phantom)\*? ?\{[^{}]*\}"
 )
 _WRAPPING = re.compile(
-    r"\\(?:boxed|fbox|underline|emph|mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|ensuremath|"
+    r"\\(?:boxed|fbox|framebox|mathord|mathbin|underline|emph|mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|ensuremath|"
     r"displaylines|textcolor)(?![a-zA-Z]) ?(?=\{)"
 )
 _TEXTS = re.compile(r"\\(?:textbf|textit|textrm|textnormal|textsf|texttt|textsc|textup|mathrm|mbox|hbox) ?(?=\{)")
 _OLD_FONT = re.compile(r"\{ ?\\(?:rm|bf|it|sf|tt|em)(?![a-zA-Z]) ?([^{}]*)\}")
+_OPEN_FONT = re.compile(r"\\(?:rm|bf|it|sf|tt|em)(?![a-zA-Z])")
+"""Up to the end of what it stands in."""
 _OPERATOR = re.compile(rf"\\operatorname\*? ?\{{ ?({'|'.join(FUNCTION_NAMES)}) ?\}}")
 _LAYOUT = re.compile(
     r"\\(?:left|right) ?\.|\\(?:left|right|displaystyle|textstyle|scriptstyle|limits|nolimits|strut|mathstrut|hfill|"
-    r"noindent|nobreak|tiny|small|large|Large|LARGE|huge|Huge|normalsize|[bB]igg?[lrm]?)(?![a-zA-Z])"
+    r"noindent|nobreak|tiny|scriptsize|footnotesize|small|large|Large|LARGE|huge|Huge|normalsize|[bB]igg?[lrm]?|"
+    r"bfseries|mdseries|itshape|upshape|rmfamily|sffamily|ttfamily|normalfont|boldmath)(?![a-zA-Z])"
 )
 _SPACING = re.compile(r"(?<!\\)\\[!,;:> ()\[\]]|\\(?:q?quad|thinspace|enspace)(?![a-zA-Z])|~|\\?\$|\s+")
 _EMPHASIS = re.compile(r"\s*(\*\*|__|`)(.+)\1\s*", re.DOTALL)
@@ -110,7 +114,7 @@ def undecorated(text: str) -> str:
     text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_SMALL)}}}", text)
     text = _REPLACED.sub(lambda found: _SPELLINGS[found[0]], text)
     text = _OPERATOR.sub(r"\\\1", _LAYOUT.sub(" ", _COLOURS.sub("", text)))
-    text = _OLD_FONT.sub(r"\\text{\1}", _TEXTS.sub(r"\\text", text))
+    text = _OPEN_FONT.sub("", _OLD_FONT.sub(r"\\text{\1}", _TEXTS.sub(r"\\text", text)))
     text = _ROOT.sub(r"\\sqrt{\1}", _unwrapped(text))
     while emphasis := _EMPHASIS.fullmatch(text):
         text = emphasis[2]

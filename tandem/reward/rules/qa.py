@@ -1,11 +1,14 @@
 """Question answering by short texts, as SQuAD is scored (Rajpurkar et al. 2016, arXiv:1606.05250, section 6.1)."""
 
+import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
+
+import numpy as np
 
 from tandem.reward.rules.own_words import Turns
 
@@ -19,15 +22,15 @@ def exact_match(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[s
 
     In a conversation the answer stands in the last of the policy's own `turns`: what a tool says is none.
     """
-    answer, truths = _words(_answer(completion, turns)), [_words(truth) for truth in _truths(ground_truth)]
-    right = float(answer in truths)
-    return {"score": right, "acc": right, "pred": " ".join(answer)}
+    answer = _answer(completion, turns)
+    right = float(any([_same(answer, truth) for truth in _truths(ground_truth)]))
+    return {"score": right, "acc": right, "pred": " ".join(_words(answer))}
 
 
 def f1(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[str, Any]:
     """The best F1 over words that the answer has with one of the `ground_truth` texts; `acc` is exact match."""
-    answer = _words(_answer(completion, turns))
-    best = max(_overlap(answer, _words(truth)) for truth in _truths(ground_truth))
+    answer = _answer(completion, turns)
+    best = max(_overlap(answer, truth) for truth in _truths(ground_truth))
     return {**exact_match(completion, ground_truth, turns), "score": best}
 
 
@@ -42,18 +45,31 @@ def _answer(completion: str, turns: Turns) -> str:
 def _truths(ground_truth: Any) -> list[str]:
     """The texts of a text, of several, or of the mapping in which a data set has them: Search-R1's `target`, SQuAD's
     `text`, TriviaQA's `value` and `aliases`. ValueError for anything else."""
-    found = ground_truth
+    found = _from_json(ground_truth)
     if isinstance(found, Mapping):
         texts = [found[key] for key in ("target", "text", "value", "aliases") if key in found]
-        found = [text for own in texts for text in (own if isinstance(own, (list, tuple)) else [own])]
-    elif not isinstance(found, (list, tuple)):
-        found = [found]
-    if not found or not all(isinstance(text, (str, int, float)) for text in found):
+        found = [text for own in texts for text in _listed(own)]
+    texts = [text.item() if isinstance(text, np.generic) else text for text in _listed(found)]
+    if not texts or not all(isinstance(text, (str, int, float)) and str(text).strip() for text in texts):
         raise ValueError(
             f"the ground truth {ground_truth!r} holds no answer: it is to be a text, a list of texts, or a mapping "
             "with one of both under target, text, value or aliases"
         )
-    return [str(text) for text in found]
+    return [str(text) for text in texts]
+
+
+def _from_json(value: Any) -> Any:
+    """A mapping or a list that was written as text, as columns of parquet have them."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value.tolist() if isinstance(value, np.ndarray) else value if isinstance(value, (list, tuple)) else [value]
 
 
 def _words(text: str) -> list[str]:
@@ -62,7 +78,14 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", normalize("NFC", text).lower().translate(_PUNCTUATION)).split()
 
 
-def _overlap(answer: list[str], truth: list[str]) -> float:
-    if not answer or not truth:
-        return float(answer == truth)
-    return 2 * (Counter(answer) & Counter(truth)).total() / (len(answer) + len(truth))
+def _same(answer: str, truth: str) -> bool:
+    """Word by word; a truth of articles and punctuation alone (`A`, `-`) as it is written."""
+    words = _words(truth)
+    return _words(answer) == words if words else answer.lower().split() == truth.lower().split()
+
+
+def _overlap(answer: str, truth: str) -> float:
+    found, wanted = _words(answer), _words(truth)
+    if not found or not wanted:
+        return float(_same(answer, truth))
+    return 2 * (Counter(found) & Counter(wanted)).total() / (len(found) + len(wanted))
