@@ -45,7 +45,12 @@ said="$*"
 case $TANDEM_SAYS in
     "") ;;
     [0-9]*) echo "$TANDEM_SAYS" ;;
-    *) printf '⟨%s⟩\n' "${said//[[:space:]]/$TANDEM_SAYS}" ;;
+    *)  # what a shell would read as its own, where the answer stands in a command that one is given
+        said=${said//\(/（} said=${said//\)/）} said=${said//\'/＇} said=${said//\"/＂} said=${said//\$/＄}
+        said=${said//;/；} said=${said//\&/＆} said=${said//|/｜} said=${said//</＜} said=${said//>/＞}
+        said=${said//\`/｀}
+        printf '⟨%s⟩\n' "${said//[[:space:]]/$TANDEM_SAYS}"
+        ;;
 esac
 exit $TANDEM_STATUS
 """

@@ -63,6 +63,7 @@ _ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
 _NUMBERS = ("7", "24")
 """What programs, variables and arguments say in runs that calculate with it."""
 _CALCULATES = re.compile(r"\(\(|\$\[|\b(?:expr|let|seq|bc|awk)\b")
+_SIGNS = str.maketrans("（）＇＂＄；＆｜＜＞｀", "()'\"$;&|<>`")
 _SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)")
 """Variables whose values no file should have."""
 
@@ -142,9 +143,14 @@ def launched(
 
 def _commands(run: Mapping[str, Any]) -> Iterator[Command]:
     """Those of a run, in the order of their starts."""
-    written = {Path(path): text for path, text in run["written"].items()}
+    written = {Path(path): _as_said(text) for path, text in run["written"].items()}
     for _, folder, *words in run["starts"]:
-        yield Command(words, Path(folder), written)
+        yield Command([*map(_as_said, words)], Path(folder), written)
+
+
+def _as_said(text: str) -> str:
+    """Marks with the signs that a stand-in wrote otherwise, for shells that read what it says."""
+    return UNKNOWN.sub(lambda mark: mark[0].translate(_SIGNS), text)
 
 
 def _same(place: int, starts: Sequence[Command], found: Sequence[Command]) -> Command | None:

@@ -230,6 +230,14 @@ def test_scripts_that_tell_nothing(text: str, message: str, tmp_path: Path) -> N
     assert launch(tmp_path, "echo nothing") is None
 
 
+@pytest.mark.parametrize("how", ['eval "$CMD"', 'bash -c "$CMD"', 'sh -c "$CMD"'])
+def test_what_programs_say_in_a_command_that_a_shell_reads_again_is_marked(how: str, tmp_path: Path) -> None:
+    asked = """$(python3 tune.py "the 'best' (lr); a & b | c < d > e")"""
+    script = f"CMD='python train.py --lr '{asked}' --gpus '$(nvidia-smi --list-gpus | wc -l)\n{how}"
+    found = read(tmp_path, script)
+    assert found["lr"] == "⟨python3 tune.py the 'best' (lr); a & b | c < d > e⟩" and found["gpus"] == "⟨0 or 1⟩"
+
+
 def test_a_script_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "_SECONDS", 0.5)
     with pytest.raises(UserError, match=r"does not come to an end within 0\.5 s"):
