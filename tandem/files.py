@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import math
 import os
 import pickle
 import signal
@@ -24,15 +25,16 @@ from tandem.exits import no_exit
 
 ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 """Of data files."""
-_TOLD_S, _IMPORT_S = 10.0, 300.0
-"""Seconds of an import between two lines that say so, and until it is given up."""
+_TOLD_S = 10.0
+"""Seconds of an import until a line says so, and between two of them."""
 
 
-def load_named(reference: str, what: str) -> Any:
+def load_named(reference: str, what: str, limit_s: float = math.inf) -> Any:
     """The object that `path/to/file.py:name` or `package.module:name` names, None where the module has none of it; or
     that `file.pkl:name` holds, as a program has written it (`config/objects.py`).
 
-    Raises UserError where the module cannot be imported; `what` it is for begins the message.
+    Raises UserError where the module cannot be imported, or takes longer than `limit_s`; `what` it is for begins the
+    message.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:
@@ -40,7 +42,7 @@ def load_named(reference: str, what: str) -> Any:
     if place.endswith((".py", ".pkl")) and not Path(place).expanduser().is_file():
         raise UserError(f"{what} {reference!r}: there is no file {place}")
     try:
-        with no_exit(), _not_for_ever(f"{what} {reference!r}: importing {place}"):
+        with no_exit(), _within(limit_s, f"{what} {reference!r}: importing {place}"):
             return _read_pickle(place) if place.endswith(".pkl") else getattr(_import(place), name, None)
     except UserError:
         raise
@@ -49,9 +51,9 @@ def load_named(reference: str, what: str) -> Any:
 
 
 @contextmanager
-def _not_for_ever(what: str) -> Iterator[None]:
-    """Around code of the user's that a command waits for. TimeoutError comes out of that code where it takes too long.
-    Other threads than the main one have no alarm; those who start them have limits of their own."""
+def _within(limit_s: float, what: str) -> Iterator[None]:
+    """Around code of the user's that a command waits for: lines say that it does, and TimeoutError comes out of that
+    code at the limit. Only a main thread has an alarm."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,12 +61,13 @@ def _not_for_ever(what: str) -> Iterator[None]:
 
     def tell(*_: object) -> None:
         passed = time.monotonic() - start
-        if passed >= _IMPORT_S:
+        if passed >= limit_s:
             raise TimeoutError(f"it has taken {passed:.0f} s; see what the file waits for when it is imported")
         print(f"{what} has taken {passed:.0f} s so far", file=sys.stderr, flush=True)
 
     before = signal.signal(signal.SIGALRM, tell)
-    signal.setitimer(signal.ITIMER_REAL, _TOLD_S, _TOLD_S)
+    each = min(_TOLD_S, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, each, each)
     try:
         yield
     finally:

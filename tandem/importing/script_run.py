@@ -141,9 +141,9 @@ def started():
     """[[`yes` where its output is read, its folder, its words …], …] in the order of the starts."""
     found = []
     for file in sorted(STARTS.iterdir()) if STARTS.is_dir() else ():  # a script may remove all
-        told, _, words = file.read_text(errors="replace").partition("\0")
+        asked, _, words = file.read_text(errors="replace").partition("\0")
         if words.count("\0"):  # else it was ended while it wrote
-            found.append([told, *words.split("\0")[:-1]])
+            found.append([asked, *words.split("\0")[:-1]])
         file.unlink()
     return found
 

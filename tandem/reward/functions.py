@@ -155,7 +155,7 @@ def check_functions(
     problems: list[str] = []
     for reference, options in named or [(reference, {}) for reference in found]:
         try:
-            functions.append(load(reference, **options))
+            functions.append(load(reference, **options, import_timeout_s=config.import_timeout_s))
             if reference in CHECKS:
                 _load_callable(CHECKS[reference])(**functions[-1].given)
         except UserError as error:
@@ -235,10 +235,14 @@ def column_value(prompt: Prompt, name: str) -> Any:
 
 
 def load(
-    reference: str, weight: float = 1.0, arguments: Mapping[str, Any] | None = None, score_together: str | None = None
+    reference: str,
+    weight: float = 1.0,
+    arguments: Mapping[str, Any] | None = None,
+    score_together: str | None = None,
+    import_timeout_s: float = math.inf,
 ) -> RewardFunction:
     """The function that `reference` names; raises UserError when there is none or its signature fits nothing."""
-    function, given = _load_callable(reference), dict(arguments or {})
+    function, given = _load_callable(reference, import_timeout_s), dict(arguments or {})
     try:
         signature = inspect.signature(function)
         kind = next((kind for kind in Kind if kind in signature.parameters), None)
@@ -257,11 +261,11 @@ def load(
     return RewardFunction(reference, name, weight, kind, function, signature.parameters, given, score_together)
 
 
-def _load_callable(reference: str) -> Callable[..., Any]:
+def _load_callable(reference: str, import_timeout_s: float = math.inf) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UserError(f"reward function {reference!r} is not a reference; write {_FORMS}")
-    function = load_named(reference, "reward function")
+    function = load_named(reference, "reward function", import_timeout_s)
     if not callable(function):
         raise UserError(f"reward function {reference!r}: {place} has no function {name!r}")
     return function

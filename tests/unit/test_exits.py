@@ -92,8 +92,7 @@ def test_a_file_that_hangs_while_it_is_imported_is_told_and_given_up(
 ) -> None:
     (tmp_path / "hangs.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setattr(files, "_TOLD_S", 0.05)
-    monkeypatch.setattr(files, "_IMPORT_S", 0.3)
     with pytest.raises(UserError, match="see what the file waits for") as raised:
-        load_named(f"{tmp_path}/hangs.py:f", "reward function")
+        load_named(f"{tmp_path}/hangs.py:f", "reward function", 0.3)
     assert 'hangs.py", line 2' in str(raised.value)
     assert f"importing {tmp_path}/hangs.py has taken 0 s so far" in capsys.readouterr().err

@@ -146,6 +146,7 @@ def test_short_answers() -> None:
         ("", "A", 0.0), ("the", "A", 0.0), ("a", "A", 1.0), ("...", "!!!", 0.0),
         ("<answer></answer>", ["The The"], 0.0),
         ("Paris", '{"target": ["Paris"]}', 1.0), ("Paris", '["Lyon", "Paris"]', 1.0), ("[sic", "[sic", 1.0),
+        ('{"a": 1}', '{"a": 1}', 1.0),
         ("Paris", {"target": np.array(["Lyon", "Paris"])}, 1.0), ("7", np.array([7]), 1.0),
     ],
 )  # fmt: skip

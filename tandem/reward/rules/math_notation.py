@@ -46,8 +46,8 @@ _COLOURS = re.compile(
     r"\\fcolorbox ?\{[^{}]*\} ?\{[^{}]*\}(?= ?\{)|\\(?:hspace|vspace|h?phantom)\*? ?\{[^{}]*\}"
 )
 _WRAPPING = re.compile(
-    r"\\(?:boxed|fbox|framebox|mathord|mathbin|underline|emph|mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|ensuremath|"
-    r"displaylines|textcolor)(?![a-zA-Z]) ?(?=\{)"
+    r"\\(?:boxed|fbox|framebox|mathord|mathbin|underline|emph|mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|"
+    r"mathnormal|ensuremath|displaylines|textcolor)(?![a-zA-Z]) ?(?=\{)"
 )
 _TEXTS = re.compile(r"\\(?:textbf|textit|textrm|textnormal|textsf|texttt|textsc|textup|mathrm|mbox|hbox) ?(?=\{)")
 _OLD_FONT = re.compile(r"\{ ?\\(?:rm|bf|it|sf|tt|em)(?![a-zA-Z]) ?([^{}]*)\}")

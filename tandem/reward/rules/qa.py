@@ -14,6 +14,8 @@ from tandem.reward.rules.own_words import Turns
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_KEYS = ("target", "text", "value", "aliases")
+"""Under which data sets have answers."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -23,7 +25,7 @@ def exact_match(completion: str, ground_truth: Any, turns: Turns = ()) -> dict[s
     In a conversation the answer stands in the last of the policy's own `turns`: what a tool says is none.
     """
     answer = _answer(completion, turns)
-    right = float(any([_same(answer, truth) for truth in _truths(ground_truth)]))
+    right = float(any(_same(answer, truth) for truth in _truths(ground_truth)))
     return {"score": right, "acc": right, "pred": " ".join(_words(answer))}
 
 
@@ -47,7 +49,7 @@ def _truths(ground_truth: Any) -> list[str]:
     `text`, TriviaQA's `value` and `aliases`. ValueError for anything else."""
     found = _from_json(ground_truth)
     if isinstance(found, Mapping):
-        texts = [found[key] for key in ("target", "text", "value", "aliases") if key in found]
+        texts = [found[key] for key in _KEYS if key in found]
         found = [text for own in texts for text in _listed(own)]
     texts = [text.item() if isinstance(text, np.generic) else text for text in _listed(found)]
     if not texts or not all(isinstance(text, (str, int, float)) and str(text).strip() for text in texts):
@@ -59,17 +61,20 @@ def _truths(ground_truth: Any) -> list[str]:
 
 
 def _from_json(value: Any) -> Any:
-    """A mapping or a list that was written as text, as columns of parquet have them."""
+    """What a text of JSON says, where that is a list, or a mapping with a key for answers; any other text is one."""
     if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
+        found = json.loads(value)
     except ValueError:
         return value
+    return found if isinstance(found, list) or any(key in found for key in _KEYS) else value
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    return value.tolist() if isinstance(value, np.ndarray) else value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _words(text: str) -> list[str]:
