@@ -3,11 +3,11 @@
     python benchmarks/smollm2_lm_eval.py DATA [--tasks hellaswag aqua_rat gsm8k humaneval] [--limit 100] [--out DIR]
 
 First scripts/smollm2 and scripts/lm-eval-env. DATA holds the published files: hellaswag/*.jsonl.gz,
-aqua_rat/test.jsonl, gsm8k/{train.jsonl.gz,test.jsonl}, humaneval/HumanEval.jsonl.gz. Each task is the harness's own as
-far as its prompts and metrics go (aqua_rat as AGIEval asks it), over the first rows of these files. Of humaneval the
-texts of the answers are compared: the harness runs no code here. Prints for each metric what was found both ways, with
-the standard error over rows, and in how many rows the two differ: in log-likelihoods by more than 1e-3, in a text at
-all.
+aqua_rat/test.jsonl, gsm8k/{train.jsonl.gz,test.jsonl}, humaneval/HumanEval.jsonl.gz. Each task asks as the harness's
+own does (aqua_rat as AGIEval's), over the first rows of these files; of gsm8k the answer is what stands after `####`,
+of humaneval the texts are compared, for the harness runs no code here. Prints for each metric what was found both ways,
+with the standard error over rows, and in how many rows the two differ: in log-likelihoods by more than 1e-3, in a text
+at all.
 """
 
 from __future__ import annotations
@@ -54,16 +54,8 @@ def main() -> None:
     for name in arguments.tasks:
         write_task(name, arguments.data, out / "tasks", arguments.limit)
     common = ["--tasks", ",".join(arguments.tasks), "--include_path", str(out / "tasks"), "--log_samples"]
-    direct = [
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={MODEL},dtype=float32",
-        "--batch_size",
-        "1",
-        "--device",
-        "cpu",
-    ]
+    direct = ["--model", "hf", "--model_args", f"pretrained={MODEL},dtype=float32"]
+    direct += ["--batch_size", "1", "--device", "cpu"]
     through = [
         "--model", "local-completions", "--batch_size", "8", "--model_args",
         f"model=smollm2,tokenizer={MODEL},base_url=http://127.0.0.1:{PORT}/v1/completions,max_length=2048",
