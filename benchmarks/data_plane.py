@@ -342,7 +342,7 @@ def memory(samples: int, tokens: int) -> dict[str, float]:
         made = resident_mib()
         start = time.perf_counter()
         with placed_step(batch, algorithm, config, step=1) as placed:
-            prepare(roles, algorithm, config, placed)
+            prepare(roles, algorithm, placed)
             compute_advantages(algorithm, (), batch, (0, 1))
             update(roles.actor, roles.critic, algorithm, placed, config)
         seconds = time.perf_counter() - start

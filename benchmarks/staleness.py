@@ -27,6 +27,7 @@ from tandem.algorithms.base import Algorithm
 from tandem.batching.packing import to_batch
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
+from tandem.config.ratio import Anchor, RatioPlan, TrainerPass
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles, make_roles
 from tandem.controller.dataflow import compute_advantages, describe_batch, prepare
@@ -114,9 +115,9 @@ def learn(roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[
     before the step, as it would be with fresh answers."""
     batch = to_batch(groups)
     with placed_step(batch, algorithm, config, step) as placed:
-        prepare(roles, algorithm, config, placed)
-        if batch.tokens.old_logprobs is None:
-            roles.actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
+        if placed.ratio.anchor is Anchor.OWN_PASS:
+            placed.ratio = RatioPlan(Anchor.TRAINER, TrainerPass.BEFORE_UPDATE)
+        prepare(roles, algorithm, placed)
         compute_advantages(algorithm, groups, batch, (config.trainer.seed, step))
         metrics = update(roles.actor, roles.critic, algorithm, placed, config)
     roles.publish(step)

@@ -385,8 +385,11 @@ class TokenColumns(Generic[Array]):
 
     rollout_logprobs: Array | None = None
     old_logprobs: Array | None = None
-    """The trainer's log-probs, by the weights before the first optimizer step on this batch; with
-    `rollout_correction.skip_old_logprobs` the engine's, until the update is done."""
+    """Those of the old policy, which the ratio of the loss is to: the trainer's, by the weights before the first
+    optimizer step on this batch, or the engine's (`config/ratio.py`). None: the ratio is to the pass itself."""
+    trainer_logprobs: Array | None = None
+    """The trainer's log-probs, by the weights before the first optimizer step, once the update is done; NaN where no
+    pass has told them. What the engine's are compared with."""
     ref_logprobs: Array | None = None
     teacher_logprobs: Array | None = None
     teacher_top_ids: Array | None = None
@@ -396,7 +399,7 @@ class TokenColumns(Generic[Array]):
     values: Array | None = None
     """The critic's values: the expected return before the token is emitted."""
     squared_probs: Array | None = None
-    """The sum over the vocabulary of the squared probabilities of the policy that `old_logprobs` are of."""
+    """The sum over the vocabulary of the squared probabilities of the policy before the first optimizer step."""
     turn_rewards: Array | None = None
     """The part of the trajectory's reward that a turn of the policy earned, on the last token of the turn, 0 on others;
     where an environment gives rewards by turn."""

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, rule
 from tandem.config.paths import Reference
+from tandem.config.ratio import anchored_at_engine
 from tandem.config.sections import FoundIn
 from tandem.config.teacher import TeacherConfig
 
@@ -192,12 +193,6 @@ class RolloutCorrectionConfig(Section):
         if self.lower >= self.upper:
             yield f"lower: {self.lower:g} and upper: {self.upper:g} leave no ratio between them; lower < upper"
 
-    def takes_engine_logprobs(self, max_staleness: int) -> bool:
-        """`skip_old_logprobs`, or its default at this `trainer.max_staleness`."""
-        if self.skip_old_logprobs is None:
-            return max_staleness > 0 and self.type == "none"
-        return self.skip_old_logprobs
-
 
 class PolicyGradientConfig(Section):
     """What every policy-gradient algorithm shares. Those of `algorithm.type` are in tandem/algorithms/builtin."""
@@ -299,7 +294,7 @@ class PolicyGradientConfig(Section):
         if max_staleness == 0:
             return
         correction, loss = self.rollout_correction, self.loss
-        engines = correction.takes_engine_logprobs(max_staleness)
+        engines = anchored_at_engine(self, max_staleness)
         stale = f"trainer.max_staleness: {max_staleness}"
         mend = "set rollout_correction.type: truncate or mask"
         if correction.type == "none" and loss.ratio_to == "nothing":

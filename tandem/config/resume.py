@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tandem.config.base import MAY_CHANGE, Section
+from tandem.config.ratio import anchored_at_engine
 from tandem.config.tree import TrainConfig
 
 _SKIP_OLD_LOGPROBS = "algorithm.rollout_correction.skip_old_logprobs"
@@ -37,8 +38,8 @@ def changes(before: Section, after: Section) -> list[Change]:
     """
     found = list(_changes(before, after, "", allowed=False))
     if isinstance(before, TrainConfig) and isinstance(after, TrainConfig):
-        same = before.takes_engine_logprobs == after.takes_engine_logprobs
-        found = [change for change in found if not (same and change.key == _SKIP_OLD_LOGPROBS)]
+        anchors = {anchored_at_engine(one.algorithm, one.trainer.max_staleness) for one in (before, after)}
+        found = [change for change in found if not (len(anchors) == 1 and change.key == _SKIP_OLD_LOGPROBS)]
     return found
 
 

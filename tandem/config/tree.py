@@ -289,12 +289,6 @@ class TrainConfig(RolloutConfig, RunConfig):
         """Steps at the beginning in which the policy stays as it is."""
         return self.algorithm.critic_warmup_steps if isinstance(self.algorithm, CriticConfig) else 0
 
-    @property
-    def takes_engine_logprobs(self) -> bool:
-        """The generation engine's log-probs stand in for those of the old policy, so that the ratio of the loss is to
-        the policy that drew each token, whatever its version."""
-        return self.algorithm.rollout_correction.takes_engine_logprobs(self.trainer.max_staleness)
-
 
 def pictures_directory(config: TrainConfig | EvalConfig | SftConfig) -> Path:
     """Where the pictures of a run's rows are stored."""

@@ -10,18 +10,12 @@ import torch
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Rollouts, Signal
 from tandem.batching.packing import to_batch, truncated_rows
+from tandem.config.ratio import Anchor, TrainerPass
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
 from tandem.controller.groups import Future
-from tandem.controller.learning import (
-    PlacedStep,
-    check_rollout_logprobs,
-    needs_old_logprobs,
-    placed_step,
-    update,
-    warms_up,
-)
+from tandem.controller.learning import PlacedStep, check_rollout_logprobs, placed_step, update
 from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import RolloutProducer
 from tandem.reward.manager import metrics as reward_metrics
@@ -76,7 +70,7 @@ def learn_step(
     phases.to_training()
     left_out_B = truncated_rows(groups) & config.algorithm.mask_truncated
     with placed_step(batch, algorithm, config, step, left_out_B) as placed:
-        clock("preparation", lambda: prepare(roles, algorithm, config, placed))
+        clock("preparation", lambda: prepare(roles, algorithm, placed))
         metrics = clock("advantages", lambda: compute_advantages(algorithm, groups, batch, (config.trainer.seed, step)))
         phases.to_update()
         metrics |= clock("update", lambda: update(roles.actor, roles.critic, algorithm, placed, config))
@@ -93,19 +87,13 @@ def refresh_reference(roles: Roles, config: TrainConfig, step: int) -> None:
         roles.reference.approach_policy(kl.refresh_share).get()
 
 
-def prepare(roles: Roles, algorithm: Algorithm, config: TrainConfig, placed: PlacedStep) -> None:
+def prepare(roles: Roles, algorithm: Algorithm, placed: PlacedStep) -> None:
     """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
-
-    Where `old_logprobs` are not needed before the update, they will be those of its only forward pass, which there is
-    none of while the critic warms up. Which log-probs
-    are those of the old policy is `needs_old_logprobs`'s and `TrainConfig.takes_engine_logprobs`'s to say.
-    """
-    ahead = needs_old_logprobs(config, algorithm) or (
-        warms_up(config, placed.step) and not config.takes_engine_logprobs
-    )
-    tokens, old = placed.batch.tokens, "old_logprobs" if ahead else None
-    if config.takes_engine_logprobs:
+    `placed.ratio` says which log-probs are those of the old policy."""
+    tokens = placed.batch.tokens
+    if placed.ratio.anchor is Anchor.ENGINE:
         tokens.old_logprobs = tokens.rollout_logprobs
+    old = "old_logprobs" if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE else None
     filling: list[Future[Any]] = []
     if Signal.SQUARED_PROBS in algorithm.needs:
         filling.append(roles.actor.token_statistics(placed.rows(fills=(old, "squared_probs"))))

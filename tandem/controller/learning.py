@@ -13,6 +13,7 @@ from tandem.algorithms.group_relative import GroupRelative
 from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.batching.balance import Pass
 from tandem.batching.packing import split_groups, take_rows
+from tandem.config.ratio import RatioPlan, TrainerPass, anchored_at_engine, ratio_plan
 from tandem.config.tree import TrainConfig
 from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Critic
@@ -39,10 +40,13 @@ class PlacedStep(Placed):
         epochs: Sequence[Sequence[IntArray]],
         passes: Sequence[Pass],
         left_out_B: BoolArray,
+        ratio: RatioPlan,
     ) -> None:
         """`step` counts from 1: the weights that it trains are of version `step - 1`."""
         super().__init__(batch, passes, f"training step {step}")
         self.step = step
+        self.ratio = ratio
+        """What the loss's ratio is to in this step."""
         self.epochs = epochs
         """The rows of each optimizer step, by epoch."""
         self.left_out_B = left_out_B
@@ -110,7 +114,10 @@ def placed_step(
         cuts += [rows[differ_B[rows]] for rows in cuts]
     weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
     passes = [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)]
-    return PlacedStep(batch, step, epochs, passes, left_out_B)
+    reads_logprobs = Signal.POLICY_LOGPROBS in algorithm.needs
+    policy_rests = warms_up(config, step)
+    ratio = ratio_plan(settings, config.trainer.max_staleness, reads_logprobs=reads_logprobs, policy_rests=policy_rests)
+    return PlacedStep(batch, step, epochs, passes, left_out_B, ratio)
 
 
 def _rewards_differ(batch: Batch) -> BoolArray:
@@ -127,9 +134,7 @@ def update(
 ) -> StepMetrics:
     """Every optimizer step of one training step: one call of the actor's ranks, and one of the critic's, for all.
 
-    Returns the mean of each metric over them. Where the trainer has computed no log-probs before, `old_logprobs` become
-    those of the first optimizer step's own forward pass, which no update precedes; NaN on rows that are not in it, and
-    on all where there is none.
+    Returns the mean of each metric over them, and fills `trainer_logprobs`, of the pass that `placed.ratio` says.
     Asserts that where a token is of older weights the losses are given old log-probs: without, they take r to be 1.
     """
     batch, version = placed.batch, placed.step - 1
@@ -142,8 +147,7 @@ def update(
     taken_T = batch.loss_mask & ~np.repeat(placed.left_out_B, np.diff(batch.response_offsets))
     correction_metrics = _set_rollout_correction(batch, config, taken_T)
     policy_rests = warms_up(config, placed.step)
-    wants_logprobs = not policy_rests and (batch.tokens.old_logprobs is None or config.takes_engine_logprobs)
-    trained, evaluated = _cuts(placed, algorithm, trainable_B, wants_logprobs)
+    trained, evaluated = _cuts(placed, algorithm, trainable_B)
     learning = None if policy_rests else actor.learn_steps(placed.steps(trained), algorithm.loss)
     step_metrics: list[StepMetrics] = []
     if critic:
@@ -152,43 +156,30 @@ def update(
         step_metrics += [metrics for metrics, _ in learning_values.get()]
     learned = learning.get() if learning else []
     step_metrics += [metrics for metrics, _ in learned]
-    if wants_logprobs:
+    if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE:
+        batch.tokens.trainer_logprobs = batch.tokens.old_logprobs
+    elif placed.ratio.trainer_pass is TrainerPass.FIRST_STEP:
         assert trained[0].rows is not None
-        batch.tokens.old_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
-    elif config.takes_engine_logprobs:  # while the critic warms up nobody computes the trainer's
-        batch.tokens.old_logprobs = _in_the_batch(batch, np.zeros(0, np.int64), np.zeros(0, np.float32))
+        batch.tokens.trainer_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
     share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
     trained_share = {"actor/trained_share": share}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version, taken_T)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
 
-def _cuts(
-    placed: PlacedStep, algorithm: Algorithm, trainable_B: BoolArray, wants_logprobs: bool
-) -> tuple[list[Cut], list[Cut]]:
-    """The optimizer steps of the actor, on the rows that it can learn from, and those of the critic, on all rows.
-    `wants_logprobs`: the actor's first one tells them."""
+def _cuts(placed: PlacedStep, algorithm: Algorithm, trainable_B: BoolArray) -> tuple[list[Cut], list[Cut]]:
+    """The optimizer steps of the actor, on the rows that it can learn from, of which the first tells its log-probs
+    where these are the trainer's; and those of the critic, on all rows."""
+    first_tells = placed.ratio.trainer_pass is TrainerPass.FIRST_STEP
     trained: list[Cut] = []
     evaluated: list[Cut] = []
     for rows in (rows for epoch in placed.epochs for rows in epoch):
         weights = _token_weights(placed.batch, rows, algorithm)
         own = rows[trainable_B[rows]]
         own_weights = take_rows(weights, _offsets(placed.batch, rows), np.searchsorted(rows, own))
-        trained.append(placed.cut(own, weights=own_weights, answers=wants_logprobs and not trained))
+        trained.append(placed.cut(own, weights=own_weights, answers=first_tells and not trained))
         evaluated.append(placed.cut(rows, weights=weights, answers=False))
     return trained, evaluated
-
-
-def needs_old_logprobs(config: TrainConfig, algorithm: Algorithm) -> bool:
-    """The trainer's log-probs are needed before the update, so that they take a pass of their own.
-
-    With one optimizer step on trajectories of the same weights the loss's own pass has them. Importance weights and
-    advantages that read them are due before that. `skip_old_logprobs` takes the engine's instead, everywhere.
-    """
-    several_steps = config.algorithm.epochs * config.algorithm.minibatches > 1
-    corrected = config.algorithm.rollout_correction.type != "none"
-    early = Signal.POLICY_LOGPROBS in algorithm.needs or corrected or config.trainer.max_staleness > 0
-    return (several_steps or early) and not config.takes_engine_logprobs
 
 
 def warms_up(config: TrainConfig, step: int) -> bool:
@@ -256,10 +247,12 @@ def _compare_with_engine(batch: Batch, max_staleness: int, version: int, taken_T
 
     On tokens of the weights that the step trained, `version`, that is a mismatch of engine and trainer. On older ones
     it is also how far the policy has moved since: the drift. Rows that no pass went through are left out,
-    and so are tokens that no optimizer step has, all but `taken_T`.
+    and so are tokens that no optimizer step has, all but `taken_T`. Nothing where no pass has told the trainer's.
     """
-    trainer, rollout = batch.tokens.old_logprobs, batch.tokens.rollout_logprobs
-    assert trainer is not None and rollout is not None
+    trainer, rollout = batch.tokens.trainer_logprobs, batch.tokens.rollout_logprobs
+    if trainer is None:
+        return {}
+    assert rollout is not None
     difference_T = (trainer - rollout).astype(np.float64)
     known_T = taken_T & ~np.isnan(difference_T)
     if max_staleness == 0:
@@ -300,10 +293,11 @@ def mismatch_warning(batch: Batch, config: TrainConfig, version: int) -> str | N
     Of answers that the weights of `version` made as a whole: in others the engine may have kept what older weights
     computed of their beginnings. `batch` is one that `update` has gone through.
     """
-    if not config.takes_engine_logprobs or config.algorithm.loss.ratio_to != "old_policy":
+    at_engine = anchored_at_engine(config.algorithm, config.trainer.max_staleness)
+    trainer, rollout = batch.tokens.trainer_logprobs, batch.tokens.rollout_logprobs
+    if not at_engine or config.algorithm.loss.ratio_to != "old_policy" or trainer is None:
         return None
-    trainer, rollout = batch.tokens.old_logprobs, batch.tokens.rollout_logprobs
-    assert trainer is not None and rollout is not None
+    assert rollout is not None
     row_of_token, trained_T = batch.row_of_token, batch.loss_mask
     stale_tokens_B = np.bincount(row_of_token[trained_T & (batch.versions < version)], minlength=len(batch))
     distance = np.abs(trainer - rollout)[trained_T & (stale_tokens_B == 0)[row_of_token]]

@@ -26,7 +26,7 @@ from tandem.config.model import LoraConfig
 from tandem.config.tree import TrainConfig, pictures_directory
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import Step, learn_step
-from tandem.controller.learning import needs_old_logprobs, placed_step, update
+from tandem.controller.learning import placed_step, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
 from tandem.controller.reward_model import ModelRewards
@@ -302,8 +302,6 @@ def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, 
     name = "actor_in_smaller_micro_batches"
     spec = replace(actor_spec(config), training=smaller)
     actor = placement.group(Role.Actor, Actor, TrainWorker, spec, name=name)
-    if not needs_old_logprobs(config, algorithm):
-        batch.tokens.old_logprobs = batch.tokens.rollout_logprobs if config.takes_engine_logprobs else None
     with placed_step(batch, algorithm, config, 1) as placed:
         norm = update(actor, None, algorithm, placed, config)[f"{name}/grad_norm"]
     whole = done.metrics["actor/grad_norm"]

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.algorithms import make_algorithm
+from tandem.algorithms.base import Signal
 from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
+from tandem.config.ratio import TrainerPass, ratio_plan
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
@@ -24,7 +27,7 @@ from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
-from tandem.planning.planned import adapters_of, item_bytes, learning_roles, model_paths, needs_old_logprobs
+from tandem.planning.planned import adapters_of, item_bytes, learning_roles, model_paths
 from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
@@ -222,9 +225,16 @@ def costs_of(
         serving=_serving(config),
         traffic_of=_traffic_of(config, training),
         staleness=config.trainer.max_staleness,
-        old_logprobs=needs_old_logprobs(config),
+        old_logprobs=_scores_before_learning(config),
         scales=scales or {},
     )
+
+
+def _scores_before_learning(config: TrainConfig) -> bool:
+    needs = make_algorithm(config.algorithm, config.generation.max_response_tokens).needs
+    staleness, reads_logprobs = config.trainer.max_staleness, Signal.POLICY_LOGPROBS in needs
+    plan = ratio_plan(config.algorithm, staleness, reads_logprobs=reads_logprobs)
+    return plan.trainer_pass is TrainerPass.BEFORE_UPDATE
 
 
 def _serving(config: TrainConfig) -> Serving:

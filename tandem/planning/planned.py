@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from tandem.config.algorithms import CriticConfig
 from tandem.config.cluster import RoleName
 from tandem.config.model import LoraConfig
-from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig, has_critic
 
 Planned = TrainConfig | SftConfig
 """The configurations whose memory is known: of `tandem train`, `sft`, `dpo` and `reward-model`."""
@@ -28,7 +27,7 @@ def model_paths(config: Planned) -> dict[RoleName, Path]:
     apart = roles.get("actor", first) != roles.get("reference", first)
     if algorithm.kl.place != "none" and (model.lora is None or apart):
         paths["reference"] = model.path
-    if isinstance(algorithm, CriticConfig) and algorithm.type == "ppo":
+    if has_critic(config):
         paths["critic"] = model.critic_path or model.path
     if model.teacher_path is not None:
         paths["teacher"] = model.teacher_path
@@ -56,15 +55,3 @@ def adapters_of(config: Planned, role: str) -> LoraConfig | None:
 
 def item_bytes(config: Planned) -> int:
     return 4 if config.model.dtype == "float32" else 2
-
-
-def needs_old_logprobs(config: TrainConfig) -> bool:
-    """Whether the actor scores a step's answers before it learns from them: `controller/learning.py`."""
-    algorithm = config.algorithm
-    several_steps = algorithm.epochs * algorithm.minibatches > 1
-    distills = algorithm.type == "on_policy_distillation" and not getattr(algorithm, "top_k", 0)
-    selects = algorithm.loss.type in ("clip_cov", "kl_cov")
-    reads_them = algorithm.kl.place == "reward" or algorithm.type == "otb" or distills or selects
-    corrected = algorithm.rollout_correction.type != "none"
-    early = reads_them or corrected or config.trainer.max_staleness > 0
-    return (several_steps or early) and not config.takes_engine_logprobs

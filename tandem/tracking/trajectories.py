@@ -250,7 +250,7 @@ def _table(step: int, groups: list[Group], batch: Batch) -> pa.Table:
         "response_ids": _ragged(offsets, _ids(batch, rows, "response_ids"), pa.int32()),
         "loss_mask": _ragged(offsets, batch.loss_mask, pa.bool_()),
         "rollout_logprobs": _ragged(offsets, tokens.rollout_logprobs, pa.float32()),
-        "trainer_logprobs": _ragged(offsets, tokens.old_logprobs, pa.float32()),
+        "trainer_logprobs": _ragged(offsets, tokens.trainer_logprobs, pa.float32()),
         "mismatch_max": pa.array(mismatch_max, pa.float32(), from_pandas=True),
         "mismatch_at": pa.array(mismatch_at, pa.int32()),
         "advantages": _ragged(offsets, tokens.advantages, pa.float32()),
@@ -352,7 +352,7 @@ def _mean_over_trained(batch: Batch) -> np.ndarray[Any, Any]:
 def _worst_mismatch(batch: Batch) -> tuple[np.ndarray[Any, Any], IntArray]:
     """`[B]` each: the largest |trainer - rollout| log-prob of each row, and at which response token; NaN, -1: none."""
     largest, places = np.full(len(batch), np.nan, np.float32), np.full(len(batch), -1)
-    trainer, rollout = batch.tokens.old_logprobs, batch.tokens.rollout_logprobs
+    trainer, rollout = batch.tokens.trainer_logprobs, batch.tokens.rollout_logprobs
     if trainer is not None and rollout is not None:
         known = np.flatnonzero(batch.loss_mask & ~np.isnan(trainer))
         difference, rows = np.abs(trainer - rollout)[known], batch.row_of_token[known]

@@ -112,7 +112,7 @@ def test_one_step_is_that_of_plain_torch_with_a_teacher_of_another_size(tmp_path
     frozen_spec = replace(spec, model=ModelConfig(path=teacher), optimizer=None, top=top)
     frozen = Policy(ranks, "teacher", TrainWorker, frozen_spec)
     with placed_step(batch, algorithm, config, step=1) as placed:
-        prepare(Roles(NO_EXPERIENCE, actor, teacher=frozen), algorithm, config, placed)
+        prepare(Roles(NO_EXPERIENCE, actor, teacher=frozen), algorithm, placed)
         metrics = compute_advantages(algorithm, (), batch, (0, 1))
         metrics |= update(actor, None, algorithm, placed, config)
     ours = ranks.host.workers["actor"].engine.model

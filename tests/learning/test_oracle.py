@@ -171,7 +171,7 @@ def framework_step(
         critic = Critic(ranks, "critic", TrainWorker, valued)
     with placed_step(batch, algorithm, config, 1, left_out_B) as placed:
         actor.logprobs(placed.rows(fills=("old_logprobs",))).get()
-        prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, config, placed)
+        prepare(Roles(NO_EXPERIENCE, actor, reference, critic), algorithm, placed)
         compute_advantages(algorithm, (), batch, (0, 1))
         update(actor, critic, algorithm, placed, config)
     trained = ranks.host.workers
@@ -242,7 +242,7 @@ def test_log_probs_that_nobody_has_computed_are_compared_with_nothing(models: di
     config = configuration(models, algorithm, steps=2)
     batch = to_batch(trajectories())
     framework_step(config, models, batch)
-    assert batch.tokens.old_logprobs is not None and np.isnan(batch.tokens.old_logprobs[batch.loss_mask]).all()
+    assert batch.tokens.old_logprobs is batch.tokens.rollout_logprobs and batch.tokens.trainer_logprobs is None
     assert [_compare_with_engine(batch, staleness, 0, batch.loss_mask) for staleness in (0, 2)] == [{}, {}]
 
 

@@ -13,13 +13,7 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
-from tandem.controller.learning import (
-    check_rollout_logprobs,
-    needs_old_logprobs,
-    placed_step,
-    update,
-    why_nothing_was_learned,
-)
+from tandem.controller.learning import check_rollout_logprobs, placed_step, update, why_nothing_was_learned
 from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.controller.rollouts import is_informative
 from tandem.errors import EngineError
@@ -80,9 +74,11 @@ def test_mismatch_is_that_of_the_weights_that_generated() -> None:
     actor, metrics = run(config, batch)
     assert actor.steps == 2
     assert metrics["rollout/mismatch_max"] == 0 and metrics["rollout/mismatch_kl"] == 0
-    first = ~np.isnan(batch.tokens.old_logprobs)
+    assert batch.tokens.old_logprobs is batch.tokens.rollout_logprobs, "which the ratio was to"
+    assert batch.tokens.trainer_logprobs is not None
+    first = ~np.isnan(batch.tokens.trainer_logprobs)
     assert first.sum() == len(actor.batches[0].response_ids)
-    assert (batch.tokens.old_logprobs[first] == -1).all()
+    assert (batch.tokens.trainer_logprobs[first] == -1).all()
 
 
 def test_the_correction_is_a_column_of_its_own() -> None:
@@ -115,25 +111,6 @@ def test_a_row_without_advantage_is_left_out_where_it_has_no_gradient(training: 
     actor, metrics = run(config, batch)
     assert len(actor.batches[0]) == rows
     assert metrics["actor/trained_share"] == rows / 4
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "wanted"),
-    [
-        ({}, False),
-        ({"minibatches": 2}, True),
-        ({"minibatches": 2, "rollout_correction": {"skip_old_logprobs": True}}, False),
-        ({"rollout_correction": {"type": "truncate"}}, True),
-        ({"kl": {"place": "loss"}}, False),
-        ({"kl": {"place": "reward"}}, True),
-        ({"kl": {"place": "reward"}, "rollout_correction": {"skip_old_logprobs": True}}, False),
-        ({"minibatches": 2, "loss": {"type": "kl_cov"}}, True),
-        ({"type": "otb"}, True),
-    ],
-)
-def test_advantages_that_read_log_probs_get_the_trainers(algorithm: dict[str, Any], wanted: bool) -> None:
-    config = settings(**algorithm)
-    assert needs_old_logprobs(config, make_algorithm(config.algorithm, 8)) is wanted
 
 
 def trajectory(sample: int) -> Trajectory:

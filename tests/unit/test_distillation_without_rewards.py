@@ -9,6 +9,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.config.load import load_config, read_config
+from tandem.config.ratio import anchored_at_engine
 from tandem.config.tree import TrainConfig
 
 NO_FUNCTIONS = ["reward.functions=[]", "data.val_files=[]", "generation.eval.samples=1"]
@@ -51,4 +52,5 @@ def test_distributions_need_no_logprobs_of_the_weights_before_the_step(grpo_conf
     stale = distilled(sort4, "trainer.max_staleness=1")
     (refused,) = read_config(TrainConfig, grpo_config, stale).problems
     assert refused.startswith("algorithm: type: on_policy_distillation needs the log-probs of the weights before the")
-    assert load_config(TrainConfig, grpo_config, [*stale, "algorithm.top_k=4"]).takes_engine_logprobs
+    taken = load_config(TrainConfig, grpo_config, [*stale, "algorithm.top_k=4"])
+    assert anchored_at_engine(taken.algorithm, taken.trainer.max_staleness)

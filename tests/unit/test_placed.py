@@ -291,7 +291,7 @@ def test_log_probs_and_squared_probabilities_take_one_pass() -> None:
     algorithm = make_algorithm(config.algorithm, 8)
     experience: Any = None
     with placed_step(batch, algorithm, config, 1) as placed:
-        prepare(Roles(experience, actor), algorithm, config, placed)
+        prepare(Roles(experience, actor), algorithm, placed)
     assert len(model(ranks, 0).seen) == 1
     np.testing.assert_array_equal(batch.tokens.old_logprobs, expected(batch))
     assert batch.tokens.squared_probs is not None and (batch.tokens.squared_probs == 0.5).all()

@@ -4,20 +4,16 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from tandem.algorithms import make_algorithm
 from tandem.config import yaml12
-from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
 from tandem.config.load import load_config
 from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
-from tandem.controller import learning
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import parse_machines
@@ -26,7 +22,6 @@ from tandem.planning.mends import fullest
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import HostTraffic, Passes
 from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, scales_of, time_report, workload_of
-from tandem.planning.planned import needs_old_logprobs
 from tandem.planning.roles import engine_of, moments, resident
 from tandem.planning.search import Plan, Way
 from tandem.planning.settings import as_overrides, changes_for, dealt, sets_of, trainings_of
@@ -36,6 +31,18 @@ from tests.unit.test_planning_tower import config as tower_config
 
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
 MACHINES = parse_machines("2x8xH100")
+READS_LOGPROBS = """
+from tandem.algorithms.base import Signal
+from tandem.algorithms.policy_gradient import PolicyGradient
+
+class Mine(PolicyGradient):
+    def __init__(self, config, max_response_tokens):
+        super().__init__(config, max_response_tokens)
+        self.needs |= {Signal.POLICY_LOGPROBS}
+
+    def estimate(self, rollouts, rewards_T):
+        raise AssertionError("planning computes nothing")
+"""
 
 
 @pytest.fixture
@@ -446,30 +453,7 @@ def test_a_run_without_such_a_gpu_scales_nothing(settings: dict[str, Any], tmp_p
         read_run(tmp_path / "run", config, "H100")
 
 
-@pytest.mark.parametrize("algorithm", sorted(BUILTIN.sections(PolicyGradientConfig)))
-def test_the_actor_scores_answers_where_a_run_does(settings: dict[str, Any], algorithm: str) -> None:
-    losses = BUILTIN.sections(LossConfig)
-    given = {"rewards": {"a": 1.0}} if algorithm == "gdpo" else {}
-    if algorithm == "on_policy_distillation":
-        settings["model"]["teacher_path"] = settings["model"]["path"]
-    tried = 0
-    for loss, minibatches, place, staleness, correction in product(
-        losses, (1, 2), ("none", "reward"), (0, 1), ("none", "truncate")
-    ):
-        chosen: dict[str, Any] = {"type": algorithm, "minibatches": minibatches, "loss": {"type": loss}, **given}
-        chosen |= {"kl": {"place": place}, "rollout_correction": {"type": correction}}
-        trainer = {**settings["trainer"], "max_staleness": staleness}
-        try:
-            config = config_from({**settings, "algorithm": chosen, "trainer": trainer})
-        except ValidationError:
-            continue
-        tried += 1
-        theirs = learning.needs_old_logprobs(config, make_algorithm(config.algorithm, 8))
-        assert needs_old_logprobs(config) == theirs, chosen
-    assert tried
-
-
-def test_a_step_has_no_pass_that_the_run_does_not_make(settings: dict[str, Any]) -> None:
+def test_a_step_has_no_pass_that_the_run_does_not_make(settings: dict[str, Any], tmp_path: Path) -> None:
     def prepared(**algorithm: Any) -> float:
         config = config_from({**settings, "algorithm": {"type": "grpo", **algorithm}})
         here = as_it_is(config, MACHINES, workload_of(config, None))
@@ -479,6 +463,8 @@ def test_a_step_has_no_pass_that_the_run_does_not_make(settings: dict[str, Any])
     assert prepared() == 0, "one optimizer step on answers of the same weights"
     assert prepared(minibatches=2) > 0
     assert prepared(minibatches=2, kl={"place": "loss"}) == pytest.approx(2 * prepared(kl={"place": "loss"}))
+    (tmp_path / "mine.py").write_text(READS_LOGPROBS)
+    assert prepared(type=f"{tmp_path}/mine.py:Mine") == prepared(minibatches=2), "an algorithm of one's own says so"
 
 
 def test_adapters_learn_in_less_time(settings: dict[str, Any]) -> None:

@@ -13,10 +13,11 @@ import torch
 
 from tandem.algorithms import make_algorithm
 from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
+from tandem.config.ratio import Anchor
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
-from tandem.controller.learning import mismatch_warning, needs_old_logprobs, placed_step, update
+from tandem.controller.learning import mismatch_warning, placed_step, update
 from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
@@ -112,12 +113,13 @@ def learn(config: TrainConfig, batch: Batch, difference_T: FloatArray, step: int
     """One update on log-probs of the engine that are -2; as `prepare` fills them, so are the old ones."""
     tokens = batch.tokens
     tokens.rollout_logprobs = np.full(len(batch.response_ids), -2, np.float32)
-    tokens.old_logprobs = tokens.rollout_logprobs if config.takes_engine_logprobs else None
     tokens.advantages = np.ones(len(batch.response_ids), np.float32)
     actor: Any = FixedActor(tokens.rollout_logprobs + difference_T)
     step = 1 if not batch.versions.any() else step
     algorithm = make_algorithm(config.algorithm, 8)
     with placed_step(batch, algorithm, config, step) as placed:
+        if placed.ratio.anchor is Anchor.ENGINE:
+            tokens.old_logprobs = tokens.rollout_logprobs
         return actor, update(actor, None, algorithm, placed, config)
 
 
@@ -153,30 +155,6 @@ def test_tokens_of_older_weights_have_old_log_probs() -> None:
     """Without, the losses take the ratio to be 1."""
     with pytest.raises(AssertionError, match="step 5: 3 trained tokens are older than version 4, and have no old_log"):
         learn(settings(0), mixed_batch(), DIFFERENCE)
-
-
-SKIPS, COMPUTES = "the engine's", "the trainer's, by a pass of their own"
-CHOICES = [
-    (0, {}, None),
-    (0, {"minibatches": 2}, COMPUTES),
-    (0, {"rollout_correction": {"skip_old_logprobs": True}}, SKIPS),
-    (1, {}, SKIPS),
-    (4, {"minibatches": 2}, SKIPS),
-    (4, {"type": "ppo", "kl": {"place": "reward"}}, SKIPS),
-    (4, {"rollout_correction": {"type": "truncate"}}, COMPUTES),
-    (4, {"rollout_correction": {"type": "mask", "skip_old_logprobs": False}}, COMPUTES),
-    (4, {"type": "dppo"}, SKIPS),
-    (4, {"type": "dppo", "rollout_correction": {"skip_old_logprobs": False}}, COMPUTES),
-    (4, {"type": "otb", "rollout_correction": {"type": "truncate"}}, COMPUTES),
-]
-
-
-@pytest.mark.parametrize(("max_staleness", "algorithm", "wanted"), CHOICES)
-def test_what_the_old_log_probs_are(max_staleness: int, algorithm: dict[str, Any], wanted: str | None) -> None:
-    """Always given before the update where tokens may be stale."""
-    config = settings(max_staleness, **algorithm)
-    computes = needs_old_logprobs(config, make_algorithm(config.algorithm, 8))
-    assert (config.takes_engine_logprobs, computes) == (wanted == SKIPS, wanted == COMPUTES)
 
 
 TRUNCATE = "set rollout_correction.type: truncate or mask"

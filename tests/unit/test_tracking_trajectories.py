@@ -63,7 +63,7 @@ def step():
         scored=np.array([True, True, True, False]),
         tokens=TokenColumns(
             rollout_logprobs=np.array([-1, 0, -2, -3, 0, 0], np.float32),
-            old_logprobs=np.array([-1.5, np.nan, -2.5, -3.5, np.nan, np.nan], np.float32),
+            trainer_logprobs=np.array([-1.5, np.nan, -2.5, -3.5, np.nan, np.nan], np.float32),
             advantages=np.array([0.5, 0, 1.5, -1, 0, 0], np.float32),
         ),
     )
@@ -161,7 +161,7 @@ def test_a_conversation_is_a_row_a_branch_and_comes_back_whole(tmp_path):
 
 def test_columns_that_nothing_filled_are_null(tmp_path, step):
     groups, batch = step
-    batch.tokens.old_logprobs = batch.tokens.advantages = None
+    batch.tokens.trainer_logprobs = batch.tokens.advantages = None
     write_trajectories(tmp_path / "t.parquet", 1, groups, batch)
     table = read_trajectories(tmp_path / "t.parquet", ["trainer_logprobs", "advantages", "advantage"])
     assert table.to_pydict() == {name: [None] * 4 for name in ("trainer_logprobs", "advantages", "advantage")}

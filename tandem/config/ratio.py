@@ -1,0 +1,66 @@
+"""What the ratio of the policy loss is to, and which of the trainer's passes tells its log-probs of before the step.
+
+    anchor      where                                               the trainer's log-probs
+    engine      rollout_correction.skip_old_logprobs, or by default of the first optimizer step's own pass
+    trainer     several optimizer steps, advantages that read them, of a pass before the update
+                a correction, or answers of older weights
+    own pass    elsewhere                                           of the only optimizer step's own pass
+
+While the policy rests it has no optimizer step: the engine's stay alone, and elsewhere the pass before the update is
+made. Decoupled PPO (Hilton et al. 2022) calls the trainer's policy of before the step proximal, the engine's behaviour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.config.algorithms import PolicyGradientConfig
+
+
+class Anchor(Enum):
+    """Whose log-probs the losses take for the old policy's: what `TokenColumns.old_logprobs` has."""
+
+    OWN_PASS = "those of the optimizer step's own pass: the ratio is 1, with a gradient, and the column stays empty"
+    TRAINER = "the trainer's, by the weights before the step"
+    ENGINE = "the generation engine's, by the weights that made each token"
+
+
+class TrainerPass(Enum):
+    """Which pass tells `TokenColumns.trainer_logprobs`, by the weights before the step."""
+
+    BEFORE_UPDATE = "one of its own, over all rows, before advantages"
+    FIRST_STEP = "that of the first optimizer step, which no update precedes, over the rows that are in it"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RatioPlan:
+    """Of one training step."""
+
+    anchor: Anchor
+    trainer_pass: TrainerPass
+
+
+def ratio_plan(
+    algorithm: PolicyGradientConfig, max_staleness: int, *, reads_logprobs: bool, policy_rests: bool = False
+) -> RatioPlan:
+    """`max_staleness`: that of `trainer`. `reads_logprobs`: advantages, or the tokens that the loss selects, need the
+    old policy's log-probs (`Signal.POLICY_LOGPROBS`). `policy_rests`: the critic alone learns in this step."""
+    if anchored_at_engine(algorithm, max_staleness):
+        return RatioPlan(Anchor.ENGINE, TrainerPass.NONE if policy_rests else TrainerPass.FIRST_STEP)
+    several_steps = algorithm.epochs * algorithm.minibatches > 1
+    corrected = algorithm.rollout_correction.type != "none"
+    if several_steps or reads_logprobs or corrected or max_staleness > 0 or policy_rests:
+        return RatioPlan(Anchor.TRAINER, TrainerPass.BEFORE_UPDATE)
+    return RatioPlan(Anchor.OWN_PASS, TrainerPass.FIRST_STEP)
+
+
+def anchored_at_engine(algorithm: PolicyGradientConfig, max_staleness: int) -> bool:
+    """The ratio is to the policy that drew each token, whatever its version: `skip_old_logprobs`, or its default."""
+    correction = algorithm.rollout_correction
+    if correction.skip_old_logprobs is None:
+        return max_staleness > 0 and correction.type == "none"
+    return correction.skip_old_logprobs
