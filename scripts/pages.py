@@ -40,7 +40,8 @@ keys are all left out is one of defaults, and a section `algorithm` without a ty
 wanted, one file may stand.
 
 All mistakes are told in one start, with what stands behind a misspelt name: that is taken for the name that was
-probably meant. The rules that sections keep together are the methods marked `@rule` of their classes.
+probably meant. What a section must keep are the methods marked `@rule` of its class, what several must keep together
+the functions in `tandem/config/rules/`.
 
 A run that is continued with `--resume` may change the keys marked *may change* (`tandem/config/resume.py`): resources,
 time-outs, what is recorded, and how long the run goes. The others decide what the run learns, and stay as they were.

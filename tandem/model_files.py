@@ -1,5 +1,6 @@
 """The small files by which a Hugging Face model directory is described."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,27 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     except ValidationError as error:
         raise DamagedFile(path, first_mistake(error), MEND) from None
     return described
+
+
+def known_config(directory: Path) -> dict[str, Any]:
+    """What the directory's config.json holds; empty where it cannot be read, which preflight and loading tell."""
+    try:
+        return read_model_config(directory)
+    except DamagedFile:
+        return {}
+
+
+def text_config(directory: Path) -> dict[str, Any]:
+    """What `known_config` says of the language model."""
+    described = known_config(directory)
+    return described.get("text_config") or described
+
+
+def rope_kinds(described: Mapping[str, Any]) -> set[str]:
+    """Those of a config.json, as transformers 4 or 5 writes it; layers may have one each."""
+    rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
+    by_layer = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return {str(own.get("rope_type") or own.get("type") or "default") for own in by_layer}
 
 
 def indexed_files(index: Path) -> set[str]:

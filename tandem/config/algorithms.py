@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, rule
 from tandem.config.paths import Reference
-from tandem.config.ratio import anchored_at_engine
 from tandem.config.sections import FoundIn
 from tandem.config.teacher import TeacherConfig
 
@@ -287,32 +286,6 @@ class PolicyGradientConfig(Section):
             yield (
                 "turn_rewards: by_turn takes rewards as they are: leave out normalize_rewards and clip_rewards, which "
                 "know only whole ones"
-            )
-
-    def find_stale_mistakes(self, max_staleness: int) -> Iterator[str]:
-        """Where tokens of older weights would be trained on as if they were of the newest."""
-        if max_staleness == 0:
-            return
-        correction, loss = self.rollout_correction, self.loss
-        engines = anchored_at_engine(self, max_staleness)
-        stale = f"trainer.max_staleness: {max_staleness}"
-        mend = "set rollout_correction.type: truncate or mask"
-        if correction.type == "none" and loss.ratio_to == "nothing":
-            yield (
-                f"loss.type: {loss.type} has no ratio to the policy that sampled, so with {stale} nothing corrects for "
-                f"answers of older weights; {mend}, or loss.type: clip"
-            )
-            return
-        if correction.type == "none" and loss.ratio_to == "old_policy" and not engines:
-            yield (
-                f"rollout_correction.skip_old_logprobs: false leaves nothing with {stale} that corrects for answers of "
-                f"older weights; leave it out, or {mend}"
-            )
-        if self.needs_trainer_logprobs and engines:
-            mend = "set rollout_correction.skip_old_logprobs: false" if loss.ratio_to == "engine" else mend
-            yield (
-                f"type: {self.type} needs the log-probs of the weights before the step, and with {stale} the engine's, "
-                f"of older weights, stand in for them; {mend}"
             )
 
     @property

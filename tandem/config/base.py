@@ -61,7 +61,7 @@ Share = Annotated[float, Field(ge=0, le=1), _NO_SWITCH]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the values of a section must keep together."""
+    """What the values of a section must keep together; what several sections must is in `rules/`."""
 
     key: str
     """Of the section, where one of its keys is at fault; else empty."""

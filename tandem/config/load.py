@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
-from tandem.config import verl_keys, yaml12
+from tandem.config import rules, verl_keys, yaml12
 from tandem.config.mending import hides_others, mend
 from tandem.config.messages import describe_all
 from tandem.config.objects import with_objects_written
@@ -64,7 +64,8 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
     context = {CHECKPOINTS_IN_USE: _checkpoints_in_use(stored), HUB_PINS: pins_in(stored)}
     while True:
         try:
-            return ParsedConfig(kind.model_validate(tree, context=context), problems)
+            config = kind.model_validate(tree, context=context)
+            return ParsedConfig(config, problems + rules.broken_rules(config))
         except ValidationError as error:
             errors = error.errors()
             mended = mend(kind, tree, errors)
@@ -73,7 +74,8 @@ def _validate(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str]
         problems += describe_all([one for one in errors if hides_others(one)], kind)
         tree = mended
     sound = valid_part(kind, tree, context)
-    problems = list(dict.fromkeys([*problems, *describe_all(errors, kind), *broken_rules(sound)]))
+    problems += [*describe_all(errors, kind), *broken_rules(sound), *rules.broken_rules(sound, whole=False)]
+    problems = list(dict.fromkeys(problems))
     assert problems, errors
     return ParsedConfig(sound, problems)
 

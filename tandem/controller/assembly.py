@@ -37,8 +37,8 @@ from tandem.controller.rollouts import RolloutProducer, RolloutRules
 from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
-from tandem.models.families import sees_pictures
 from tandem.models.loading import load_tokenizer, tokens_with_rows
+from tandem.pictures.model import sees_pictures
 from tandem.training.base import TopTokens
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request

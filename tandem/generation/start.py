@@ -9,12 +9,11 @@ import torch
 from tandem.config.data import ImagesConfig
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig, WeightSyncConfig
 from tandem.config.model import ModelConfig
-from tandem.config.ranks import find_sleep_mistakes
+from tandem.config.rules.engines import find_sleep_mistakes
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
-from tandem.models.families import sees_pictures
 from tandem.models.loading import never_drawn
 from tandem.pictures.model import picture_format
 from tandem.weights.base import Weights, WeightSync
@@ -54,7 +53,7 @@ def start_engine(
 
     `pictures`: where those of prompts are stored, for a model that sees them; `images`: how large they may be.
     """
-    for mistake in find_sleep_mistakes(config, model, sees_pictures(model.path)):
+    for mistake in find_sleep_mistakes(config, model):
         raise UserError(mistake)
     arguments: tuple[Any, ...] = (model, config)
     if config.type == "vllm":

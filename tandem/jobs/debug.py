@@ -9,6 +9,7 @@ from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Signal
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
+from tandem.config.rules.algorithm import find_stale_mistakes
 from tandem.config.stored_run import pictures_of_run
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, pictures_of
@@ -105,7 +106,7 @@ def _staleness(files: Sequence[Path], config: TrainConfig, saved: Path) -> int:
     configured, most = config.trainer.max_staleness, max(staleness_of(path) for path in files)
     if most <= configured:
         return configured
-    if mistakes := list(config.algorithm.find_stale_mistakes(most)):
+    if mistakes := list(find_stale_mistakes(config.algorithm, most)):
         raise UserError(
             f"--debug-train {saved}: answers are of weights up to {most} steps older than those of their step. "
             f"algorithm: {'; '.join(mistakes)}; or give a single file of step 1"

@@ -15,6 +15,8 @@ from tandem.config.conversation import ConversationConfig, EndpointEnvironmentCo
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
 from tandem.config.generation import GenerationConfig
 from tandem.config.model import ModelConfig
+from tandem.config.rules import broken_rules
+from tandem.config.rules.pictures import sight_mistake
 from tandem.config.tree import EvalConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
 from tandem.config.validation import ValSetConfig
 from tandem.controller.reward_reader import RewardReader, make_reward_reader
@@ -24,12 +26,12 @@ from tandem.data.own import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.openings import Openings, make_openings
 from tandem.jobs.preflight import find_mistakes
-from tandem.jobs.preflight.models import holds_tokenizer, sight_mistake
+from tandem.jobs.preflight.models import holds_tokenizer
 from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
 from tandem.models.chat_template import day_shown
-from tandem.models.families import sees_pictures
 from tandem.models.loading import load_tokenizer, rows_of_vocabulary, stop_token_ids, tokens_with_rows
+from tandem.pictures.model import sees_pictures
 from tandem.pictures.shown import ModelPictures
 from tandem.reward.functions import check_functions
 from tandem.rollout.formats.make import make_format
@@ -51,7 +53,7 @@ class Inputs(Generic[Dataset]):
 
 def read_inputs(config: TrainConfig | EvalConfig | SftConfig, dataset: Callable[..., Dataset]) -> Inputs[Dataset]:
     """Load and check everything; for evaluation, validation data only. Raises UserError with every mistake."""
-    _refuse(find_mistakes(config))
+    _refuse([*broken_rules(config), *find_mistakes(config)])
     problems: list[str] = []
     tokenizer = _catch(problems, load_tokenizer, config.model)
     val = "data.val_files" if config.data.val_files or not config.data.val_paths else "data.val_sets"

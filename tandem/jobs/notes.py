@@ -13,7 +13,7 @@ from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.preflight.models import adapter_keys
 from tandem.models.end_of_sequence import end_mismatch, ends_of_answers
-from tandem.models.families import sees_pictures
+from tandem.pictures.model import sees_pictures
 from tandem.planning.command import verdict
 from tandem.planning.roles import moments
 from tandem.types import Demonstration, Preference, RatedAnswer

@@ -26,12 +26,10 @@ from tandem.data.rows import BadRow
 from tandem.generation.base import EngineLimits, GenerationEngine
 from tandem.generation.native import NativeEngine
 from tandem.generation.start import start_engine
-from tandem.models.families import sees_pictures
 from tandem.models.loading import load_policy, load_tokenizer, never_drawn, stop_token_ids
 from tandem.models.rendering import TemplateFailed, rendered
 from tandem.models.tower import PictureTower
-from tandem.pictures.model import model_type
-from tandem.pictures.refusals import PICTURES_ON_VLLM
+from tandem.pictures.model import PICTURES_ON_VLLM, model_type, sees_pictures
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.pictures import Line, with_all_tokens

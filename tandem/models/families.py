@@ -7,10 +7,10 @@ says the same without a model: tests/unit/test_models_families.py holds the two 
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES, model_type
+from tandem.model_files import rope_kinds
+from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
@@ -88,11 +88,6 @@ def refusal(described: Mapping[str, Any], value_head: bool = False) -> str | Non
     return reason and f"model type {family} does not run here: {reason} (docs/models.md lists the families that run)"
 
 
-def sees_pictures(directory: Path) -> bool:
-    """By its config.json; one that cannot be read sees none."""
-    return model_type(directory) in PICTURES
-
-
 def _reasons(described: Mapping[str, Any]) -> Iterator[str]:
     text: Mapping[str, Any] = {**described, **(described.get("text_config") or {})}
     for key, (harmless, effect) in _OPTIONS.items():
@@ -105,10 +100,3 @@ def _reasons(described: Mapping[str, Any]) -> Iterator[str]:
     for kind in rope_kinds(text):
         if kind in _ROPES:
             yield f"RoPE of type {kind} depends on how long the longest row of a pass is; use another RoPE scaling"
-
-
-def rope_kinds(described: Mapping[str, Any]) -> set[str]:
-    """Those of a config.json, as transformers 4 or 5 writes it; layers may have one each."""
-    rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
-    by_layer = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    return {str(own.get("rope_type") or own.get("type") or "default") for own in by_layer}

@@ -22,11 +22,11 @@ from tandem.models.chat_template import apply_section, take_text
 from tandem.models.classes import attention_of, class_of
 from tandem.models.cost import RowCost, row_cost
 from tandem.models.end_of_sequence import is_token_id
-from tandem.models.families import sees_pictures
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
+from tandem.pictures.model import sees_pictures
 from tandem.stored import DamagedFile, read_json
 
 _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import EngineError
-from tandem.pictures.refusals import ENCODED_ALONE
+from tandem.pictures.model import ENCODED_ALONE
 from tandem.pictures.store import Pixels
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.model_files import MEND, read_model_config
+from tandem.model_files import MEND, known_config, read_model_config
 from tandem.pictures.layouts.base import Layout, ModelFiles
 from tandem.pictures.layouts.patches import glm, qwen
 from tandem.pictures.layouts.rows import mistral3
 from tandem.pictures.layouts.square import llava
 from tandem.pictures.layouts.tiles import internvl, smolvlm
 from tandem.pictures.layouts.videos import VideoLayout, qwen2_5_videos, qwen2_videos, qwen3_videos
-from tandem.stored import DamagedFile, read_json
+from tandem.stored import read_json
 
 LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
     "qwen2_vl": qwen,
@@ -29,6 +29,10 @@ LAYOUTS: dict[str, Callable[[ModelFiles], Layout]] = {
 }
 """Model type -> how its pictures are sized, and which tokens stand for them."""
 MODEL_TYPES = tuple(LAYOUTS)
+PICTURES_ON_VLLM = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "mistral3", "smolvlm"})
+"""Those of them whose log-probs on vLLM were compared with the trainer's, and equal."""
+ENCODED_ALONE = frozenset({"mistral3"})
+"""Those whose tower takes one picture a call, for it attends over all pictures of a call at once."""
 VIDEO_LAYOUTS: dict[str, Callable[[ModelFiles], VideoLayout]] = {
     "qwen2_vl": qwen2_videos,
     "qwen2_5_vl": qwen2_5_videos,
@@ -111,10 +115,12 @@ def why_unseen(directory: Path) -> str:
 
 def model_type(directory: Path) -> str | None:
     """As the directory's config.json says it; None where it cannot be read, which loading the model tells."""
-    try:
-        return read_model_config(directory).get("model_type")
-    except DamagedFile:
-        return None
+    return known_config(directory).get("model_type")
+
+
+def sees_pictures(directory: Path) -> bool:
+    """By its config.json; one that cannot be read sees none."""
+    return model_type(directory) in MODEL_TYPES
 
 
 def _read(path: Path) -> dict[str, Any]:

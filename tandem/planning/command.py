@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config, read_config, refuse, split_arguments, written_tree
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import SftConfig, TrainConfig
+from tandem.config.valid_part import found_by
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
@@ -18,7 +20,7 @@ from tandem.planning.job import KINDS, Job, jobs_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
-from tandem.planning.roles import Host, Moment, find_mistakes, hosts, moments, not_counted
+from tandem.planning.roles import Host, Moment, find_shape_mistakes, hosts, moments, not_counted
 
 GIB = 2**30
 CARD = "H100"
@@ -95,7 +97,7 @@ def _configuration(arguments: Sequence[str] | None) -> tuple[Path, list[str]]:
 def _load(kind: type[Planned], path: Path, overrides: Sequence[str]) -> Planned:
     """Raises UserError with every mistake of the configuration, what planning does not know among them."""
     read = read_config(kind, path, overrides)
-    refuse(path, [*read.problems, *find_mistakes(read.config, whole=not read.problems)])
+    refuse(path, [*read.problems, *found_by(partial(find_shape_mistakes, read.config), whole=not read.problems)])
     return read.config
 
 

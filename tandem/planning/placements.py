@@ -8,6 +8,7 @@ from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Signal
 from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
 from tandem.config.ratio import TrainerPass, ratio_plan
+from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
@@ -27,7 +28,7 @@ from tandem.planning.memory import Engine, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
-from tandem.planning.planned import adapters_of, item_bytes, learning_roles, model_paths
+from tandem.planning.planned import adapters_of, item_bytes, learning_roles
 from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
@@ -177,7 +178,7 @@ def roles_of(config: TrainConfig) -> list[str]:
 
 def models_of(config: TrainConfig) -> dict[str, Model]:
     """The roles that train or score, with their shapes; the reference also where it is the policy without adapters."""
-    paths: dict[str, Path] = {**model_paths(config)}
+    paths: dict[str, Path] = dict(model_roles(config))
     if config.algorithm.kl.place != "none":
         paths.setdefault("reference", config.model.path)
     return {

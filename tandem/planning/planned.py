@@ -1,39 +1,11 @@
 """What planning asks of a configuration, of whichever command."""
 
-from pathlib import Path
-
 from tandem.config.cluster import RoleName
 from tandem.config.model import LoraConfig
-from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig, has_critic
+from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 
 Planned = TrainConfig | SftConfig
 """The configurations whose memory is known: of `tandem train`, `sft`, `dpo` and `reward-model`."""
-
-
-def model_paths(config: Planned) -> dict[RoleName, Path]:
-    """The roles of a run besides the generation engine, and the directory that each starts from.
-
-    A policy with adapters is its own reference, without them, in one pool.
-    """
-    if isinstance(config, RewardModelConfig):
-        return {"reward_model": config.model.path}
-    if isinstance(config, SftConfig):
-        compares = isinstance(config, DpoConfig) and config.preference.has_reference and config.model.lora is None
-        return dict.fromkeys(("actor", "reference") if compares else ("actor",), config.model.path)
-    model, algorithm = config.model, config.algorithm
-    paths: dict[RoleName, Path] = {"actor": model.path}
-    first = next(iter(config.placement.pools), "")
-    roles = config.placement.roles
-    apart = roles.get("actor", first) != roles.get("reference", first)
-    if algorithm.kl.place != "none" and (model.lora is None or apart):
-        paths["reference"] = model.path
-    if has_critic(config):
-        paths["critic"] = model.critic_path or model.path
-    if model.teacher_path is not None:
-        paths["teacher"] = model.teacher_path
-    if model.reward_model_path is not None:
-        paths["reward_model"] = model.reward_model_path
-    return paths
 
 
 def longest_row(config: Planned) -> int:

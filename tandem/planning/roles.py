@@ -6,25 +6,15 @@ Who shares a process with whom is `controller/placement.py`'s, who is where in w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Literal, get_args
 
 from tandem.config.algorithms import CriticConfig, OptimizerConfig
 from tandem.config.cluster import RoleName
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.ranks import (
-    MEGATRON_FAMILIES,
-    find_engine_mistakes,
-    find_fsdp_mistakes,
-    find_megatron_mistakes,
-    find_megatron_option_mistakes,
-)
+from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
-from tandem.config.valid_part import found_by
 from tandem.errors import UserError
-from tandem.pictures.refusals import find_picture_mistakes
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory
 from tandem.planning.megatron_memory import MegatronEngine
@@ -38,7 +28,7 @@ from tandem.planning.memory import (
     pixels_on_host,
 )
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.planned import Planned, adapters_of, item_bytes, learning_roles, longest_row, model_paths
+from tandem.planning.planned import Planned, adapters_of, item_bytes, learning_roles, longest_row
 from tandem.planning.serving import judge_memory, native_memory, replica_memory
 
 CONTEXT_BYTES = 2**30
@@ -113,10 +103,10 @@ class _Pool:
 
 
 def moments(config: Planned, card_bytes: int) -> list[Moment]:
-    """The phases of a step, pool by pool. UserError for what no run takes, and what planning does not know."""
-    if mistakes := find_mistakes(config):
+    """The phases of a step, pool by pool. UserError where planning does not know a model."""
+    if mistakes := list(find_shape_mistakes(config)):
         raise UserError("; ".join(mistakes))
-    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
+    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_roles(config)}
     policy = next(iter(shapes.values()))
     return [moment for pool in _pools(config, shapes) for moment in _of_pool(config, pool, policy, card_bytes)]
 
@@ -128,9 +118,7 @@ def not_counted(config: Planned) -> Iterator[str]:
             "not counted: tokens that a reward model with a tokenizer or chat template of its own reads beyond those "
             "of the policy, whose rows it is taken to score"
         )
-    if config.data.images.max_image_tokens is None and any(
-        read_shape(path).tower for path in model_paths(config).values()
-    ):
+    if config.data.images.max_image_tokens is None and any(read_shape(path).tower for _, path in model_roles(config)):
         yield (
             "not counted: what pictures take while the vision tower sees them, for nobody says how many tokens they "
             "take of a row; give data.images.max_image_tokens (`tandem data show CONFIG` prints what a row takes)"
@@ -139,7 +127,7 @@ def not_counted(config: Planned) -> Iterator[str]:
 
 def hosts(config: Planned) -> list[Host]:
     """Host memory by pool, of those that keep models there."""
-    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_paths(config).items()}
+    shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_roles(config)}
     return [_host(config, pool) for pool in _pools(config, shapes) if pool.engines]
 
 
@@ -176,62 +164,15 @@ def phases(engine: AnyEngine) -> dict[Phase, Memory]:
     return megatron_memory.phases(engine) if isinstance(engine, MegatronEngine) else fsdp_memory.phases(engine)
 
 
-def find_mistakes(config: Planned, *, whole: bool = True) -> list[str]:
-    """What no run takes, and what planning does not know; of a configuration that is not `whole`, in its sound part."""
-    checks = (
-        find_picture_mistakes, find_megatron_option_mistakes, _find_role_mistakes, _find_shape_mistakes,
-        _find_rank_mistakes,
-    )  # fmt: skip
-    problems = (problem for check in checks for problem in found_by(partial(check, config), whole))
-    return list(dict.fromkeys(problems))
-
-
-def _find_role_mistakes(config: Planned) -> Iterator[str]:
-    if not isinstance(config, TrainConfig):
-        return
-    shape = _shape_or_why_not(config.model.path)
-    yield from find_engine_mistakes(config, not isinstance(shape, str) and shape.tower is not None)
-
-
-def _find_shape_mistakes(config: Planned) -> Iterator[str]:
+def find_shape_mistakes(config: Planned) -> Iterator[str]:
+    """Models that planning does not know."""
     judge = config.model.judge_path if isinstance(config, TrainConfig) else None
-    for path in [*model_paths(config).values(), *([] if judge is None else [judge])]:
-        if isinstance(shape := _shape_or_why_not(path), str):
-            yield shape
-
-
-def _find_rank_mistakes(config: Planned) -> Iterator[str]:
-    training = config.training
-    for role, path in model_paths(config).items():
-        shape, ranks = _shape_or_why_not(path), sum(config.nodes_of(role))
-        if isinstance(training, FsdpTrainingConfig):
-            yield from find_fsdp_mistakes(training, None if isinstance(shape, str) else shape.heads, ranks)
-        elif not isinstance(shape, str):
-            yield from find_mistakes_on_megatron(training, shape, ranks)
-
-
-def _shape_or_why_not(path: Path) -> ModelShape | str:
-    try:
-        return read_shape(path)
-    except UserError as error:
-        return str(error)
-
-
-def find_mistakes_on_megatron(training: MegatronTrainingConfig, shape: ModelShape, ranks: int) -> Iterator[str]:
-    """Why a model cannot lie on so many ranks with these degrees."""
-    if shape.family not in MEGATRON_FAMILIES:
-        known = ", ".join(MEGATRON_FAMILIES)
-        yield f"training.type: megatron has no bridge for model type {shape.family}, only for {known}"
-        return
-    described = {
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "intermediate_size": shape.width,
-        "moe_intermediate_size": shape.expert_width,
-        "num_experts": shape.experts,
-    }
-    yield from (f"training: {mistake}" for mistake in find_megatron_mistakes(training, described, ranks))
+    paths = [path for _, path in model_roles(config)] + ([] if judge is None else [judge])
+    for path in dict.fromkeys(paths):
+        try:
+            read_shape(path)
+        except UserError as error:
+            yield str(error)
 
 
 def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:

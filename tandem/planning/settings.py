@@ -11,16 +11,17 @@ from pydantic import ValidationError
 
 from tandem.config import yaml12
 from tandem.config.generation import NativeGenerationConfig
-from tandem.config.ranks import find_fsdp_mistakes
+from tandem.config.rules import broken_rules
+from tandem.config.rules.pictures import pictures_run_so
+from tandem.config.rules.ranks import find_fsdp_mistakes, find_megatron_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.pictures.refusals import find_picture_mistakes
 from tandem.planning.costs import DEGREES, EXPERT_DEGREES
 from tandem.planning.hardware import Machines
 from tandem.planning.mends import fullest
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.roles import find_mistakes_on_megatron, moments
+from tandem.planning.roles import moments
 from tandem.planning.search import ACTOR, ROLLOUT, Plan, Way
 from tandem.planning.time import Layout
 
@@ -36,7 +37,7 @@ def trainings_of(config: TrainConfig) -> Iterator[Training]:
         yield from (
             one
             for one in others
-            if one != own and not any(find_picture_mistakes(config.model_copy(update={"training": one})))
+            if one != own and not any(pictures_run_so(config.model_copy(update={"training": one})))
         )
         return
     degrees = product(DEGREES[:4], DEGREES[:4], (1, *EXPERT_DEGREES), sorted({1, own.context_parallel}))
@@ -75,10 +76,22 @@ def layouts_of(training: Training, shape: ModelShape, gpus: int) -> list[Layout]
         free = training.model_copy(update={"shard_size": None})
         wrong = any(find_fsdp_mistakes(free, shape.heads, gpus))
         return [] if wrong else [Layout(gpus, context=training.context_parallel, sharded=gpus > 1)]
-    if any(find_mistakes_on_megatron(training, shape, gpus)):
+    if any(find_megatron_mistakes(training, _described(shape), gpus)):
         return []
     degrees = training.tensor_parallel, training.context_parallel, training.expert_parallel, training.pipeline_parallel
     return [Layout(gpus, *degrees)]
+
+
+def _described(shape: ModelShape) -> dict[str, int]:
+    """As a config.json says it."""
+    return {
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.width,
+        "moe_intermediate_size": shape.expert_width,
+        "num_experts": shape.experts,
+    }
 
 
 def changes_for(config: TrainConfig, plan: Plan, machines: Machines) -> dict[str, Any]:
@@ -165,10 +178,10 @@ def fits(config: TrainConfig, changes: Mapping[str, Any], card_bytes: int) -> bo
         section, _, name = key.partition(".")
         tree[section][name] = value
     try:
-        found = moments(TrainConfig.model_validate(tree), card_bytes)
+        changed = TrainConfig.model_validate(tree)
+        return not broken_rules(changed) and fullest(moments(changed, card_bytes)).memory.total <= card_bytes
     except (ValidationError, UserError):
         return False
-    return fullest(found).memory.total <= card_bytes
 
 
 def as_overrides(changes: Mapping[str, Any]) -> str:

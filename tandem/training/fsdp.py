@@ -25,7 +25,7 @@ from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
 from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
-from tandem.pictures.refusals import ENCODED_ALONE
+from tandem.pictures.model import ENCODED_ALONE
 from tandem.pictures.store import PictureStore
 from tandem.regions import Shard
 from tandem.training.base import LossResult, PassResult, TopTokens, TrainEngine, sum_parts, sum_results

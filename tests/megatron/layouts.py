@@ -10,7 +10,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,10 +24,10 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
+from tandem.config.rules.ranks import find_bridge_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.training.base import TrainEngine
-from tandem.training.megatron.degrees import check_degrees
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tandem.weights import bridge
 from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
@@ -364,8 +363,8 @@ def carried(directory: Path, layout: dict[str, int]) -> dict[Any, Any]:
     """What each model that can lie so is exported as."""
     findings: dict[Any, Any] = {}
     for name in MODELS:
-        with suppress(UserError):
-            check_degrees(directory / name, MegatronTrainingConfig(type="megatron", **layout), dist.get_world_size())
+        training = MegatronTrainingConfig(type="megatron", **layout)
+        if not any(find_bridge_mistakes(directory / name, training, dist.get_world_size())):
             findings["carried", name_of(layout), name] = weights(megatron(directory, name, layout))
     return findings
 

@@ -11,9 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.cli import main
+from tandem.config.load import load_config
+from tandem.config.rules.ranks import find_bridge_mistakes
 from tandem.config.training import MegatronTrainingConfig
-from tandem.errors import UserError
-from tandem.training.megatron.degrees import check_degrees, check_packages
+from tandem.config.tree import SftConfig
+from tandem.jobs.preflight.packages import find_training_package
 from tests.conftest import ROOT
 
 INSTALLED = find_spec("megatron") is not None
@@ -32,11 +34,7 @@ del SAVED_MOE["num_experts"]
 
 def told(path: Path, shape: dict[str, Any], ranks: int, **layout: int) -> str:
     (path / "config.json").write_text(json.dumps(shape))
-    try:
-        check_degrees(path, MegatronTrainingConfig(type="megatron", **layout), ranks)
-    except UserError as error:
-        return str(error)
-    return ""
+    return "; ".join(find_bridge_mistakes(path, MegatronTrainingConfig(type="megatron", **layout), ranks))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,10 @@ def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(INSTALLED, reason="Megatron-Core is installed here")
 def test_missing_packages_are_named() -> None:
-    with pytest.raises(UserError, match=r"not installed \(megatron, mbridge\): pip install -e '\.\[megatron\]'"):
-        check_packages()
+    sections = {"model": {"path": "m"}, "data": {"train_files": ["a.jsonl"]}, "training": {"type": "megatron"}}
+    config = load_config(SftConfig, {**sections, "trainer": {"run_dir": "r", "steps": 1}})
+    (told,) = find_training_package(config)
+    assert "not installed (megatron, mbridge): pip install -e '.[megatron]'" in told
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tandem.planning.passes import HostTraffic, Passes
 from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, scales_of, time_report, workload_of
 from tandem.planning.roles import engine_of, moments, resident
 from tandem.planning.search import Plan, Way
-from tandem.planning.settings import as_overrides, changes_for, dealt, sets_of, trainings_of
+from tandem.planning.settings import as_overrides, changes_for, dealt, fits, sets_of, trainings_of
 from tandem.planning.time import Layout
 from tests.conftest import ROOT, load_file
 from tests.unit.test_planning_tower import config as tower_config
@@ -60,7 +60,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 def config_from(settings: dict[str, Any]) -> TrainConfig:
-    return TrainConfig.model_validate(settings)
+    return load_config(TrainConfig, settings)
 
 
 def test_the_report_has_the_configuration_and_a_ranking(settings: dict[str, Any]) -> None:
@@ -290,6 +290,12 @@ def test_what_fits_nowhere_is_refused(settings: dict[str, Any]) -> None:
         list(time_report(config_from(settings), parse_machines("1x4090")))
 
 
+def test_changes_that_a_run_would_refuse_fit_nowhere(settings: dict[str, Any]) -> None:
+    config = config_from(settings)
+    assert fits(config, {"algorithm.minibatches": 2}, 2**50)
+    assert not fits(config, {"algorithm.minibatches": config.data.prompts_per_step + 1}, 2**50)
+
+
 def seeing(settings: dict[str, Any], tmp_path: Path, **training: Any) -> TrainConfig:
     """A Qwen2.5-VL on four ranks."""
     (tmp_path / "seeing").mkdir()
@@ -306,17 +312,15 @@ def seeing(settings: dict[str, Any], tmp_path: Path, **training: Any) -> TrainCo
 def test_a_plan_refuses_what_a_run_with_pictures_does(
     settings: dict[str, Any], tmp_path: Path, training: dict[str, Any]
 ) -> None:
-    config = seeing(settings, tmp_path, **training)
     with pytest.raises(UserError, match=f"training.{next(iter(training))}: a model that sees pictures"):
-        moments(config, MACHINES.card.memory_bytes)
+        seeing(settings, tmp_path, **training)
 
 
 def test_engines_keep_the_weights_of_a_frozen_tower(settings: dict[str, Any], tmp_path: Path) -> None:
-    config = seeing(settings, tmp_path)
-    moments(config, MACHINES.card.memory_bytes)
+    seeing(settings, tmp_path)
     dropping = {**settings, "generation": {**settings["generation"], "sleep": "weights"}}
     with pytest.raises(UserError, match=r"with model\.vision_tower: frozen no publish fills them again; use cache"):
-        moments(config_from(dropping), MACHINES.card.memory_bytes)
+        config_from(dropping)
 
 
 def test_no_placement_of_a_model_that_sees_pictures_shares_rows(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -294,9 +294,9 @@ def test_the_command_tells_all_mistakes_at_once(model: Any, tmp_path: Path) -> N
     given = [f"model.path={tmp_path}", "model.judge_path=j", "cluster.ranks=6", "training.shard_size=4", engine]
     told = [
         "generation.tensor_parallel: 4 does not divide the 6 ranks",
+        "training.shard_size: 6 ranks cannot be cut into groups of 4",
         "model: plan does not know how large models of type 'bert' are",
         f"model: {Path.cwd() / 'j'} has no config.json, which is what planning needs of a model",
-        "training.shard_size: 6 ranks cannot be cut into groups of 4",
     ]
     for more, first in ((["trainer.epoch=1"], ["trainer.epoch: unknown key"]), ([], [])):
         shown = CliRunner().invoke(app, ["plan", str(ROOT / "recipes/gsm8k_grpo.yaml"), *given, *more])

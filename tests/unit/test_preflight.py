@@ -17,7 +17,9 @@ import yaml
 from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
+from tandem.data.dataset import RLHFDataset
 from tandem.errors import UserError
+from tandem.jobs.inputs import read_inputs
 from tandem.jobs.preflight import find_mistakes
 from tandem.jobs.preflight.data import read_first_rows
 from tandem.tracking.names import EVERY_NAME
@@ -64,6 +66,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         ["data.mixture.a.files: ", "no such file"],
     ),
     ("train", "training.optimizer.lr=-1e-3", ["training.optimizer.lr: ", "greater than 0", "-0.001"]),
+    ("train", "training.optimizer.adamw_lr=1e-3", ["adamw_lr is of type: muon, not of adamw"]),
     ("train", "generation.type=vlm", ["generation.type: 'vlm' is unknown; known are 'native', 'vllm', 'sglang'"]),
     ("train", "algorithm.type=gropo", ["algorithm.type: 'gropo' is unknown; known are ", "'grpo'"]),
     ("train", "generation=native", ["generation: is a section of keys and values, not 'native'"]),
@@ -72,10 +75,8 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "algorithm.minibatches=5", ["minibatches: 5", "data.prompts_per_step: 4"]),
     ("train", "trainer.epochs=2", ["trainer: give exactly one of steps and epochs"]),
     ("train", "trainer.run_dir", ["override 'trainer.run_dir': write it as section.key=YAML value"]),
-    ("train", "model.critic_path={0}/whole", ["model.critic_path", "grpo has no critic"]),
     ("train", "placement.roles.actor=gpus", ["placement: roles.actor: pool 'gpus' is not in placement.pools"]),
     ("train", "placement={{pools: {{a: [1]}}, roles: {{actor: b}}}}", ["pool 'b' is not in placement.pools (a)"]),
-    ("train", "placement.pools.main=[2, 2]", ["placement: pools: cluster.type: local is one node"]),
     # names from elsewhere
     ("train", "actor_rollout_ref.actor.optim.lr=1e-6", ["actor_rollout_ref.actor.optim.lr", "training.optimizer.lr"]),
     ("train", "data.train_batch_size=8", ["data.train_batch_size", "write data.prompts_per_step"]),
@@ -88,7 +89,6 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "data.train_files=[{0}/empty.jsonl]", ["data.train_files: {0}/empty.jsonl: the file holds no rows"]),
     ("train", "data.train_files=[{0}/broken.parquet]", ["data.train_files: {0}/broken.parquet: cannot be read"]),
     ("train", "data.train_files=[{0}/questions.jsonl]", ["{0}/questions.jsonl, row 1: column `prompt` is missing"]),
-    ("train", "trainer.eval_every=1|data.val_files=[]", ["trainer.eval_every: 1 needs data.val_files"]),
     ("sft", "data.train_files=[{0}/questions.jsonl]", ["column `prompt` is missing; the row has question"]),
     ("dpo", "data.train_files=[{0}/prompts.jsonl]", ["column `chosen` is missing"]),
     ("sft", "data.train_files=[]", ["data.train_files: no file given; name some, or sets of data.mixture"]),
@@ -104,7 +104,6 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     ("dpo", "preference.loss=dpx", ["preference.loss: ", "'dpo', 'ipo', 'simpo', 'orpo' or 'kto', not 'dpx'"]),
     ("dpo", "preference={{loss: dpo, undesirable_weight: 2}}", ["undesirable_weight are of loss: kto, not of dpo"]),
-    ("dpo", "preference.loss=kto|data.rows_per_step=1", ["preference: loss: kto estimates the KL", "2 or more"]),
     ("dpo", "preference.loss=kto|data.train_files=[{0}/prompts.jsonl]", ["column `label` is missing"]),
     ("dpo", "preference={{loss: ipo, label_smoothing: 0.1}}", ["preference: label_smoothing", "not of ipo"]),
     ("dpo", "data.prompts_per_step=8", ["data.prompts_per_step: unknown key; did you mean data.rows_per_step?"]),
@@ -149,22 +148,6 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         "data.sampler={{type: own, sampler: '{0}/rewards.py:Wrong'}}",
         ["data.sampler.sampler: {0}/rewards.py", "Wrong"],
     ),
-    ("train", "model.teacher_path={0}/whole", ["grpo has no teacher; remove model.teacher_path"]),
-    (
-        "train",
-        "model.teacher_path={0}/whole|algorithm={{type: on_policy_distillation, teacher: {{url: u, model: m}}}}",
-        ["teacher: model.teacher_path is another one"],
-    ),
-    (
-        "train",
-        "algorithm={{type: on_policy_distillation, teacher: {{url: u, model: m}}}}|generation.temperature=0.7",
-        ["teacher: servers tell log-probs at temperature 1, and the student's would be at generation.temperature: 0.7"],
-    ),
-    (
-        "train",
-        "algorithm={{type: on_policy_distillation, top_k: 8}}|model.teacher_path={0}/whole|training.type=megatron",
-        ["top_k: training.type: megatron tells no distributions yet"],
-    ),
     (
         "train",
         "algorithm={{type: on_policy_distillation, top_k: 8, gamma: 0.5}}|model.teacher_path={0}/whole",
@@ -175,17 +158,14 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         "algorithm={{type: on_policy_distillation, top_k: 8, loss: {{type: gspo}}}}|model.teacher_path={0}/whole",
         ["loss.type: gspo reads no distributions; with top_k use clip"],
     ),
-    ("train", "algorithm.type=on_policy_distillation", ["learns from a teacher; give its directory as model.teacher"]),
     (
         "train",
         "algorithm.type=on_policy_distillation|model.teacher_path={0}/nowhere",
         ["model.teacher_path: {0}/nowhere is not there"],
     ),
     ("train", "model.judge_path={0}/nowhere", ["model.judge_path: {0}/nowhere is not there"]),
-    ("train", "reward.judge={{most: 5}}", ["reward: judge: there is none; give its directory as model.judge_path"]),
     ("train", "reward.judge={{url: u, model: m, parser: '{0}/rewards.py:no'}}", ["reward.judge.parser", "no function"]),
     ("train", "reward.judge={{url: u, model: m, template: {0}/no.txt}}", ["reward.judge.template: {0}/no.txt cannot"]),
-    ("train", "reward.judge={{url: u, model: m}}|model.judge_path={0}/whole", ["judge.url: u", "give one of them"]),
     ("train", "model.reward_model_path={0}/whole", ["model.reward_model_path: {0}/whole is a language model"]),
     ("train", "generation.max_response_tokens=600", ["generation.max_response_tokens: 600 = 616", "512 positions"]),
     ("train", "model.lora.target_modules=[q_prj]", ["model.lora.target_modules: ", "'q_prj'; did you mean 'q_proj'?"]),
@@ -202,40 +182,6 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ("train", "reward.functions=[{0}/unfinished.py:f]", ["reward.functions: ", "SyntaxError"]),
     ("train", "algorithm={{type: '{0}/no.py:Mine'}}", ["algorithm.type: ", "there is no file {0}/no.py"]),
     ("train", "algorithm={{type: '{0}/rewards.py:Scor'}}", ["algorithm.type: ", "did you mean 'Score'?"]),
-    # ranks and engines
-    ("train", "cluster.ranks=4|training.shard_size=3", ["training.shard_size: 4 ranks", "groups of 3"]),
-    ("train", "cluster.ranks=3|training.context_parallel=3", ["training.context_parallel: 3", "2 attention heads"]),
-    ("train", "cluster.ranks=3|training.context_parallel=2", ["training.context_parallel: 3 ranks", "groups of 2"]),
-    ("train", f"cluster.ranks=2|{SERVED}|generation.tensor_parallel=4", ["generation.tensor_parallel: 4", "2 ranks"]),
-    ("train", f"{SERVED}|generation.sleep=weights|model.lora={{{{}}}}", ["generation.sleep: weights", "use cache"]),
-    (
-        "train",
-        f"{SERVED}|generation.quantization=mxfp8|generation.engine_args={{{{dtype: float16}}}}",
-        ["generation.engine_args.dtype: generation.quantization: mxfp8 says it"],
-    ),
-    ("train", "training={{type: megatron, router_replay: true}}", ["training.router_replay: no generation.type"]),
-    ("train", "training={{type: megatron}}|model.lora={{}}", ["model.lora: adapters are of training.type: fsdp"]),
-    (
-        "train",
-        "training={{type: megatron}}|algorithm.type=ppo|model.critic_lora={{}}",
-        ["model.critic_lora: adapters are of training.type: fsdp"],
-    ),
-    (
-        "train",
-        "training={{type: megatron, optimizer: {{type: muon}}}}",
-        ["training.optimizer.type: muon is of training.type: fsdp; Megatron-Core's optimizer is adamw"],
-    ),
-    (
-        "train",
-        "training={{type: megatron}}|algorithm={{type: ppo, critic_optimizer: {{type: adamw_8bit}}}}",
-        ["algorithm.critic_optimizer.type: adamw_8bit is of training.type: fsdp"],
-    ),
-    ("train", "training.optimizer.adamw_lr=1e-3", ["adamw_lr is of type: muon, not of adamw"]),
-    (
-        "train",
-        "cluster.ranks=3|training={{type: megatron, tensor_parallel: 2}}",
-        ["tensor_parallel * context_parallel * pipeline_parallel = 2 does not divide 3 ranks"],
-    ),
     # packages, each as if it were not installed
     ("train", SERVED, ["generation.type: vllm, but vLLM is not installed here: install vllm>="]),
     (
@@ -500,6 +446,13 @@ def test_a_sound_configuration_has_no_mistakes(place: Path, sort4: Path) -> None
     assert find_mistakes(load_config(EvalConfig, place / "train.yaml", trained_with)) == []
     assert find_mistakes(load_config(SftConfig, place / "sft.yaml"), claims_run_dir=True) == []
     assert find_mistakes(load_config(DpoConfig, place / "dpo.yaml"), claims_run_dir=True) == []
+
+
+def test_what_a_program_puts_together_keeps_the_same_rules(place: Path) -> None:
+    config = load_config(TrainConfig, place / "train.yaml")
+    many = config.algorithm.model_copy(update={"minibatches": 5})
+    with pytest.raises(UserError, match=r"algorithm: minibatches: 5 cannot share data\.prompts_per_step: 4; lower it"):
+        read_inputs(config.model_copy(update={"algorithm": many}), RLHFDataset)
 
 
 def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:

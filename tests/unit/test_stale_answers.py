@@ -13,12 +13,14 @@ import torch
 
 from tandem.algorithms import make_algorithm
 from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
+from tandem.config.load import load_config
 from tandem.config.ratio import Anchor
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import mismatch_warning, placed_step, update
 from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.errors import UserError
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
 from tests.cluster_workers import ragged_batch
@@ -27,13 +29,14 @@ from tests.every_loss import KL_COEFFICIENT, every_loss
 
 def settings(max_staleness: int, **algorithm: Any) -> TrainConfig:
     learns_from_teacher = algorithm.get("type") == "on_policy_distillation"
-    return TrainConfig.model_validate(
+    return load_config(
+        TrainConfig,
         {
             "model": {"path": Path("m")} | ({"teacher_path": Path("t")} if learns_from_teacher else {}),
             "data": {"prompts_per_step": 4},
             "algorithm": {"type": "grpo", "group_size": 2, **algorithm},
             "trainer": {"run_dir": "r", "steps": 1, "max_staleness": max_staleness},
-        }
+        },
     )
 
 
@@ -62,8 +65,8 @@ def test_no_trained_token_is_of_weights_to_come() -> None:
 
 def test_what_generates_nothing_has_no_staleness() -> None:
     tree = {"model": {"path": "m"}, "data": {"train_files": ["a.parquet"]}}
-    with pytest.raises(ValueError, match="max_staleness: 1, but this command generates no answers"):
-        SftConfig.model_validate({**tree, "trainer": {"run_dir": "r", "steps": 1, "max_staleness": 1}})
+    with pytest.raises(UserError, match="max_staleness: 1, but this command generates no answers"):
+        load_config(SftConfig, {**tree, "trainer": {"run_dir": "r", "steps": 1, "max_staleness": 1}})
 
 
 def test_metrics_of_mixed_versions() -> None:
@@ -180,7 +183,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("algorithm", "message"), REFUSED)
 def test_stale_answers_that_nothing_corrects_are_refused(algorithm: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(UserError) as raised:
         settings(2, **algorithm)
     assert message in str(raised.value)
     assert "correct twice" in message or "trainer.max_staleness: 2" in str(raised.value)

@@ -16,8 +16,7 @@ from tandem.config.load import read_config, refuse
 from tandem.config.tree import ModelsConfig
 from tandem.config.valid_part import found_by
 from tandem.errors import UserError
-from tandem.jobs.preflight import conversations, data, layout, metrics, models, packages, rewards
-from tandem.pictures.refusals import find_picture_mistakes
+from tandem.jobs.preflight import conversations, data, metrics, models, packages, rewards
 
 Config = TypeVar("Config", bound=ModelsConfig)
 _CHECKS_WITH_DATA = (
@@ -25,19 +24,13 @@ _CHECKS_WITH_DATA = (
     conversations.find_user_mistakes,
 )  # fmt: skip
 _CHECKS = (
-    data.find_validation_mistakes,
     data.find_class_mistakes,
     models.find_directory_mistakes,
     models.find_family_mistakes,
-    find_picture_mistakes,
-    models.find_sight_mistakes,
-    models.find_length_mistakes,
     models.find_lora_mistakes,
     models.find_reward_model_mistakes,
     rewards.find_algorithm_mistakes,
     rewards.find_judge_mistakes,
-    layout.find_training_mistakes,
-    layout.find_generation_mistakes,
     packages.find_adapter_package,
     packages.find_cluster_package,
     packages.find_tracking_mistakes,

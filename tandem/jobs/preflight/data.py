@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tandem.config.mixture import TrainSetConfig
 from tandem.config.sampler import OwnSamplerConfig
-from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
+from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.config.validation import ValSetConfig
 from tandem.data.classes import dataset_class, sampler_class
 from tandem.data.columns import Kind, check_columns
@@ -82,15 +82,6 @@ def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Itera
                 f"{key}: {len(rows.bad):,} of the first {count:,} rows are bad; mend them, or leave them out with "
                 f"data.on_bad_row: skip. The first:\n      {listed}"
             )
-
-
-def find_validation_mistakes(config: Any) -> Iterator[str]:
-    if isinstance(config, RunConfig) and config.trainer.eval_every and not _validates(cast(Any, config).data):
-        yield f"trainer.eval_every: {config.trainer.eval_every} needs data.val_files, and none is given"
-
-
-def _validates(data: Any) -> bool:
-    return bool(data.val_files or getattr(data, "val_sets", None))  # absent where unsound
 
 
 def _read(paths: Sequence[Path], config: ModelsConfig) -> FirstRows:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig, has_critic
+from tandem.config.roles import has_critic
+from tandem.config.tree import DpoConfig, RewardModelConfig, RunConfig, SftConfig, TrainConfig
 from tandem.config.validation import ValSetConfig
 from tandem.jobs.preflight.data import FirstRows
 from tandem.tracking import names

@@ -7,12 +7,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from tandem.config.cluster import RoleName
 from tandem.config.judging import JudgeConfig
 from tandem.config.model import LoraConfig, ModelConfig
-from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig, has_critic
+from tandem.config.roles import model_roles
+from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, TrainConfig
 from tandem.hub import fetch_weights
-from tandem.model_files import DESCRIPTIONS, MEND, indexed_files, read_model_config
-from tandem.models.families import refusal, sees_pictures
+from tandem.model_files import DESCRIPTIONS, MEND, indexed_files, known_config, read_model_config
+from tandem.models.families import refusal
 from tandem.pictures.model import in_tower
 from tandem.stored import DamagedFile, read_json
 
@@ -22,11 +24,6 @@ _OUTPUT_LAYERS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 _VALUE_HEADS = ("score", "classifier")
 """What a head that scores is called, by family."""
-_PICTURE_CUT = (
-    "model_type", "image_token_id", "image_token_index", "patch_size", "spatial_merge_size", "image_size",
-    "scale_factor", "downsample_ratio",
-)  # fmt: skip
-"""Of a config.json or its vision_config."""
 
 
 def find_directory_mistakes(config: Any) -> Iterator[str]:
@@ -51,38 +48,8 @@ def find_directory_mistakes(config: Any) -> Iterator[str]:
 def find_family_mistakes(config: Any) -> Iterator[str]:
     """Families whose log-probs or values would be wrong, on the engines of which `models/families.py` speaks."""
     problems = [f"model.{key}: {path}: {reason}" for key, path, head in _computed_here(config)
-                if (reason := refusal(_read_config(path), value_head=head))]  # fmt: skip
+                if (reason := refusal(known_config(path), value_head=head))]  # fmt: skip
     yield from dict.fromkeys(problems)
-
-
-def find_sight_mistakes(config: Any) -> Iterator[str]:
-    """The critic and the teacher read the policy's tokens, those of pictures among them. A reward model may have a
-    tokenizer of its own, which is known when that is loaded."""
-    model: ModelConfig = config.model
-    if not sees_pictures(model.path):
-        return
-    if isinstance(config, TrainConfig) and config.algorithm.served_teacher is not None:
-        mend = "give a model.teacher_path"
-        yield f"algorithm.teacher: {model.path} sees pictures, and a served teacher is shown none; {mend}"
-    for key in ("critic_path", "teacher_path"):
-        path = getattr(model, key)
-        if path is not None and (problem := sight_mistake(model.path, path)) is not None:
-            yield f"model.{key}: {path} {problem}"
-
-
-def sight_mistake(policy: Path, path: Path) -> str | None:
-    """Why a model cannot read the policy's tokens of pictures; None where it can, or there are none."""
-    if not sees_pictures(policy) or not _read_config(path) or _picture_cut(path) == _picture_cut(policy):
-        return None
-    what = "cuts pictures into other tokens than the policy" if sees_pictures(path) else "sees no pictures"
-    return f"{what}, whose rows may have some; give a model of the policy's family"
-
-
-def _picture_cut(path: Path) -> dict[str, Any]:
-    """What decides on the tokens of a picture that is resized, where a config.json says it."""
-    described = _read_config(path)
-    vision: dict[str, Any] = described.get("vision_config") or {}
-    return {key: described.get(key, vision.get(key)) for key in _PICTURE_CUT}
 
 
 def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
@@ -94,25 +61,14 @@ def _computed_here(config: Any) -> Iterator[tuple[str, Path, bool]]:
     judged = isinstance(config, RolloutConfig) and (config.reward.judge or JudgeConfig()).generation.type == "native"
     if judged and model.judge_path is not None:
         yield "judge_path", model.judge_path, False
-    if on_fsdp and has_critic(config):
-        yield "path" if model.critic_path is None else "critic_path", model.critic_path or model.path, True
-    if on_fsdp and model.teacher_path is not None and not isinstance(config, EvalConfig):
-        yield "teacher_path", model.teacher_path, False
-    if on_fsdp and model.reward_model_path is not None:
-        yield "reward_model_path", model.reward_model_path, True
+    for role, path in model_roles(config) if on_fsdp else ():
+        yield _key_of(role, model), path, role in ("critic", "reward_model")
 
 
-def find_length_mistakes(config: Any) -> Iterator[str]:
-    """Prompt and response must fit the positions that the model knows."""
-    positions = text_config(config.model.path).get("max_position_embeddings")
-    if not isinstance(config, RolloutConfig) or not isinstance(positions, int):
-        return
-    prompt, response = config.data.max_prompt_tokens, config.generation.max_response_tokens
-    if prompt + response > positions:
-        yield (
-            f"data.max_prompt_tokens: {prompt} + generation.max_response_tokens: {response} = {prompt + response} "
-            f"tokens, but {config.model.path} knows only {positions} positions (max_position_embeddings); lower one"
-        )
+def _key_of(role: RoleName, model: ModelConfig) -> str:
+    """The key of the section `model` that a role's directory is from."""
+    key = f"{role}_path"
+    return key if getattr(model, key, None) is not None else "path"
 
 
 def find_lora_mistakes(config: Any) -> Iterator[str]:
@@ -173,12 +129,6 @@ def find_reward_model_mistakes(config: Any) -> Iterator[str]:
         yield f"model.reward_model_path: the head of {path} gives {heads[0][0]} numbers, not one score; give another"
 
 
-def text_config(path: Path) -> dict[str, Any]:
-    """What a model directory's config.json says of the language model in it; empty where it cannot be read."""
-    described = _read_config(path)
-    return described.get("text_config") or described
-
-
 def holds_tokenizer(path: Path) -> bool:
     """Whether a model directory comes with one."""
     return any(file for pattern in _VOCABULARIES for file in path.glob(pattern))
@@ -225,7 +175,7 @@ def _find_in_files(path: Path) -> Iterator[str]:
         except DamagedFile as error:
             yield f"has a {file.name} that cannot be used: {error.reason}; {error.mend}"
     try:
-        _check_layers(_read_config(path), _read_shapes(path))
+        _check_layers(known_config(path), _read_shapes(path))
     except DamagedFile as error:
         yield f"has an index of weights that cannot be used: {error.path.name} {error.reason}; {error.mend}"
     except ValueError as error:
@@ -237,14 +187,6 @@ def _check_layers(described: Mapping[str, Any], shapes: Mapping[str, Any]) -> No
     layers = described.get("num_hidden_layers")
     if isinstance(layers, int) and layers > len(shapes):
         raise ValueError(f"has a config.json of {layers} layers, and {len(shapes)} weights in its files; {MEND}")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Empty where it cannot be read, which `_find_in_directory` tells."""
-    try:
-        return read_model_config(path)
-    except DamagedFile:
-        return {}
 
 
 def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:

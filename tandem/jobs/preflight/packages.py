@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from tandem.config.roles import model_roles
 from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
-from tandem.jobs.preflight.layout import training_roles
 from tandem.jobs.preflight.models import adapter_keys
-from tandem.models.families import sees_pictures
-from tandem.pictures.model import model_type
+from tandem.pictures.model import model_type, sees_pictures
 from tandem.tracking.trackers import chosen_trackers
-from tandem.training.megatron.degrees import check_packages
 
 
 def find_adapter_package(config: Any) -> Iterator[str]:
@@ -74,11 +72,13 @@ def find_conversation_package(config: Any) -> Iterator[str]:
 
 
 def find_training_package(config: Any) -> Iterator[str]:
-    if config.training.type == "megatron" and training_roles(config) and not sees_pictures(config.model.path):
-        try:
-            check_packages()
-        except UserError as error:
-            yield str(error)
+    if config.training.type != "megatron" or sees_pictures(config.model.path) or not any(model_roles(config)):
+        return
+    if missing := [name for name in ("megatron", "mbridge") if find_spec(name) is None]:
+        yield (
+            f"training.type: megatron needs packages that are not installed ({', '.join(missing)}): "
+            "pip install -e '.[megatron]' in a clone of Tandem, or on a machine without GPUs scripts/megatron-env"
+        )
 
 
 def _missing(package: str, extra: str, key: str) -> Iterator[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.cluster import RoleName
+from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import SftConfig
 from tandem.errors import UserError
 from tandem.planning.memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.planned import Planned, adapters_of, learning_roles, longest_row, model_paths
+from tandem.planning.planned import Planned, adapters_of, learning_roles, longest_row
 from tandem.planning.roles import engine_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
@@ -42,7 +43,7 @@ def traced(config: Planned) -> Iterator[str]:
     if device == "cpu":
         yield "--trace: without a C++ compiler on the CPU's path: its head, and its attention, are not those of a GPU"
     yield "of each role alone, without the other roles, the context and the slack of the table:"
-    for role, path in model_paths(config).items():
+    for role, path in model_roles(config):
         shape, ranks = read_shape(path), sum(config.nodes_of(role))
         whole = _fake_run(config, training, role, path, ranks, device)
         found = _peaks(whole, shape)

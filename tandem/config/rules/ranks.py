@@ -1,15 +1,40 @@
-"""Why models and engines cannot lie on the ranks of their roles: what a plan refuses, and a run before it starts."""
+"""Whether models can lie on the ranks of their roles, and what Megatron-Core does not have."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig
-from tandem.config.model import ModelConfig
+from tandem.config.roles import has_critic, model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
-from tandem.config.tree import RolloutConfig, has_critic
+from tandem.config.tree import ModelsConfig
+from tandem.model_files import MEND, known_config, rope_kinds, text_config
+from tandem.pictures.model import sees_pictures
 
 MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose bridge to Megatron-Core is tested."""
+_BRIDGED: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "is_causal": (True,),
+}
+"""Keys of a config.json that the bridge does not read, and the values with which it computes all the same."""
+
+
+def models_lie_on_ranks(config: ModelsConfig) -> Iterator[str]:
+    training = config.training
+    if training.type == "megatron" and sees_pictures(config.model.path):
+        return  # `pictures_run_so` tells it
+    for role, path in model_roles(config):
+        ranks = sum(config.nodes_of(role))
+        if isinstance(training, FsdpTrainingConfig):
+            heads = text_config(path).get("num_attention_heads")
+            yield from find_fsdp_mistakes(training, heads if isinstance(heads, int) else None, ranks)
+        else:
+            yield from find_bridge_mistakes(path, training, ranks)
 
 
 def find_fsdp_mistakes(training: FsdpTrainingConfig, heads: int | None, ranks: int) -> Iterator[str]:
@@ -23,8 +48,43 @@ def find_fsdp_mistakes(training: FsdpTrainingConfig, heads: int | None, ranks: i
         yield f"training.context_parallel: {degree} ranks cannot share {heads} attention heads evenly; use a divisor"
 
 
+def find_bridge_mistakes(path: Path, training: MegatronTrainingConfig, ranks: int) -> Iterator[str]:
+    """Of the model in a directory on `ranks`; nothing where its config.json cannot be read, which preflight tells."""
+    try:
+        yield from _find_bridge_mistakes(path, known_config(path), training, ranks)
+    except (KeyError, TypeError) as error:  # a value that is missing, or of another type
+        yield f"{path / 'config.json'}: is not complete ({error!r}); {MEND}"
+
+
+def _find_bridge_mistakes(
+    path: Path, described: Mapping[str, Any], training: MegatronTrainingConfig, ranks: int
+) -> Iterator[str]:
+    if not described:
+        return
+    if described["model_type"] not in MEGATRON_FAMILIES:
+        yield (
+            f"training.type: megatron has no bridge for model type {described['model_type']} of {path}, only for "
+            f"{', '.join(MEGATRON_FAMILIES)}; use training.type: fsdp"
+        )
+    elif left_out := list(_left_out(described)):
+        yield (
+            f"model.path: Megatron's bridge leaves out what config.json of {path} says: {', '.join(left_out)}; "
+            "use training.type: fsdp"
+        )
+    elif problems := list(find_megatron_mistakes(training, described, ranks)):
+        yield f"training: {path} cannot lie on {ranks} ranks so: {'; '.join(problems)}"
+
+
+def _left_out(described: Mapping[str, Any]) -> Iterator[str]:
+    for key, values in _BRIDGED.items():
+        if described.get(key) is not None and described[key] not in values:
+            yield f"{key}: {described[key]}"
+    for kind in sorted(rope_kinds(described) - {"default"}):
+        yield f"RoPE of type {kind}"
+
+
 def find_megatron_mistakes(training: MegatronTrainingConfig, described: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    """Of the model of a config.json, on `ranks`."""
+    """Of the model of a config.json, on `ranks`. Raises KeyError and TypeError where that is not complete."""
     tensor, stages = training.tensor_parallel, training.pipeline_parallel * training.virtual_pipeline
     experts = described.get("num_experts", described.get("num_local_experts", 0))  # as published, as saved
     dense = training.pipeline_parallel * training.context_parallel * tensor
@@ -48,8 +108,8 @@ def find_megatron_mistakes(training: MegatronTrainingConfig, described: Mapping[
         yield "tensor_parallel of a mixture of experts needs sequence_parallel: true"
 
 
-def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
-    """What Megatron-Core does not have, of a configuration of any command that trains."""
+def megatron_has_it(config: ModelsConfig) -> Iterator[str]:
+    """What is asked of Megatron-Core."""
     training = config.training
     if not isinstance(training, MegatronTrainingConfig):
         return
@@ -58,7 +118,7 @@ def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
             yield f"{key}: adapters are of training.type: fsdp; take that, or train the whole model"
     chosen = {"training.optimizer": training.optimizer}
     if has_critic(config):
-        chosen["algorithm.critic_optimizer"] = config.algorithm.critic_optimizer
+        chosen["algorithm.critic_optimizer"] = cast(Any, config).algorithm.critic_optimizer
     for key, optimizer in chosen.items():
         if optimizer.type != "adamw":
             yield f"{key}.type: {optimizer.type} is of training.type: fsdp; Megatron-Core's optimizer is adamw"
@@ -67,27 +127,3 @@ def find_megatron_option_mistakes(config: Any) -> Iterator[str]:
             "training.router_replay: no generation.type returns which experts it chose for a token; leave it out "
             "(an engine of your own that fills Completion.experts can be replayed from Python)"
         )
-
-
-def find_engine_mistakes(config: RolloutConfig, sees_pictures: bool) -> Iterator[str]:
-    """Where engines in processes of their own cannot share the devices. `sees_pictures`: the model does."""
-    generation, nodes = config.generation, config.nodes_of("rollout")
-    if isinstance(generation, NativeGenerationConfig):
-        return
-    degree = generation.tensor_parallel
-    if sum(nodes) > 1 and any(ranks % degree for ranks in nodes):
-        yield (
-            f"generation.tensor_parallel: {degree} does not divide the {' + '.join(map(str, nodes))} ranks of the "
-            "rollout's pool, whose neighbours share an engine; use a divisor, or one rank that sees all devices"
-        )
-    yield from find_sleep_mistakes(generation, config.model, sees_pictures)
-
-
-def find_sleep_mistakes(
-    generation: ReplicatedGenerationConfig, model: ModelConfig, sees_pictures: bool
-) -> Iterator[str]:
-    """Where engines drop weights that no publish brings back."""
-    frozen = sees_pictures and model.vision_tower == "frozen"
-    stays = "model.lora" if model.lora else "model.vision_tower: frozen" if frozen else None
-    if generation.sleep == "weights" and stays:
-        yield f"generation.sleep: weights, but with {stays} no publish fills them again; use cache"
