@@ -366,7 +366,7 @@ def start(world: World, seed: int, module: ModuleType) -> tuple[Any, Any, Any]:
         FakeDevices(world, rollout),
         world.cluster.watch,
         lambda number: Ask(RolloutRequest(Prompt(number, NO_TOKENS, "", "", ""), (number,)), world.greedy),
-        stands_still=world.colocated == "native",
+        sharing=module.Sharing.STANDS_STILL if world.colocated else module.Sharing.BESIDE,
         now=lambda: world.cluster.now,
     )
     return rollouts, rollout, actor
@@ -388,15 +388,8 @@ def _check_staleness(world: World, step: int, taken: list[Taken], resumed: bool)
 
 
 def _check_memory(world: World, rollouts: Any) -> None:
-    alive = (
-        rollouts._engines.unanswered
-        + len(rollouts._scoring)
-        + len(rollouts._answers)
-        + len(rollouts._scored)
-        + len(rollouts._kept)
-        + len(rollouts._since_kept)
-    )
-    assert alive <= (world.staleness + 1) * world.prompts + world.max_replaced, f"{alive} groups are alive"
+    alive = rollouts._engines.unanswered + len(rollouts._scoring) + len(rollouts._kept)
+    assert alive <= world.staleness * world.prompts, f"{alive} groups beyond those of the step are alive"
 
 
 def _check_order(world: World, seed: int, record: list[list[Taken]], rollouts: Any, exact: bool) -> None:

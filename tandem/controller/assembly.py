@@ -15,6 +15,7 @@ from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.judging import JudgeConfig
 from tandem.config.model import ModelConfig
 from tandem.config.tree import EvalConfig, ModelsConfig, RolloutConfig, SftConfig, TrainConfig, pictures_directory
+from tandem.controller.admission import RolloutRules
 from tandem.controller.judge import Judge, JudgeRewards, LocalJudge, ServedJudge
 from tandem.controller.placement import Placement
 from tandem.controller.pools import Role
@@ -33,7 +34,7 @@ from tandem.controller.roles import (
     ValueModel,
     WithoutAdapters,
 )
-from tandem.controller.rollouts import RolloutProducer, RolloutRules
+from tandem.controller.rollouts import RolloutProducer, Sharing
 from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
@@ -252,6 +253,7 @@ def make_producer(
         max_replaced=algorithm.resample_rounds * size,
         mask_truncated=algorithm.mask_truncated,
     )
+    in_models = config.generation.type == "native" and placement.together(Role.Actor, Role.Rollout)
     return RolloutProducer(
         rules,
         experience.rollout,
@@ -259,7 +261,7 @@ def make_producer(
         experience.devices,
         placement.watch,
         ask,
-        stands_still=config.generation.type == "native" and placement.together(Role.Actor, Role.Rollout),
+        sharing=Sharing.STANDS_STILL if in_models or experience.devices.engine_sleeps("training") else Sharing.BESIDE,
         timeout_s=config.cluster.timeout_s,
         now=now,
     )

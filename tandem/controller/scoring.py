@@ -1,48 +1,137 @@
-"""Between the answers and scores that a step waits for: how far they are, and whether to wait on."""
+"""Answers -> scored groups, by draw; and the wait of a step for them.
+
+    answered --+--> submitted, one by one -----------------------+--> groups, until they are decided
+               +--> unscored, until `score_together` has its turn --+
+
+Concurrency: everything runs on the controller's thread; scores of what is submitted come in callbacks of
+`Cluster.watch`.
+"""
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from tandem.activity import begin
+from tandem.controller.admission import RolloutRules
+from tandem.controller.reward_model import GroupRewards, Rewards, scores_groups
 from tandem.errors import StepGivenUp
+from tandem.reward.manager import check_share_early, ending_early
 from tandem.reward.progress import ScoringProgress
 from tandem.signals import REWARDS_S, waits_in_vain
-from tandem.types import Group
+from tandem.types import Group, Trajectory
 
 _LOOK_S = 0.5
 
 
-class Waits(Protocol):
-    """Who waits for the groups of a step."""
+class Answers(NamedTuple):
+    """Those of one draw."""
+
+    siblings: list[Trajectory]
+    greedy: Trajectory | None
+    """The greedy one, where it is wanted."""
+
+
+class GroupScoring:
+    """What is answered and not decided yet."""
+
+    def __init__(self, rules: RolloutRules, reward: Rewards, scored: Callable[[], None]) -> None:
+        """`scored` hears of each draw that has come to `groups` by its scores."""
+        self._rules = rules
+        self._reward = reward
+        self._submits_to: GroupRewards | None = reward if scores_groups(reward) else None
+        self._scored = scored
+        self._closed = False
+        self._submitted: dict[int, Answers] = {}
+        self.unscored: dict[int, Answers] = {}
+        """Answers that are to be scored together with others of their step, or of which no score is waited for."""
+        self.groups: dict[int, list[Group]] = {}
+        """Each with the group of its greedy answer, if any."""
+
+    def __len__(self) -> int:
+        return len(self._submitted) + len(self.unscored) + len(self.groups)
 
     @property
-    def answers_per_step(self) -> int:
-        """Of all prompts of a step, where none is replaced."""
-        ...
+    def under_way(self) -> bool:
+        """Scores will come."""
+        return bool(self._submitted)
 
-    def only_scores_lack(self) -> bool:
-        """Every answer that is waited for is there."""
-        ...
+    def answered(self, draw: int, siblings: list[Trajectory], greedy: Trajectory | None) -> None:
+        """Take in answers, and have them scored as soon as that may be."""
+        if self._closed:
+            return
+        if self._submits_to is None:
+            self.unscored[draw] = Answers(siblings, greedy)
+            return
+        self._submitted[draw] = Answers(siblings, greedy)
+        answers = [siblings] if greedy is None else [siblings, [greedy]]
+        self._submits_to.submit(answers, self._rules.step_of(draw), partial(self.take_scores, draw))
 
-    def groups_so_far(self) -> list[Group]:
-        """Of those that the step is sure to have, what there is."""
-        ...
+    def score_together(self, draws: Iterable[int], step: int) -> dict[int, list[Group]]:
+        """The groups of draws that are unscored, for `take_scores`; waits. Raises RewardShareExceeded."""
+        answers = {draw: self.unscored[draw] for draw in draws}
+        with ending_early(self._rules.most_answers_per_step - sum(len(one.siblings) for one in answers.values())):
+            groups = self._reward.score([one.siblings for one in answers.values()], step)
+        greedy = [[one.greedy] for one in answers.values() if one.greedy is not None]
+        greedy_groups = self._reward.score(greedy, step) if greedy else []
+        return {draw: [groups[place], *greedy_groups[place : place + 1]] for place, draw in enumerate(answers)}
 
-    def check_share_so_far(self, groups: Sequence[Group]) -> None:
-        """Raises RewardShareExceeded where the step is bound to."""
-        ...
+    def take_scores(self, draw: int, groups: list[Group]) -> None:
+        """Take in the scored group of a draw, and that of its greedy answer if any."""
+        if self._closed:
+            return
+        self._submitted.pop(draw, None)
+        self.unscored.pop(draw, None)
+        if len(groups) > 1:
+            groups[0].greedy = groups[1].scores[0]
+        self.groups[draw] = groups
+        self._scored()
 
-    def give_up_scores(self) -> None:
-        """No score is waited for any more."""
-        ...
+    def so_far(self) -> dict[int, Group]:
+        """The groups that are scored, and those that are being scored with the scores that have come."""
+        assert self._submits_to is not None
+        known = {draw: groups[0] for draw, groups in self.groups.items()}
+        return known | {draw: self._submits_to.so_far(one.siblings) for draw, one in self._submitted.items()}
+
+    def all_answered(self, draws: Iterable[int]) -> bool:
+        """Nothing but scores lacks of these draws."""
+        return all(draw in self._submitted or draw in self.groups for draw in draws)
+
+    def check_share_early(self, groups: Sequence[Group]) -> None:
+        """Raises RewardShareExceeded as soon as a step that has these groups among its own is bound to."""
+        left = self._rules.most_answers_per_step - sum(len(group.scores) for group in groups)
+        check_share_early(self._reward.check_share, groups, left)
+
+    def give_up(self) -> None:
+        """The run is to stop, and rewards do not come: answers stay without scores, as a checkpoint may have them."""
+        if self._submits_to is not None:
+            self._submits_to.forget()
+        self._submits_to = None
+        self.unscored |= self._submitted
+        self._submitted.clear()
+
+    def close(self) -> None:
+        """Answers and scores that still come are nobody's."""
+        self._closed = True
 
 
 class ScoresLookedAt:
-    """Made when a step begins to wait."""
+    """Between the answers and the scores that a step waits for: how far they are, and whether to wait on. Made when it
+    begins to wait."""
 
-    def __init__(self, step: Waits) -> None:
-        self._step = step
+    def __init__(
+        self,
+        scoring: GroupScoring,
+        answers_per_step: int,
+        only_scores_lack: Callable[[], bool],
+        groups_so_far: Callable[[], list[Group]],
+    ) -> None:
+        """`only_scores_lack`: every answer that is waited for is there. `groups_so_far`: of those that the step is sure
+        to have, what there is."""
+        self._scoring = scoring
+        self._answers_per_step = answers_per_step
+        self._only_scores_lack = only_scores_lack
+        self._groups_so_far = groups_so_far
         self._next = time.monotonic() + _LOOK_S
         self._progress: ScoringProgress | None = None
         self._since = 0.0
@@ -56,17 +145,17 @@ class ScoresLookedAt:
     def look(self) -> None:
         """Raises RewardShareExceeded where that is certain, and StepGivenUp where the run is to stop and scores do not
         come. To be called often."""
-        now, only_scores = time.monotonic(), self._step.only_scores_lack()
+        now, only_scores = time.monotonic(), self._only_scores_lack()
         if only_scores and self._progress is None:
             begin("rewards")
-            self._progress, self._since = ScoringProgress(self._step.answers_per_step), now
+            self._progress, self._since = ScoringProgress(self._answers_per_step), now
         if only_scores and waits_in_vain(self._since):
-            self._step.give_up_scores()
+            self._scoring.give_up()
             raise StepGivenUp(f"the rewards are not there {REWARDS_S:g} s later")
         if now < self._next:
             return
         self._next = now + _LOOK_S
-        groups = self._step.groups_so_far()
+        groups = self._groups_so_far()
         if self._progress is not None:
             self._progress.tell(groups)
-        self._step.check_share_so_far(groups)
+        self._scoring.check_share_early(groups)

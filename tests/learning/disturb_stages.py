@@ -31,6 +31,7 @@ import tandem.jobs.rl
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.controller.rollouts import RolloutProducer
+from tandem.controller.scoring import GroupScoring
 from tandem.jobs.rl import RlJob
 
 LIMIT_S, LEFT_OVER_S = 120.0, 10.0
@@ -75,7 +76,7 @@ def strike(fault: str, told: Path, rng: random.Random) -> None:
         ranks = [process for process in multiprocessing.active_children() if "rank" in process.name]
         os.kill(rng.choice(ranks).pid or 0, signal.SIGKILL)
     elif fault == "a callback raises":
-        RolloutProducer._take_scores = raises  # type: ignore[method-assign]
+        GroupScoring.take_scores = raises  # type: ignore[method-assign]
     else:
         os.kill(os.getpid(), signal.SIGTERM if fault == "SIGTERM" else signal.SIGINT)
     if fault == "Ctrl-C twice":

@@ -11,8 +11,9 @@ import pytest
 
 from tandem import signals
 from tandem.config.tree import TrainConfig
+from tandem.controller.admission import RolloutRules
 from tandem.controller.groups import Future
-from tandem.controller.rollouts import RolloutProducer, RolloutRules
+from tandem.controller.rollouts import RolloutProducer
 from tandem.controller.timesharing import TimeSharing
 from tandem.errors import RewardShareExceeded, StepGivenUp
 from tandem.reward.manager import RewardManager

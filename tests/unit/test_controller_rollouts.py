@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tandem.controller import engines, rollouts
+from tandem.controller import engines, rollouts, saved_draws, scoring
 from tests import schedules
+from tests.mutants import mutated
 
 
 def some_and_many(some: int, many: int) -> pytest.MarkDecorator:
@@ -71,8 +70,8 @@ def test_decisions_outlive_a_kill(count: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(schedules, "draw_world", with_failing_rewards)
     for seed in range(count):
         schedules.run(seed)
-    undecided = "finished = {number: Finished(one.group, one.greedy) for number, one in finished.items()}\n        "
-    anew = mutated(rollouts, (line := "self._restored = dict(finished)"), undecided + line)
+    undecided = "{draw: Finished(one.group, one.greedy) for draw, one in finished.items()}"
+    anew = mutated(rollouts, "self._saved = dict(finished)", f"self._saved = {undecided}")
     with pytest.raises(AssertionError, match="is by version"):
         for seed in range(150):
             schedules.run(seed, anew)
@@ -96,63 +95,47 @@ def test_waiting_for_scores_alone_is_told_from_waiting_for_answers(monkeypatch: 
 
     monkeypatch.setattr(schedules, "draw_world", slow_scores)
     module = ModuleType("told")
-    module.RolloutProducer, module.RolloutRules = Told, rollouts.RolloutRules  # type: ignore[attr-defined]
+    module.RolloutProducer, module.RolloutRules, module.Sharing = Told, rollouts.RolloutRules, rollouts.Sharing  # type: ignore[attr-defined]
     schedules.run(0, module)
     assert [one["time/generation_s"] for one in metrics] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert metrics[3]["time/reward_s"] > 15
 
 
-MUTANTS = {
-    "a step further ahead": ("self._version + 1 + rules.max_staleness", "self._version + 2 + rules.max_staleness"),
-    "dropped groups have no successors": ("limit = self._first_without_replacements + self._replaced\n", "limit = self._first_without_replacements\n"),
-    "every dropped group has two": ("limit = self._first_without_replacements + self._replaced\n", "limit = self._first_without_replacements + 2 * self._replaced\n"),
-    "draws beyond the last step": (", rules.total_steps)", ", rules.total_steps + 1)"),
-    "the cursor is what was asked": ("self.cursor = self._taken + size, kept[-1].number + 1", "self.cursor = self._taken + size, self._drawn"),
-    "groups are taken as they come": (
-        "while self._decided in self._scored:\n            number = self._decided\n",
-        "while self._scored:\n            number = next(iter(self._scored))\n",
-    ),
-    "a resumed run has trained nothing": ("self._taken = version * self._rules.groups_per_step\n", "self._taken = 0\n"),
-    "a resumed run has dropped nothing": ("self._dropped = self._replaced = cursor - self._taken", "self._dropped = self._replaced = 0"),
-    "finished groups are asked again": ("if number not in restored})", "})"),
-    "finished groups begin at the wrong draw": ("return {number: _finished", "return {number + 1: _finished"),
-    "answers without scores are forgotten": (".items()} | answers\n", ".items()}\n"),
-    "the count of dropped groups goes on": ("self._dropped_in_step = 0\n            else", "pass\n            else"),
-    "the published version is forgotten": ("        self._version = version\n        self._replaced", "        self._replaced"),
-    "a publish does not wait": ("        self.settle()\n        self._devices.publish", "        self._devices.publish"),
-    "engines go on in training": ("            self._engines.paused = True\n        self._devices.to_training", "        self._devices.to_training"),
-    "engines never go on": ("        self._engines.paused = False\n", ""),
-    "successors come as soon as they may": ("if self._dropped > dropped and not self._in_rounds:", "if self._dropped > dropped:"),
-    "a score is taken for decided": ("            self._decided += 1\n            informative", "            self._decided += 2\n            informative"),
-    "greedy answers are lost": ("groups[0].greedy = groups[1].scores[0]", "pass"),
+MUTANTS: dict[str, tuple[ModuleType, str, str]] = {
+    "the cursor is what was asked": (rollouts, "self._admission.take(), taken[-1] + 1", "self._admission.take(), self._admission.drawn"),
+    "groups are taken as they come": (rollouts, "while (draw := self._admission.decided) in self._scoring.groups:", "while (draw := next(iter(self._scoring.groups), None)) is not None:"),
+    "a decision is forgotten": (rollouts, "            self._admission, kept = self._admission.decide", "            _, kept = self._admission.decide"),
+    "groups that were taken count again": (rollouts, "self._admission, self.cursor = self._admission.take(), taken[-1] + 1", "self.cursor = taken[-1] + 1"),
+    "finished groups are asked again": (rollouts, "for draw in new if draw not in self._saved})", "for draw in new})"),
+    "a resumed run begins anew": (rollouts, "self._admission = Admission.resumed(self._rules, version, cursor, finished)", "self._admission = Admission(self._rules, version)"),
+    "the published version is forgotten": (rollouts, "        self._admission = self._admission.publish(version)\n", ""),
+    "a publish does not wait": (rollouts, "        self.settle()\n        self._devices.publish", "        self._devices.publish"),
+    "engines go on in training": (rollouts, "            self._engines.paused = True\n        self._devices.to_training", "        self._devices.to_training"),
+    "engines never go on": (rollouts, "        self._engines.paused = False\n", ""),
+    "greedy answers are lost": (scoring, "groups[0].greedy = groups[1].scores[0]", "pass"),
+    "what is scored is still to be scored": (scoring, "        self._submitted.pop(draw, None)\n", ""),
+    "answers wait for scores for ever": (scoring, "        self.unscored.pop(draw, None)\n", ""),
+    "finished groups begin at the wrong draw": (saved_draws, "finished = {draw: _finished", "finished = {draw + 1: _finished"),
+    "answers without scores are forgotten": (saved_draws, "return finished | unscored", "return finished"),
+    "what is not scored is decided": (saved_draws, "if finished.group.scores or finished.kept is False:", "if True:"),
+    "an ask is sent twice": (engines, "new[number] = self._waiting.pop(number)", "new[number] = self._waiting[number]"),
+    "a fixed share stays where it was": (engines, "engine.own.popleft() if", "engine.own[0] if"),
+    "an answered ask stays": (engines, "self._running -= 1\n", "pass\n"),
+    "an engine is called once": (engines, "        self._give(engine)\n        if self._waiting and self._in_call < len(self._engines):\n            self.give()\n", ""),
+    "a slice while standing still": (engines, "        if self.paused:\n            return\n", ""),
 }  # fmt: skip
-OF_ENGINES = {
-    "an ask is sent twice": ("new[number] = self._waiting.pop(number)", "new[number] = self._waiting[number]"),
-    "a fixed share stays where it was": ("engine.own.popleft() if", "engine.own[0] if"),
-    "an answered ask stays": ("self._running -= 1\n", "pass\n"),
-    "an engine is called once": ("        self._give(engine)\n        if self._waiting and self._in_call < len(self._engines):\n            self.give()\n", ""),
-    "a slice while standing still": ("        if self.paused:\n            return\n", ""),
-}  # fmt: skip
-
-
-def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
-    source = Path(str(module.__file__)).read_text()
-    assert source.count(old) == 1, f"{source.count(old)} times in {module.__name__}: {old!r}"
-    mutant = ModuleType(f"{module.__name__}_mutant")
-    sys.modules[mutant.__name__] = mutant  # dataclasses look for it
-    exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
-    return mutant
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_found(name: str) -> None:
-    expect_found(mutated(rollouts, *MUTANTS[name]))
-
-
-@pytest.mark.parametrize("name", OF_ENGINES)
-def test_a_mutant_of_the_engines_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = mutated(engines, *OF_ENGINES[name])
-    monkeypatch.setattr(rollouts, "Engines", mutant.Engines)
+def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, old, new = MUTANTS[name]
+    mutant = mutated(module, old, new)
+    if module is rollouts:
+        expect_found(mutant)
+        return
+    for public in ("Engines", "GroupScoring", "finished_draws", "restore"):
+        if hasattr(mutant, public):
+            monkeypatch.setattr(rollouts, public, getattr(mutant, public))
     expect_found(rollouts)
 
 
