@@ -2,9 +2,10 @@
 
 Run: python benchmarks/conversations.py [--sizes 1M 10M] [--turns N] [--conversations N] [--runs N]
 
-Each turn the policy says 32 tokens and is told 32; a prompt has 128. Conversations are asked at once and answered as
-they come. Without keeping, a turn prefills the conversation so far: (turns + 1) / 2 times its tokens in all. Figures
-are medians of CPU-seconds over interleaved runs, one CPU thread, float32; and prefilled tokens.
+Each turn the policy says 32 tokens and is told 32; a prompt has 128, and 4 siblings, for which it is computed once.
+Conversations are asked at once, each for itself, and answered as they come. Without keeping, a later turn prefills the
+conversation so far: all turns together about (turns + 1) / 2 times its tokens. Figures are medians of CPU-seconds over
+interleaved runs, one CPU thread, float32; and prefilled tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tandem.models.attention import ATTENTION
 from tandem.models.lean import make_lean
 from tandem.types import Request, SamplingParams
 
-PROMPT, SAID, TOLD = 128, 32, 32
+PROMPT, SIBLINGS, SAID, TOLD = 128, 4, 32, 32
 
 
 def conversations(engine: NativeEngine, count: int, turns: int, vocabulary: int, keep: bool) -> Callable[[], None]:
     sampling = SamplingParams(max_tokens=SAID)
 
     async def converse(number: int) -> None:
+        row = np.random.default_rng([number // SIBLINGS]).integers(0, vocabulary, PROMPT, dtype=np.int32)
         random = np.random.default_rng(number)
-        row = random.integers(0, vocabulary, PROMPT, dtype=np.int32)
         for turn in range(turns):
             asked = Request(row, sampling, (turns * number + turn,), keep=keep)
             (completion,) = [completion async for completion in engine.generate(asked)]
@@ -54,6 +55,8 @@ def measure(name: str, arguments: argparse.Namespace, figures: dict[str, float])
     ]
     anew_s, kept_s = cpu_seconds(arguments.runs, *runs)
     anew, kept = (engine.prefilled_tokens / (arguments.runs + 1) for engine in engines)
+    prompts = -(-arguments.conversations // SIBLINGS)
+    assert kept == prompts * PROMPT + arguments.conversations * (arguments.turns - 1) * (1 + TOLD), "each token once"
     figures |= {
         f"{name}_anew_cpu_s": round(anew_s, 3),
         f"{name}_kept_cpu_s": round(kept_s, 3),

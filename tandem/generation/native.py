@@ -4,6 +4,9 @@ Concurrency: all on one thread and one event loop.
 
     generate(), stream() --NativeSample--> waiting --prefill--> rows <--> decode --Completion, Delta--> the caller
 
+Requests that differ in their seeds alone, such as those of siblings, wait in one place and start together: their prompt
+is computed once.
+
 consumes:     requests, at any time; they enter the batch between two steps
 produces:     completions and deltas, into the queue of the call that each belongs to
 waits for:    nothing; one task steps while there is work and lets others run between steps
@@ -18,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -43,7 +46,7 @@ from tandem.models.pages import PAGE, PagedCache
 from tandem.models.tower import PictureTower
 from tandem.pictures.marks import PictureNumbers
 from tandem.pictures.positions import joined
-from tandem.types import Completion, Delta, IntArray, Request, Status
+from tandem.types import Completion, Delta, IntArray, Picture, Request, SamplingParams, Status
 
 _PREFILL_TOKENS, _PREFILL_TOKENS_ON_GPU = 2048, 8192
 """Prompt tokens after which a prefill pass takes no further prompt: larger ones outgrow a CPU's caches (20% slower)."""
@@ -62,8 +65,34 @@ _PICTURES = 2**16
 Every publish does the same."""
 
 
+class Asked(NamedTuple):
+    """All of a request but its seeds."""
+
+    token_ids: bytes
+    pictures: tuple[Picture, ...]
+    sampling: SamplingParams
+    top_logprobs: int
+    prompt_logprobs: bool
+    made: int
+    keep: bool
+    streamed: bool
+
+    @classmethod
+    def of(cls, request: Request, streamed: bool) -> Self:
+        return cls(
+            request.token_ids.astype(np.int32).tobytes(),
+            request.pictures,
+            request.sampling,
+            request.top_logprobs,
+            request.prompt_logprobs,
+            request.made,
+            request.keep,
+            streamed,
+        )
+
+
 class _Start(NamedTuple):
-    """Samples of a request that start together."""
+    """Samples that start together, of requests that differ in their seeds alone."""
 
     samples: list[NativeSample]
     prefix: Prefix | None
@@ -133,8 +162,8 @@ class NativeEngine:
             placeholder=tower.placeholder if tower else None,
             scores_full_prompts=True,
         )
-        self._waiting: OrderedDict[Results, list[NativeSample]] = OrderedDict()
-        """Samples that have not started, in one list for each request, who came first first."""
+        self._waiting: OrderedDict[Asked, list[NativeSample]] = OrderedDict()
+        """Samples that have not started, those of requests that ask the same in one list, who came first first."""
         self._rows = Rows(max_running)
         self._prefix_cache_tokens = prefix_cache_tokens
         self.prefilled_tokens = 0
@@ -176,9 +205,10 @@ class NativeEngine:
                 self._forget_pictures()
             request = replace(request, token_ids=self._pictures.mark(request.token_ids, request.pictures))
         results: Results = asyncio.Queue()
-        pending = len(request.seeds)
+        pending, asked = len(request.seeds), Asked.of(request, streamed)
         if pending:
-            self._waiting[results] = [NativeSample(request, index, streamed, results) for index in range(pending)]
+            waiting = self._waiting.setdefault(asked, [])
+            waiting += [NativeSample(request, index, streamed, results) for index in range(pending)]
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step_until_idle())
         try:
@@ -192,7 +222,7 @@ class NativeEngine:
                 yield result
         finally:
             if pending:
-                self._withdraw(results)
+                self._withdraw(results, asked)
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         for name, weight in weights or ():
@@ -278,21 +308,22 @@ class NativeEngine:
             self._advance(self._rows.batch(0, self._chooser), self._decode())
 
     def _admit(self) -> list[_Start]:
-        """The samples to start now, by request. A request is started in parts only if it is the first to wait."""
+        """The samples to start now. Those that ask the same are started in parts only if they are the first to wait."""
         free, tokens = self._rows.slots - len(self._rows), 0
         pages = -(-self._prefixes.tokens // PAGE) if self._paged else 0
         starts: list[_Start] = []
         if free < min(sum(map(len, self._waiting.values())), -(-self._rows.slots // _ADMIT_SHARE)):
             return starts
         while self._waiting and tokens < self._prefill_tokens and free:
-            results, group = next(iter(self._waiting.items()))
+            asked, group = next(iter(self._waiting.items()))
             request = group[0].request
             lengths = len(request.token_ids), len(request.token_ids) + request.sampling.max_tokens
             try:
                 count = self._cache.samples_that_fit(*lengths, min(free, len(group)), pages)
             except UserError as error:  # no pages could hold it: the others go on
-                del self._waiting[results]
-                results.put_nowait(error)
+                del self._waiting[asked]
+                for results in {entry.results for entry in group}:
+                    results.put_nowait(error)
                 continue
             if not count and not starts and not self._rows and self._prefixes.tokens:
                 self._prefixes.clear()
@@ -302,9 +333,9 @@ class NativeEngine:
                 break
             start = _Start(group[:count], self._prefix_of(request))
             if count < len(group):
-                self._waiting[results] = group[count:]
+                self._waiting[asked] = group[count:]
             else:
-                del self._waiting[results]
+                del self._waiting[asked]
             starts.append(start)
             pages += self._cache.pages_of(*lengths, count)
             free -= count
@@ -439,12 +470,16 @@ class NativeEngine:
         self._cache.release(slots, movers, holes, int(self._rows.state["position"][movers].max(initial=0)))
 
     @torch.inference_mode()
-    def _withdraw(self, results: Results) -> None:
+    def _withdraw(self, results: Results, asked: Asked) -> None:
         """Drop what is left of a request that nobody waits for any more."""
-        waiting = self._waiting.pop(results, [])
-        if waiting and len(waiting) == len(waiting[0].request.seeds):
-            return  # none of them has started
-        self._release([slot for slot, entry in enumerate(self._rows.samples) if entry.results is results])
+        waiting = self._waiting.get(asked, [])
+        others = [entry for entry in waiting if entry.results is not results]
+        if others:
+            self._waiting[asked] = others
+        elif waiting:
+            del self._waiting[asked]
+        if started := [slot for slot, entry in enumerate(self._rows.samples) if entry.results is results]:
+            self._release(started)
 
     def _forget_pictures(self) -> None:
         """All that no sample shows; no prefix is kept."""

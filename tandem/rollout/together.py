@@ -1,7 +1,7 @@
 """Coroutines that run at the same time, and end together."""
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -13,11 +13,6 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Re
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await ended(tasks)
-
-
-async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel those that run, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -25,7 +25,7 @@ from transformers import (
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
 from tandem.generation.fake import FakeEngine
-from tandem.generation.native import NativeEngine
+from tandem.generation.native import Asked, NativeEngine
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
@@ -687,6 +687,52 @@ def test_a_prompt_is_scored_as_a_plain_forward_pass_does_in_any_number_of_passes
         np.testing.assert_allclose(completion.prompt.top.logprobs, logprobs[:-1].topk(3).values, atol=2e-5, rtol=0)
 
 
+def test_requests_that_differ_in_their_seeds_alone_are_answered_as_one_and_compute_their_prompt_once() -> None:
+    whole, parts = native(max_running=8), native(max_running=8)
+    (expected,) = ask(whole, request(1, 2, 3, seeds=range(4)))
+    found = [one for (one,) in ask(parts, *(request(1, 2, 3, seeds=(seed,)) for seed in range(4)))]
+    assert whole.prefilled_tokens == parts.prefilled_tokens == 3
+    assert tokens(found) == tokens(expected)
+    for one, sibling in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.logprobs, sibling.logprobs)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request(1, 2, 4),
+        request(1, 2, 3, max_tokens=11),
+        replace(request(1, 2, 3), keep=True),
+        replace(request(1, 2, 3), made=1),
+        replace(request(1, 2, 3), top_logprobs=2),
+        replace(request(1, 2, 3), prompt_logprobs=True),
+    ],
+)
+def test_requests_that_differ_otherwise_are_answered_each_as_it_asks(other: Request) -> None:
+    engine, plain = native(max_running=8), request(1, 2, 3)
+    (one,), (another,) = ask(engine, plain, other)
+    assert engine.prefilled_tokens == 2 * 3
+    for alone, completion in ((plain, one), (other, another)):
+        ((expected,),) = ask(native(), alone)
+        assert completion.token_ids.tolist() == expected.token_ids.tolist()
+        assert (completion.top is None, completion.prompt is None) == (expected.top is None, expected.prompt is None)
+
+
+def test_a_caller_that_leaves_takes_nothing_from_those_that_ask_the_same() -> None:
+    """One of its samples runs, and one waits, before those of another caller and after those of a third."""
+    engine = native(max_running=1)
+
+    async def leave() -> list[Completion]:
+        first, leaving, last = (
+            asyncio.create_task(collect(engine, request(1, seeds=seeds))) for seeds in ((1,), (2, 3), (4, 5))
+        )
+        await first
+        leaving.cancel()
+        return await last
+
+    assert tokens(run(leave())) == tokens(ask(native(), request(1, seeds=(4, 5)))[0])
+
+
 def test_rows_that_enter_late_and_need_a_larger_cache_disturb_nobody() -> None:
     engine, reference = native(max_running=8, family="mistral"), model("mistral", attention="sdpa")
     early = request(1, 2, 3, seeds=range(3), max_tokens=30)
@@ -782,14 +828,15 @@ def test_a_caller_that_leaves_gives_its_rows_back_at_once() -> None:
 
 def test_a_caller_that_leaves_is_found_without_a_look_at_all_others_that_wait() -> None:
     class Unseen(list[NativeSample]):
-        def __getitem__(self, place: Any) -> Any:
+        def __iter__(self) -> Any:
             raise AssertionError("it was looked at")
 
     engine, own, other = native(), asyncio.Queue[Any](), asyncio.Queue[Any]()
-    engine._waiting[other] = Unseen([NativeSample(request(1), 0, False, other)])
-    engine._waiting[own] = [NativeSample(request(2), 0, False, own)]
-    engine._withdraw(own)
-    assert list(engine._waiting) == [other]
+    first, second = (Asked.of(request(prompt), streamed=False) for prompt in (1, 2))
+    engine._waiting[first] = Unseen([NativeSample(request(1), 0, False, other)])
+    engine._waiting[second] = [NativeSample(request(2), 0, False, own)]
+    engine._withdraw(own, second)
+    assert list(engine._waiting) == [first]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])

@@ -102,6 +102,17 @@ def test_each_token_of_a_conversation_is_prefilled_once() -> None:
     assert anew.prefilled_tokens == sum(3 + turn * (SAID + TOLD) for turn in range(TURNS))
 
 
+def test_siblings_that_are_asked_one_by_one_share_their_opening_and_then_go_on_each_for_itself() -> None:
+    engine, reference = native(max_running=16), model(attention="sdpa")
+
+    async def together() -> list[list[tuple[Request, Completion]]]:
+        return await asyncio.gather(*(converse(engine, [1, 2, 3, 4], seed, temperature=1.5) for seed in range(4)))
+
+    for asked, completion in (turn for conversation in run(together()) for turn in conversation):
+        check(reference, asked, [completion])
+    assert engine.prefilled_tokens == 4 + 4 * (TURNS - 1) * (1 + TOLD), "the opening once"
+
+
 def test_forks_siblings_and_shorter_beginnings_go_on_from_what_they_share() -> None:
     """Asked at once: several requests and seeds for one row, its beginning alone, and rows that leave it earlier."""
     engine, reference = native(max_running=16), model(attention="sdpa")

@@ -22,7 +22,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize("within", [True, False])
 def test_no_turn_waits_for_another_conversation_s_tool(benchmark: ModuleType, tmp_path: Path, within: bool) -> None:
-    """As long as a simulation takes that knows nothing of the loop; afterwards nothing is left of any conversation."""
+    """As long as a simulation takes that knows nothing of the loop, but for the order of turns that go on in the same
+    step; afterwards nothing is left of any conversation."""
     conversations, slots = benchmark.plan(64), 16
     possible_s, _ = benchmark.possible(conversations, slots)
     with closing(benchmark.make_worker(tmp_path, slots, within, wall=False)) as worker:
@@ -31,6 +32,6 @@ def test_no_turn_waits_for_another_conversation_s_tool(benchmark: ModuleType, tm
         engine.say(conversations)
         begun = engine.now()
         benchmark.check(benchmark.hold(worker, len(conversations)), conversations)
-        assert engine.now() - begun == pytest.approx(possible_s, rel=0.005)
+        assert engine.now() - begun == pytest.approx(possible_s, rel=0.01)
         assert engine.live.tools == len(conversations)
         assert worker.room() == slots and engine.tool.alive == 0
