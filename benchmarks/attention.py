@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
@@ -151,13 +152,16 @@ def compare(prompts: int, prompt: int, answers: int, rounds: int) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--longest", type=int, default=4096, metavar="TOKENS", help="of the prompts")
+    arguments = parse_arguments(parser, rounds=1, longest=64)
     torch.set_num_threads(1)
     found: dict[str, dict[str, float]] = {}
     for prompts, prompt in ((4, 0), (4, 64), (4, 256), (2, 1024), (1, 2048), (1, 4096)):
+        if prompt > arguments.longest:
+            continue
         for answers in (1, 4, 16):
             name = f"{prompts} prompts of up to {prompt}, {answers} answers each"
-            found[name] = compare(prompts, prompt, answers, rounds)
+            found[name] = compare(prompts, prompt, answers, arguments.rounds)
             print(f"{name}: {found[name]}", flush=True)
     worst = min(case["ratio"] for case in found.values())
     print(json.dumps({"worst_ratio": worst, "cases": found}))

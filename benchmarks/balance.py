@@ -23,6 +23,8 @@ from functools import cache
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from command_line import parse_arguments
+
 from tandem.controller.engines import Engines
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
@@ -172,7 +174,7 @@ def single_steps(case: Case, seeds: Sequence[int]) -> tuple[list[float], list[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    seeds = parser.parse_args().seeds
+    seeds = parse_arguments(parser, seeds=[0]).seeds
     figures: dict[str, float] = {}
     print("| engines | ideal s | static | balanced, first | later | median | worst | within 10% | moved | worst |")
     print("| --- " * 10 + "|")

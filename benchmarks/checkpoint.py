@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from command_line import parse_arguments
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tandem.checkpoint.draft import Draft
@@ -84,10 +85,11 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, gib=0.01, rounds=1)
     engine = engine_of(arguments.gib)
     before, pauses, complete = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        (Path(folder) / "run").mkdir()
         store = CheckpointStore(Path(folder) / "run", keep_last=1)
         first, _ = behind(engine, store, 1)  # takes the memory for the copies
         for step in range(2, 2 + arguments.rounds):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from command_line import parse_arguments
 
 from tandem.data.preprocess import CONVERTERS
 from tandem.data.preprocess.convert import convert
@@ -62,8 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
-    arguments = parser.parse_args()
-    rows = read_rows(arguments.data)
+    parser.add_argument("--rows", type=int, help="so many of them; default: all")
+    arguments = parse_arguments(parser, rows=4)
+    rows = read_rows(arguments.data)[: arguments.rows]
     verdicts, seconds = score_all(rows, arguments.workers, turn=False)
     turned, turned_seconds = score_all(rows, arguments.workers, turn=True)
     for row, verdict in zip(rows, verdicts, strict=True):

@@ -55,6 +55,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from transformers import AutoTokenizer
 
 from examples.letters import EOS, write_model
@@ -438,7 +439,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", choices=["within", "beside"], default=["within", "beside"])
     parser.add_argument("--wall", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, conversations=[8], slots=8, rounds=1)
     figures: dict[str, Any] = {}
     for name, found in figures_of(arguments):
         figures[name] = found

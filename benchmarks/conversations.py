@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from generation import SIZES, build, cpu_seconds
 
 from tandem.generation.native import NativeEngine
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--conversations", type=int, default=32)
     parser.add_argument("--runs", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, sizes=["1M"], turns=2, conversations=4, runs=1)
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     for name in arguments.sizes:

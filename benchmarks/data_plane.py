@@ -17,9 +17,9 @@ padded   int64 tensors padded to the longest prompt and response (prompts, respo
          four, as arguments of Ray actors that answer with float32 tensors
 
 Medians of wall-clock time, all in turn; then, all in turn again, the CPU time of all processes above their idle one,
-which other work on the machine changes less. Before that, 64 local workers are started, the fork server included, in
-one torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with nobody, after a
-call.
+which other work on the machine changes less. Before that, `--started` local workers (64) are started, the fork server
+included, in one torch.distributed world; `worker_private_mib` is the largest memory that one of them shares with
+nobody, after a call.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from command_line import parse_arguments
 
 from tandem.algorithms import make_algorithm
 from tandem.batching.balance import Pass
@@ -56,7 +57,7 @@ from tandem.types import Batch, FloatArray, IntArray, StepMetrics, TokenColumns
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Calls, Dispatch, Mesh, Returns, register
 
-ROWS, SIBLINGS, WORKERS, MANY = 1024, 8, 4, 64
+ROWS, SIBLINGS, WORKERS = 1024, 8, 4
 MAX_PROMPT, MAX_RESPONSE = 512, 2048
 WARM_UP = 5
 LOSS: Any = None
@@ -273,16 +274,16 @@ def padded_call(batch: Batch) -> Callable[[], None]:
     return call
 
 
-def start_many(batch: Batch) -> dict[str, float]:
+def start_many(batch: Batch, many: int) -> dict[str, float]:
     start = time.perf_counter()
     cluster = LocalCluster()
-    ranks = cluster.spawn(ResourcePool("many", (MANY,)))
+    ranks = cluster.spawn(ResourcePool("many", (many,)))
     up_s = time.perf_counter() - start
     group = WorkerGroup(ranks, "reader", Reader)
     assert len(group.logprobs(batch).get()) == len(batch.response_ids)
     private_mib = max(group.private_mib().get())
     cluster.close()
-    return {f"{MANY}_workers_up_s": round(up_s, 2), "worker_private_mib": round(private_mib, 1)}
+    return {f"{many}_workers_up_s": round(up_s, 2), "worker_private_mib": round(private_mib, 1)}
 
 
 def milliseconds(call: Callable[[], None]) -> float:
@@ -368,9 +369,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--started", type=int, default=64, metavar="WORKERS")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--tokens", type=int, default=4096)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, rounds=1, started=2)
     if arguments.samples:
         print(json.dumps({"benchmark": "data_plane", "figures": memory(arguments.samples, arguments.tokens)}))
         return
@@ -379,7 +381,7 @@ def main() -> None:
     print(f"responses: mean {lengths.mean():.0f}, maximum {lengths.max()}; {lengths.sum()} response tokens")
     carried = carried_mib(batch, arguments.minibatches)
     print(json.dumps(carried))
-    many = start_many(batch)
+    many = start_many(batch, arguments.started)
     clusters = {"local": LocalCluster(), "ray": RayCluster()}
     times: dict[str, list[float]] = {}
     try:

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+from command_line import parse_arguments
 from transformers import PreTrainedTokenizerFast
 
 from tandem.rollout.formats.make import make_format
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--words", type=int, default=100)
     parser.add_argument("--tokenizer", default="tests", choices=["tests", *TEMPLATES])
-    given = parser.parse_args()
+    given = parse_arguments(parser, sessions=2, turns=2, words=10)
     print(json.dumps(asyncio.run(measure(given.sessions, given.turns, given.words, given.tokenizer))))
 
 

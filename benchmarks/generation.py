@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from tandem.generation.native import NativeEngine
@@ -148,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--runs", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, sizes=["1M"], runs=1)
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     for name in arguments.sizes:

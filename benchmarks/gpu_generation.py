@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from gpu_training import SHAPES, model_of, peak_gib, synchronize, timed
 from transformers import PreTrainedModel
 
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 256] if cuda else [4, 8])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--eager", action="store_true", help="decoding steps are not recorded")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, shapes=["tiny"], batches=[4], runs=1)
     device = torch.device("cuda" if cuda else "cpu")
     print(torch.cuda.get_device_name() if cuda else "no GPU: the tiny shape on the CPU", flush=True)
     figures: dict[str, float] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from tandem.batching.packing import micro_batches
@@ -188,7 +189,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens-per-micro-batch", type=int, default=16_384)
     parser.add_argument("--checkpointing", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, shapes=["tiny"], steps=1)
     device = torch.device("cuda" if cuda else "cpu")
     print(torch.cuda.get_device_name() if cuda else "no GPU: the tiny shape on the CPU", flush=True)
     figures: dict[str, float] = {}

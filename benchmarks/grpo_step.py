@@ -22,11 +22,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from command_line import parse_arguments
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples/sort4"), str(ROOT / "benchmarks")]
@@ -35,7 +38,7 @@ INSTALL = "TRL 1.16.0 is not installed; install it with: pip install 'trl==1.16.
 STEPS = {"sort4": 70, "skewed": 12}
 ROWS = 128
 """Trajectories a step: 16 prompts x 8."""
-WARM_STEPS, WARM_ROWS, WARM_LONG_ROWS = 350, 128, 4
+WARM_ROWS, WARM_LONG_ROWS = 128, 4
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def cpu_seconds() -> float:
     return total + sum(sum(child.cpu_times()[:4]) for child in here.children(recursive=True))
 
 
-def warm(directory: Path, skewed: bool) -> None:
+def warm(directory: Path, skewed: bool, steps: int) -> None:
     """Supervised fine-tuning in plain torch: the model that both sides start from."""
     import task
     import torch
@@ -97,9 +100,9 @@ def warm(directory: Path, skewed: bool) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory / "model")
     tokenizer = AutoTokenizer.from_pretrained(directory / "model")
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warm_lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warm_lr, steps))
     rows = [json.loads(line) for line in (directory / "sft.jsonl").read_text().splitlines()]
-    for batch in _warm_batches(rows):
+    for batch in _warm_batches(rows, steps):
         loss = sum(share * _answer_loss(model, tokenizer, part) for share, part in batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -111,19 +114,19 @@ def warm(directory: Path, skewed: bool) -> None:
     (directory / "warmed.new").rename(directory / "warmed")
 
 
-def _warm_lr(step: int) -> float:
+def _warm_lr(steps: int, step: int) -> float:
     """30 steps up, then a cosine down to a tenth."""
     from math import cos, pi
 
-    return min(1.0, (step + 1) / 30) * (0.55 + 0.45 * cos(pi * step / WARM_STEPS))
+    return min(1.0, (step + 1) / 30) * (0.55 + 0.45 * cos(pi * step / steps))
 
 
-def _warm_batches(rows: list[dict[str, str]]) -> Iterator[list[tuple[float, list[dict[str, str]]]]]:
+def _warm_batches(rows: list[dict[str, str]], steps: int) -> Iterator[list[tuple[float, list[dict[str, str]]]]]:
     """(share, rows) of short and of long answers. Few long ones suffice: their weight makes up for it."""
     short = [row for row in rows if len(row["completion"]) == 4]
     long = [row for row in rows if len(row["completion"]) > 4]
     share = len(long) / len(rows)
-    for step in range(WARM_STEPS):
+    for step in range(steps):
         start = step * WARM_ROWS % len(short)
         batch = [(1 - share, short[start : start + WARM_ROWS])]
         if long:
@@ -275,7 +278,7 @@ def main() -> int:
         for task in arguments.tasks:
             if not (workdir / task / "warmed").is_dir():
                 print(f"{task}: warming the model", flush=True)
-                warm(workdir / task, skewed=task == "skewed")
+                warm(workdir / task, task == "skewed", arguments.warm_steps)
         measured = {task: compare(task, arguments, workdir) for task in arguments.tasks}
     print(json.dumps(summarize(measured)))
     return 0
@@ -296,10 +299,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, help=f"measured steps; default {STEPS}")
+    parser.add_argument("--warm-steps", type=int, default=350, help="of the model that both begin with")
     parser.add_argument("--workdir", type=Path, help="keeps the warmed models; default: a temporary directory")
     parser.add_argument("--trl-path", type=Path, help="where pip install --target put TRL, if not in this environment")
     parser.add_argument("--job", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parse_arguments(parser, tasks=["sort4"], rounds=1, steps=2, warm_steps=5)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from command_line import parse_arguments
+
 from tandem.search.index import Passage, build_index
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -239,7 +241,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--slow", type=int, default=2000)
     parser.add_argument("--client-timeout", type=float, default=30)
-    given = parser.parse_args()
+    given = parse_arguments(parser, seconds=3, slow=30, client_timeout=2)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = given.slow + 100
     if most != resource.RLIM_INFINITY and most < wanted:

@@ -19,6 +19,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from torch import nn
 
 from tandem.training.head import VocabularyHead
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--variant", choices=VARIANTS, help="measure this one, in this process")
     parser.add_argument("--save", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, vocabulary=1000, hidden=32, tokens=64, repeats=1)
     if arguments.variant:
         measure(arguments.variant, arguments)
         return

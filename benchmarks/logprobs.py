@@ -1,6 +1,7 @@
 """Log-probs of answers: the engine that made them, the trainer, and transformers' eager attention, on real rows.
 
     python benchmarks/logprobs.py CONFIG.yaml [key=value …]
+    python benchmarks/logprobs.py --small       on two rows of sort4, to see that it runs
 
 `data.prompts_per_step` rows of the configuration are answered once each. The engine's log-probs of its own tokens are
 compared with the trainer's, in the configuration's `model.dtype`, and both with those that transformers computes row by
@@ -10,13 +11,16 @@ for each pair: mean, 99th percentile and largest |difference| over all answers' 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from warmed import ROOT, Warmed, warmed
 
 import tandem
 
@@ -64,5 +68,14 @@ def table(found: Mapping[str, Any]) -> None:
         print(f"| {one} - {another} | {apart.mean():.1e} | {np.quantile(apart, 0.99):.1e} | {apart.max():.1e} |")
 
 
+def small(start: Warmed) -> list[str]:
+    """The command line of `--small`."""
+    overrides = [f"model.path={start.model}", f"trainer.run_dir={start.rows}/run", "data.prompts_per_step=2"]
+    overrides += [f"data.{part}_files=[{start.rows}/{part}.jsonl]" for part in ("train", "val")]
+    return [str(ROOT / "recipes/sort4_grpo.yaml"), *overrides]
+
+
 if __name__ == "__main__":
-    tandem.run_program(tandem.TrainConfig, main)
+    with warmed(small=True) if sys.argv[1:] == ["--small"] else nullcontext() as made:
+        sys.argv[1:] = sys.argv[1:] if made is None else small(made)
+        tandem.run_program(tandem.TrainConfig, main)

@@ -41,6 +41,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
@@ -290,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, only=["known"], rounds=1)
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     for part in arguments.only:

@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from command_line import parse_arguments
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -157,7 +158,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workdir", type=Path, help="keeps the rows; default: a temporary directory")
     parser.add_argument("--run", choices=KINDS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, rows=8, side=56, rounds=1)
     if arguments.run:
         print(json.dumps(run(arguments.workdir, arguments.run, 2 * arguments.rows, arguments.side)))
         return

@@ -10,8 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from command_line import parse_arguments
 
 from tandem.planning.memory import Engine, phases
 from tandem.planning.model_shape import shape_of
@@ -38,12 +41,12 @@ PUBLISHED = {("0.6b", 1, 16384): 12.5, ("0.6b", 1, 65536): 19.6, ("4b", 8, 16384
 LAYERS = {"0.6b": 28, "4b": 36}
 
 
-def steps() -> Iterator[str]:
+def steps(first: int | None) -> Iterator[str]:
     """The engine's step: checkpointed layers, gradients summed after each micro-batch, bfloat16."""
     yield "| model | ranks | phase | fake step GiB | by cause | formula |"
     yield "| --- | --- | --- | --- | --- | --- |"
     with tempfile.TemporaryDirectory() as directory:
-        for name, config in MODELS.items():
+        for name, config in islice(MODELS.items(), first):
             (Path(directory) / "config.json").write_text(json.dumps(config))
             training = {"activation_checkpointing": True, "reduce_once": False}
             run = FakeRun(directory, PROMPT, ANSWERS, ranks=RANKS[name], training=training)
@@ -64,12 +67,12 @@ def steps() -> Iterator[str]:
                     yield f"| {name} | {RANKS[name]} | {phase} | {peak / GIB:.2f} | {named} | {off} |"
 
 
-def published() -> Iterator[str]:
+def published(first: int | None) -> Iterator[str]:
     """From 3 and 6 layers."""
     yield "| prime-rl, Qwen3 | GPUs | tokens | published GiB | rebuilt | |"
     yield "| --- | --- | --- | --- | --- | --- |"
     script = Path(__file__).with_name("prime_rl_memory.py")
-    for (size, world, tokens), reserved in PUBLISHED.items():
+    for (size, world, tokens), reserved in islice(PUBLISHED.items(), first):
         totals = {}
         for layers in (3, 6):
             command = [sys.executable, str(script), size, str(world), str(tokens), str(layers)]
@@ -84,7 +87,8 @@ if __name__ == "__main__":
     parts = {"steps": steps, "published": published}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=list(parts), help="default: both")
-    asked = parser.parse_args().part
-    for part in [asked] if asked else parts:
-        for line in parts[part]():
+    parser.add_argument("--first", type=int, help="so many models of each part; default: all")
+    asked = parse_arguments(parser, first=1)
+    for part in [asked.part] if asked.part else parts:
+        for line in parts[part](asked.first):
             print(line, flush=True)

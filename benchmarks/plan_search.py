@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
+from command_line import parse_arguments
+
 from tandem.errors import UserError
 from tandem.planning.costs import ClusterCosts, Model, Serving, parallel_layouts, parallel_memory
 from tandem.planning.decoding import Decoder, generation_s
@@ -312,7 +314,9 @@ def print_findings() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", choices=("theirs", "any"), default="theirs")
-    any_layout = parser.parse_args().layouts == "any"
+    parser.add_argument("--gpus", type=int, nargs="+", default=[128, 1024], help="of which a search is timed")
+    arguments = parse_arguments(parser, gpus=[128])
+    any_layout = arguments.layouts == "any"
     print_placements(any_layout)
     if not any_layout:
         print_findings()
@@ -326,7 +330,7 @@ def main() -> None:
         times = generation_by_degree(billions)
         print(f"\ngeneration of {billions}B on 16 GPUs by its degree, seconds: ", end="")
         print(", ".join(f"TP{degree} {seconds:.0f}" for degree, seconds in times.items()), f"(theirs: best at {best})")
-    for gpus in (128, 1024):
+    for gpus in arguments.gpus:
         started = time.process_time()
         ranking = search(costs(13, 13, gpus, any_layout=True), ROLES, gpus)
         seconds = time.process_time() - started

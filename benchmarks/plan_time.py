@@ -20,6 +20,8 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
+from command_line import parse_arguments
+
 from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import ModelShape, shape_of
@@ -299,7 +301,8 @@ def table(compared: Sequence[Comparison]) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse_arguments(parser)
     of = rows()
     h100, other = ([row for row in of if (row.card == "H100") == wanted] for wanted in (True, False))
     fitted = fit(h100, stage_rows())

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import parse_arguments
+from warmed import Warmed, warmed
 
 from tandem.cluster.inline import InlineCluster
 from tandem.config.load import load_config
@@ -33,7 +35,6 @@ from tandem.reward.manager import RewardManager
 from tandem.workers.rollout import RolloutWorker
 
 ROOT = Path(__file__).parents[1]
-WARM = ROOT / "runs/quickstart-warmup"
 CORRECTIONS = {
     "none": [],
     "TIS": ["type=truncate"],
@@ -82,10 +83,10 @@ class PerturbedPlacement(Placement):
         return super().group(role, group, PerturbedRollout if role is Role.Rollout else kind, *args, **kwargs)
 
 
-def curve(correction: list[str], steps: int, every: int, model: Path) -> tuple[list[float], float]:
+def curve(correction: list[str], steps: int, every: int, start: Warmed) -> tuple[list[float], float]:
     """Accuracy of the trainer's policy at step 0, `every`, …; the mean KL between engine and trainer."""
-    overrides = [f"model.path={model}", f"trainer.steps={steps}", "trainer.trajectories_every=0"]
-    overrides += [f"data.{part}_files=[{WARM}/task/{part}.jsonl]" for part in ("train", "val")]
+    overrides = [f"model.path={start.model}", f"trainer.steps={steps}", "trainer.trajectories_every=0"]
+    overrides += [f"data.{part}_files=[{start.rows}/{part}.jsonl]" for part in ("train", "val")]
     overrides += [f"algorithm.rollout_correction.{setting}" for setting in correction]
     with tempfile.TemporaryDirectory() as run_dir:
         config = load_config(TrainConfig, ROOT / "recipes/sort4_grpo.yaml", [*overrides, f"trainer.run_dir={run_dir}"])
@@ -107,15 +108,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--only", nargs="*", choices=list(CORRECTIONS), default=list(CORRECTIONS))
-    arguments = parser.parse_args()
-    model = next(WARM.glob("sft/checkpoints/step_*/model"), None)
-    if model is None:
-        raise SystemExit(f"no model in {WARM}: run scripts/quickstart first")
+    arguments = parse_arguments(parser, steps=2, every=1, only=["none", "TIS"])
     curves: dict[str, list[float]] = {}
-    for name, noise in [("no noise", 0.0), *((name, arguments.noise) for name in arguments.only)]:
-        PerturbedRollout.noise = noise
-        curves[name], kl = curve(CORRECTIONS.get(name, []), arguments.steps, arguments.every, model)
-        print(f"{name:<24} {' '.join(f'{value:.3f}' for value in curves[name])}   mismatch KL {kl:.4f}", flush=True)
+    with warmed(arguments.small) as start:
+        for name, noise in [("no noise", 0.0), *((name, arguments.noise) for name in arguments.only)]:
+            PerturbedRollout.noise = noise
+            curves[name], kl = curve(CORRECTIONS.get(name, []), arguments.steps, arguments.every, start)
+            print(f"{name:<24} {' '.join(f'{value:.3f}' for value in curves[name])}   mismatch KL {kl:.4f}", flush=True)
     last = {f"accuracy, {name}": values[-1] for name, values in curves.items()}
     ratio = curves["TIS"][-1] / max(curves["none"][-1], 1e-9) if {"TIS", "none"} <= curves.keys() else None
     print(json.dumps({"benchmark": "rollout_correction", "figures": last, "baseline": "none", "ratio": ratio}))

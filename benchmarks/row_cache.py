@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from command_line import parse_arguments
 
 CASES = {"memory": "null", "cold": "cache", "warm": "cache"}
 _BATCH = 50_000
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--tokenizer", type=Path, help="A model directory; default: bytes.")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse_arguments(parser, rows=1000)
     if args.one:
         path, tokenizer, cache = args.one
         print(json.dumps(measure(Path(path), Path(tokenizer), None if cache == "null" else Path(cache), args.workers)))

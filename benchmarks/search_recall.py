@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from command_line import parse_arguments
+
 from tandem.jobs.search import make_index
 from tandem.search.index import open_index
 from tandem.search.vectors import Embedding
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("questions", type=Path)
     parser.add_argument("--dense", type=Path, metavar="MODEL", help="a directory of a sentence-embedding model")
     parser.add_argument("--k", nargs="+", type=int, default=(2, 3, 5, 10, 20))
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, k=[2])
     open_text: Any = gzip.open if arguments.questions.suffix == ".gz" else open
     with open_text(arguments.questions, "rt", encoding="utf-8") as lines:
         questions = [json.loads(line) for line in lines]

@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from command_line import parse_arguments
+
 ROOT = Path(__file__).parents[1]
 RECIPES = {"grpo": "smollm2_sums", "sft": "smollm2_sft", "dpo": "smollm2_dpo"}
 LEARNED = {"grpo": "reward/mean", "sft": "sft/loss", "dpo": "dpo/loss"}
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, tasks=["sft"], steps=(1, 2), rounds=1)
     os.chdir(ROOT)  # recipes name their files from here
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     found: dict[str, list[dict[str, Any]]] = {}

@@ -21,6 +21,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from command_line import parse_arguments
+from warmed import Warmed, warmed
 
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.base import Algorithm
@@ -42,7 +44,6 @@ from tandem.types import Group, Prompt, StepMetrics
 from tandem.workers.rollout import seeded_requests
 
 ROOT = Path(__file__).parents[1]
-WARM = ROOT / "runs/quickstart-warmup"
 NONE = "none"
 CORRECTIONS = {
     NONE: [],
@@ -64,11 +65,11 @@ class Run(NamedTuple):
     clip_fraction: float
 
 
-def run(correction: str, staleness: int, seed: int, steps: int, model: Path) -> Run:
+def run(correction: str, staleness: int, seed: int, steps: int, start: Warmed) -> Run:
     """One training, every answer `staleness` versions older than the weights that it trains."""
-    overrides = [f"model.path={model}", f"trainer.steps={steps}", f"trainer.seed={seed}", "reward.workers=1"]
+    overrides = [f"model.path={start.model}", f"trainer.steps={steps}", f"trainer.seed={seed}", "reward.workers=1"]
     overrides += [f"reward.functions=[{ROOT}/examples/sort4/reward.py:compute_score]"]
-    overrides += [f"data.{part}_files=[{WARM}/task/{part}.jsonl]" for part in ("train", "val")]
+    overrides += [f"data.{part}_files=[{start.rows}/{part}.jsonl]" for part in ("train", "val")]
     overrides += [f"algorithm.{setting}" for setting in CORRECTIONS[correction]]
     overrides += [f"trainer.max_staleness={0 if correction == NONE else staleness}"]
     with tempfile.TemporaryDirectory() as run_dir:
@@ -137,24 +138,22 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--only", nargs="+", choices=list(CORRECTIONS), default=list(CORRECTIONS))
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, seeds=[0], staleness=[0, 1], steps=2)
     torch.set_num_threads(1)
-    model = next(WARM.glob("sft/checkpoints/step_*/model"), None)
-    if model is None:
-        raise SystemExit(f"no model in {WARM}: run scripts/quickstart first")
     figures: dict[str, float] = {}
-    for staleness in arguments.staleness:
-        for correction in arguments.only if staleness else [NONE]:
-            runs = [run(correction, staleness, seed, arguments.steps, model) for seed in arguments.seeds]
-            name = f"k={staleness}, {correction}"
-            figures[name] = fmean(one.accuracy for one in runs)
-            _, drift, effective, clipped = map(fmean, zip(*runs, strict=True))
-            by_seed = " ".join(f"{one.accuracy:.3f}" for one in runs)
-            print(
-                f"{name:<16} pass@1 {figures[name]:.3f} ({by_seed})   drift KL {drift:.4f}   "
-                f"effective {effective:.2f}   clipped {clipped:.4f}",
-                flush=True,
-            )
+    with warmed(arguments.small) as start:
+        for staleness in arguments.staleness:
+            for correction in arguments.only if staleness else [NONE]:
+                runs = [run(correction, staleness, seed, arguments.steps, start) for seed in arguments.seeds]
+                name = f"k={staleness}, {correction}"
+                figures[name] = fmean(one.accuracy for one in runs)
+                _, drift, effective, clipped = map(fmean, zip(*runs, strict=True))
+                by_seed = " ".join(f"{one.accuracy:.3f}" for one in runs)
+                print(
+                    f"{name:<16} pass@1 {figures[name]:.3f} ({by_seed})   drift KL {drift:.4f}   "
+                    f"effective {effective:.2f}   clipped {clipped:.4f}",
+                    flush=True,
+                )
     print(json.dumps({"benchmark": "staleness", "figures": figures, "baseline": NONE}))
 
 

@@ -25,6 +25,8 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
+from command_line import parse_arguments
+
 PROMPTS, SAMPLES, STEPS, UNCOUNTED, TRAINING_S = 32, 8, 50, 10, 1.0
 SIGMA, LONGEST, WINDOW = 1.0, 8.0, PROMPTS + 1
 IN_ORDER, WINDOWED, READY_FIRST = "in order", "window", "ready first"
@@ -156,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, nargs="+", default=[256, 64], help="samples that run at once")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, slots=[64], seeds=[0])
     figures: dict[str, float] = {}
     for slots in arguments.slots:
         print(f"| {slots} slots | bound | s/step | mean staleness | dropped | mean length |")

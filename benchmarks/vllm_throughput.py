@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command_line import parse_arguments
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.generation import VllmGenerationConfig
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, prompts=4, tokens=8, rounds=1)
     directory = make_model()
     engine = start_engine(
         ModelConfig(path=directory), VllmGenerationConfig(type="vllm", engine_args={"skip_tokenizer_init": True}), None

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from command_line import parse_arguments
 from torch import Tensor
 
 from tandem.regions import Shard, chunk, shape_of, slices_in, whole
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--receivers", type=int, default=2)
     parser.add_argument("--serve", choices=("whole", "tensor-parallel"), default="whole")
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, gib=0.01, rounds=1)
     arguments.shapes = shapes(arguments.gib)
     size = sum(2 * torch.Size(shape).numel() for shape in arguments.shapes.values())
     with TemporaryDirectory() as directory:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import parse_arguments
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tandem.config.generation import VllmGenerationConfig
@@ -36,7 +37,7 @@ MIB = 2**20
 class CopyEngine:
     """Of the SteppedEngine's verbs, those of weights."""
 
-    max_tokens = vocabulary = 1
+    max_tokens = vocabulary = max_running = 1
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, gib=0.02, rounds=1, bucket_mib=1.0)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the engine's process
     torch.set_num_threads(1)
     model = make_model(arguments.gib)

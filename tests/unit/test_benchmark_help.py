@@ -1,4 +1,4 @@
-"""Every program in benchmarks says with --help what it measures, and refuses arguments that it does not know."""
+"""Every program in benchmarks says with --help what it measures, has --small, and refuses what it does not know."""
 
 import ast
 import json
@@ -8,6 +8,8 @@ import sys
 from tests.conftest import ROOT
 
 PROGRAMS = [path for path in sorted(ROOT.glob("benchmarks/*.py")) if "__main__" in path.read_text(encoding="utf-8")]
+SIDES = {"prime_rl_memory": "plan_memory.py runs it", "smollm2_trl": "smollm2.py runs it"}
+"""Programs that measure nothing by themselves."""
 ASK = """
 import contextlib, io, json, runpy, sys
 from pathlib import Path
@@ -39,3 +41,4 @@ def test_benchmarks_have_help_and_refuse_unknown_arguments() -> None:
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         assert (helped, refused) == (0, 2), path
         assert docstring and docstring in text, path
+        assert path.stem in SIDES or "--small" in text, path
