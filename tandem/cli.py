@@ -365,11 +365,11 @@ def _silence_transformers() -> None:
 @output_may_end()
 def _run(config: Any, dataset: Callable[..., Any], run: Callable[..., StopReason | None], dry_run: bool) -> None:
     from tandem.jobs.inputs import rows_of
-    from tandem.jobs.notes import endless_note, notes, tokenizer_notes
+    from tandem.jobs.notes import disk_line, endless_note, notes, tokenizer_notes
     from tandem.jobs.run import claim_run_dir
 
     inputs = _read(config, dataset)
-    for line in rows_of(config, inputs):
+    for line in chain(rows_of(config, inputs), disk_line(config)):
         print(for_terminal(line))
     told = (notes(config, len(inputs.train)), tokenizer_notes(config, inputs.tokenizer), endless_note(config, inputs))
     for note in chain.from_iterable(told):

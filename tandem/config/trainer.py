@@ -40,6 +40,9 @@ class TrainerConfig(Section):
     """Steps between trajectory files; 0: none."""
     keep_trajectories: MayChange[NonNegativeInt] = 100
     """Trajectory files that stay, the newest ones, and as many of validation answers; 0: all."""
+    keep_trajectories_gib: MayChange[NonNegativeFloat] = 20.0
+    """GiB that trajectory files take together, and as much those of validation answers: the oldest go first, and the
+    newest one stays however large it is; 0: no such rule."""
     resume: MayChange[bool] = False
     """Continue the run in `run_dir` from its last checkpoint; without one there, start."""
     branch_from: CheckpointPath | None = None

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tandem.models.end_of_sequence import end_mismatch, ends_of_answers
 from tandem.pictures.model import sees_pictures
 from tandem.planning.command import verdict
 from tandem.planning.roles import moments
+from tandem.tracking.trajectories import largest_file_bytes
 from tandem.types import Demonstration, Preference, RatedAnswer
 
 _LOOKED_AT = 100
@@ -84,6 +86,29 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
     if config.cluster.type == "local" and processes > cores and not torch.cuda.is_available():
         key = "placement.pools" if isinstance(config, TrainConfig) and config.placement.pools else "cluster.ranks"
         yield f"{key}: {processes} processes compute on {cores} cores, and wait for one another; fewer are faster"
+
+
+def disk_line(config: TrainConfig | SftConfig) -> Iterator[str]:
+    """How much of the disk the trajectories of a run take at most, where it writes any."""
+    if not isinstance(config, TrainConfig) or not config.trainer.trajectories_every:
+        return
+    trainer, tokens = config.trainer, config.generation.max_response_tokens
+    answers = config.data.prompts_per_step * config.algorithm.group_size
+    file = largest_file_bytes(answers, config.data.max_prompt_tokens, tokens) / 2**30
+    written = trainer.steps // trainer.trajectories_every if trainer.steps else inf
+    held = file * min(trainer.keep_trajectories or inf, written)
+    if trainer.keep_trajectories_gib:
+        held = min(held, max(trainer.keep_trajectories_gib, file))
+    most = f"at most {in_gib(held)} stay" if held < inf else "all of them stay"
+    yield (
+        f"trajectories: a step of {answers:,} answers of at most {tokens:,} tokens writes up to {in_gib(file)}; {most} "
+        "(trainer.keep_trajectories, trainer.keep_trajectories_gib), and of validation answers by the same rules"
+    )
+
+
+def in_gib(gib: float) -> str:
+    """With two digits or more."""
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
 
 
 def memory_notes(config: TrainConfig | SftConfig, card_bytes: int, card: str) -> Iterator[str]:

@@ -41,7 +41,7 @@ from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.signals import StopReason
 from tandem.stored import read_json
-from tandem.tracking.trajectories import trajectories_path, validation_path, write_trajectories
+from tandem.tracking.trajectories import Kept, trajectories_path, validation_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, StepMetrics
 
 
@@ -63,6 +63,7 @@ class RlJob:
         self._train = inputs.train
         self._val_sets = None if inputs.val is None else ValidationSets(inputs.val, config)
         trainer = config.trainer
+        self._kept = Kept(trainer.keep_trajectories, trainer.keep_trajectories_gib)
         self._sampler = make_sampler(config.data, inputs.train, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
@@ -96,7 +97,7 @@ class RlJob:
         config, trainer = self._config, self._config.trainer
         if trainer.trajectories_every and step % trainer.trajectories_every == 0:
             path = trajectories_path(trainer.run_dir, step)
-            write_trajectories(path, step, done.groups, done.batch, trainer.keep_trajectories)
+            write_trajectories(path, step, done.groups, done.batch, self._kept)
         self._room.note(done.groups, f"step {step}")
         self._room.check(rows=1 if step == self.total_steps else len(self._train))
         self._warn_of_mismatch(done.batch, step)
@@ -150,10 +151,10 @@ class RlJob:
         try:
             groups = validate(roles, val, sets, trainer.seed, step)
         except RewardShareExceeded as error:
-            write_trajectories(path, step, list(error.groups), to_batch(error.groups), trainer.keep_trajectories)
+            write_trajectories(path, step, list(error.groups), to_batch(error.groups), self._kept)
             raise
         check_versions(groups, step)
-        write_trajectories(path, step, groups, to_batch(groups), trainer.keep_trajectories)
+        write_trajectories(path, step, groups, to_batch(groups), self._kept)
         self._room.note(groups, f"validation of step {step}", counts=False)
         roles.reward.check_share(groups)
         self._tell_of_accuracy(step, without_accuracy(answered_of(groups, sets.label)))

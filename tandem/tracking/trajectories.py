@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from tandem.files import temporary_name, writing
 from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score, Status, Trajectory, Turn, VideoStep
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
+_GIB = 2**30
 _TURNS = pa.list_(
     pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64()), ("text", pa.string())])
 )
@@ -52,6 +54,16 @@ _OFTEN_NULL = frozenset(("pictures", "prediction", "error", "judgement", "messag
 _OF_OTHER_FILES = (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
+class Kept(NamedTuple):
+    """How much of a folder of such files stays, the newest ones; 0: all of it."""
+
+    files: int = 0
+    gib: float = 0.0
+
+
+ALL = Kept()
+
+
 def trajectories_path(run_dir: Path, step: int) -> Path:
     return run_dir / "trajectories" / f"step_{step:06d}.parquet"
 
@@ -60,13 +72,14 @@ def validation_path(run_dir: Path, step: int) -> Path:
     return run_dir / "validation" / f"step_{step:06d}.parquet"
 
 
-def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: int = 0) -> None:
+def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: Kept = ALL) -> None:
     """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened.
 
     Response and messages are those of a whole trajectory, and stand in the row of its first branch.
 
-    `keep`: how many files of the folder stay, those of the newest steps up to this one; 0: all. Files of later steps,
-    which a run that went back to an earlier checkpoint has left behind, are replaced as it comes to them.
+    `keep`: what stays of the folder's files, those of the newest steps up to this one, whose own stays in any case.
+    Files of later steps, which a run that went back to an earlier checkpoint has left behind, are replaced as it comes
+    to them.
     """
     table, temporary = _table(step, groups, batch), temporary_name(path)
     with writing(path):
@@ -77,10 +90,27 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch,
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    if keep:
-        upto = [name for number, name in _names_by_step(path.parent).items() if number <= step]
-        for old in upto[:-keep]:
-            (path.parent / old).unlink()
+    _remove_old(path.parent, step, keep)
+
+
+def _remove_old(folder: Path, step: int, keep: Kept) -> None:
+    upto = [name for number, name in _names_by_step(folder).items() if number <= step]
+    stays = upto[-keep.files :]
+    if keep.gib:
+        sizes = [os.stat(f"{folder}/{name}").st_size for name in reversed(stays)]
+        fit = sum(total <= keep.gib * _GIB for total in accumulate(sizes))
+        stays = stays[-max(fit, 1) :]
+    for old in upto[: len(upto) - len(stays)]:
+        (folder / old).unlink()
+
+
+def largest_file_bytes(answers: int, prompt_tokens: int, response_tokens: int) -> int:
+    """About what a file of so many answers takes where each prompt and each response has so many tokens, in one branch.
+
+    A response token is its id, two log-probs, an advantage and a version of four bytes each, a bit of the mask, and
+    some letters of text that lz4 makes shorter; a prompt token is its id and its text.
+    """
+    return answers * (8 * prompt_tokens + 21 * response_tokens)
 
 
 def files_by_step(folder: Path) -> dict[int, Path]:

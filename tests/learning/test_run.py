@@ -111,12 +111,15 @@ def test_an_exit_of_the_users_own_is_a_failure(run: Path, tmp_path: Path, capsys
     assert "my check failed" in capsys.readouterr().err
 
 
-def test_the_newest_trajectories_stay(run: Path) -> None:
+def test_the_newest_trajectories_stay(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(run, "trainer.steps=5", "trainer.eval_every=1", "trainer.keep_trajectories=2") == 0
     for directory in ("trajectories", "validation"):
         assert files(run / directory) == ["step_000004.parquet", "step_000005.parquet"]
+    assert "trajectories: a step of " in capsys.readouterr().out
     assert train(run, "trainer.steps=6", "trainer.resume=true", "trainer.keep_trajectories=0") == 0
     assert len(files(run / "trajectories")) == 3
+    assert train(run, "trainer.steps=7", "trainer.resume=true", "trainer.keep_trajectories_gib=1e-6") == 0
+    assert files(run / "trajectories") == ["step_000007.parquet"]
 
 
 def test_a_run_that_went_back_keeps_what_it_writes(run: Path) -> None:

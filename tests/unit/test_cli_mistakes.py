@@ -22,7 +22,7 @@ from transformers import (
 from tandem.cli import main
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.jobs.notes import notes
+from tandem.jobs.notes import disk_line, notes
 from tests.conftest import ROOT
 
 
@@ -146,6 +146,29 @@ def test_a_tower_that_adapters_leave_as_it_is_is_said(
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [f"model.path={tmp_path}", *overrides])
     said = [note for note in notes(config, 9999) if note.startswith("model.vision_tower: train, but with model.")]
     assert len(said) == told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], "1,024 answers of at most 32,768 tokens writes up to 677.0 MiB; at most 20.0 GiB stay"),
+        (["trainer.steps=10"], "at most 6.6 GiB stay"),
+        (["trainer.steps=10", "trainer.trajectories_every=5"], "at most 1.3 GiB stay"),
+        (["trainer.keep_trajectories=10"], "at most 6.6 GiB stay"),
+        (["trainer.keep_trajectories_gib=0.1"], "at most 677.0 MiB stay"),
+        (["trainer.keep_trajectories_gib=0"], "at most 66.1 GiB stay"),
+        (["trainer.keep_trajectories_gib=0", "trainer.keep_trajectories=0"], "at most 661.1 GiB stay"),
+        (["trainer.keep_trajectories_gib=0", "trainer.keep_trajectories=0", "trainer.epochs=1"], "all of them stay"),
+        (["trainer.trajectories_every=0"], None),
+    ],
+)
+def test_a_run_says_what_its_trajectories_take(overrides: list[str], told: str | None) -> None:
+    sizes = ["data.prompts_per_step=128", "data.max_prompt_tokens=640", "generation.max_response_tokens=32768"]
+    steps = [] if "trainer.epochs=1" in overrides else ["trainer.epochs=null", "trainer.steps=1000"]
+    sizes += ["algorithm.group_size=8", *steps]
+    config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [*sizes, *overrides])
+    lines = list(disk_line(config))
+    assert [told in line for line in lines] == ([True] if told else []), lines
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], grpo_config: Path, tmp_path: Path) -> None:
