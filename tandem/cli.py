@@ -14,10 +14,10 @@ from signal import Signals
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from pydantic import ValidationError
 
-from tandem import __version__
+import tandem
 from tandem.commands.data import data_app
+from tandem.commands.plan import plan
 from tandem.commands.reward import reward_app
 from tandem.commands.search import search_app
 from tandem.commands.shared import (
@@ -30,13 +30,10 @@ from tandem.commands.shared import (
     of_run,
     token,
 )
-from tandem.config.load import config_of, refuse
-from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, ServeConfig, SftConfig, TrainConfig
 from tandem.errors import TandemError, UserError, for_terminal, with_notes
 from tandem.files import make_room_for
 from tandem.importing.command import import_app
 from tandem.output import messages_may_end, output_may_end, silence
-from tandem.planning.command import plan
 from tandem.serving.limits import USUAL, ServerLimits
 from tandem.signals import StopReason
 from tandem.simulation.command import simulate
@@ -66,7 +63,7 @@ def version(
 ) -> None:
     """Reinforcement-learning post-training for language models."""
     if show:
-        print(f"tandem {__version__}")
+        print(f"tandem {tandem.__version__}")
         raise typer.Exit
 
 
@@ -85,7 +82,7 @@ def train(
     """Reinforcement learning: PPO, GRPO and their kin."""
     if debug_rollout and debug_train:
         raise UserError("--debug-rollout and --debug-train are two halves of a run; give one of them")
-    config = configure(TrainConfig, arguments, resume)
+    config = configure(tandem.TrainConfig, arguments, resume)
     with _loading():
         from tandem.data.dataset import RLHFDataset
         from tandem.jobs import debug, rl
@@ -101,7 +98,7 @@ def train(
 @app.command()
 def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on demonstrations."""
-    config = configure(SftConfig, arguments, resume)
+    config = configure(tandem.SftConfig, arguments, resume)
     with _loading():
         from tandem.data.sft import SftDataset
         from tandem.jobs.sft import train as run
@@ -112,7 +109,7 @@ def sft(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 @app.command()
 def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """Direct preference optimization and its kin, on pairs of answers or, KTO, on answers that are good or bad."""
-    config = configure(DpoConfig, arguments, resume)
+    config = configure(tandem.DpoConfig, arguments, resume)
     with _loading():
         from tandem.data.preference import dataset_of
         from tandem.jobs.preference import train_dpo
@@ -123,7 +120,7 @@ def dpo(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: Dr
 @app.command(name="reward-model")
 def reward_model(arguments: ConfigAndOverrides = None, resume: Resume = None, dry_run: DryRun = False) -> None:
     """A model of which of two answers is better, trained on pairs of answers."""
-    config = configure(RewardModelConfig, arguments, resume)
+    config = configure(tandem.RewardModelConfig, arguments, resume)
     with _loading():
         from tandem.data.preference import PreferenceDataset
         from tandem.jobs.preference import train_reward_model
@@ -149,7 +146,7 @@ def evaluate(
     make_room_for({"--out": out, "--answers": answers})
     if against is not None and not against.is_file():
         raise UserError(f"--against {against}: no such file; another evaluation writes it with --answers {against}")
-    config = configure(EvalConfig, of_run(arguments), writes_run=False)
+    config = configure(tandem.EvalConfig, of_run(arguments), writes_run=False)
     with _loading():
         from tandem.data.dataset import RLHFDataset
         from tandem.evaluation.summary import lines, pair_lines
@@ -177,7 +174,7 @@ def evaluate(
 @app.command()
 def check(arguments: ConfigAndOverrides = None) -> None:
     """Do engine, trainer and tokenizer agree? A few prompts, a large one, three at learning rate 0; verdicts."""
-    config = configure(TrainConfig, arguments, writes_run=False)
+    config = configure(tandem.TrainConfig, arguments, writes_run=False)
     from tandem.data.dataset import RLHFDataset
     from tandem.jobs.check import check as run
 
@@ -246,9 +243,11 @@ def serve(
 ) -> None:
     """An OpenAI-compatible endpoint. Its token is TANDEM_API_KEY, else a new one that is printed."""
     given = [naming("model.path", model), f"model.dtype={dtype}", f"generation.type={engine}"]
-    config = config_of(ServeConfig, [*given, *(overrides or [])])
+    from tandem.config.load import config_of, refuse
+    from tandem.config.tree import ServeConfig
     from tandem.jobs.preflight.models import find_directory_mistakes
 
+    config = config_of(ServeConfig, [*given, *(overrides or [])])
     refuse("command line", list(find_directory_mistakes(config)))
     try:
         from tandem.serving.server import reserve
@@ -330,6 +329,8 @@ def _status_of(arguments: Sequence[str] | None) -> int:
 
 def _of_misuse(error: Any) -> str:
     """What typer says of arguments, with the value where it leaves that out. Nothing where it has shown the help."""
+    from pydantic import ValidationError
+
     message, cause = error.format_message().strip(), error.__cause__
     if not message:
         return ""

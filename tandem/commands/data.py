@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from tandem.commands.job import job_of
 from tandem.commands.shared import ConfigAndOverrides, configure, meant_command
-from tandem.config.load import split_arguments
+from tandem.config.job import Job
 from tandem.errors import UserError
-from tandem.planning.job import KINDS, Job
 
 
 class DataSetNames(TyperGroup):
@@ -44,6 +42,10 @@ def show(
     """What the model will read of a row: text, where tokens end, and which of them are learned."""
     if row is not None and prompt_index is not None:
         raise UserError("--row and --prompt-index both say which row; give one of them")
+    from tandem.commands.job import job_of
+    from tandem.config.load import split_arguments
+    from tandem.planning.job import KINDS
+
     path, overrides = split_arguments(arguments)
     job = job or (job_of(path, overrides) if path is not None else "train")
     others_may_be_bad = ["data.on_bad_row=skip"] if path is not None else []

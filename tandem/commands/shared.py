@@ -6,16 +6,16 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tandem.commands.job import job_of
-from tandem.config.load import split_arguments
-from tandem.config.tree import ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 
-Config = TypeVar("Config", bound=ModelsConfig)
+if TYPE_CHECKING:
+    from tandem.config.tree import ModelsConfig
+
+Config = TypeVar("Config", bound="ModelsConfig")
 
 ConfigAndOverrides = Annotated[
     list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
@@ -35,6 +35,7 @@ def configure(
 
     Raises UserError with every mistake that can be found before torch is imported.
     """
+    from tandem.config.load import split_arguments
     from tandem.jobs.preflight import load_checked
 
     path, given = split_arguments(arguments)
@@ -58,8 +59,11 @@ def configure(
     return config
 
 
-def meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]) -> str:
+def meant_command(kind: "type[ModelsConfig]", path: Path, overrides: Sequence[str]) -> str:
     """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
+    from tandem.commands.job import job_of
+    from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
+
     trains_on_rows, job = issubclass(kind, SftConfig), job_of(path, overrides)
     if trains_on_rows and "algorithm" in _sections(path):
         meant = "tandem train"
@@ -77,6 +81,8 @@ def meant_command(kind: type[ModelsConfig], path: Path, overrides: Sequence[str]
 def of_run(arguments: Sequence[str] | None) -> list[str]:
     """The arguments of `tandem eval` with CONFIG and `model.path` in the place of the directory of a run that answers
     prompts. Raises UserError for any other directory."""
+    from tandem.config.load import split_arguments
+
     path, given = split_arguments(arguments)
     if path is None or not path.is_dir():
         return list(arguments or [])

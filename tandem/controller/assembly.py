@@ -1,11 +1,12 @@
 """Configuration -> the roles of a run: which models and engines there are, and how weights get to the engines."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
@@ -38,12 +39,14 @@ from tandem.controller.rollouts import RolloutProducer, Sharing
 from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
 from tandem.errors import UserError
-from tandem.models.loading import load_tokenizer, tokens_with_rows
 from tandem.pictures.model import sees_pictures
 from tandem.training.base import TopTokens
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainSpec, TrainWorker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True)
@@ -325,6 +328,8 @@ def make_judge(config: RolloutConfig, placement: Placement) -> Judge | None:
     if path is None:
         return None
     model = config.model.model_copy(update={"path": path, "lora": None, "chat_template": None})
+    from tandem.models.loading import load_tokenizer
+
     spec = RolloutSpec(model, settings.generation, load_tokenizer(model), frozen=True)
     return LocalJudge(placement.group(Role.Judge, Rollout, RolloutWorker, spec), spec)
 
@@ -378,6 +383,8 @@ def _make_teacher(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, place
         raise UserError(f"{config.algorithm.type} learns from a teacher; give its directory as model.teacher_path")
     model = config.model.model_copy(update={"path": path, "lora": None})
     count = config.algorithm.top_tokens
+    from tandem.models.loading import tokens_with_rows
+
     top = TopTokens(count, tokens_with_rows(config.model, tokenizer)) if count else None
     if top is not None and count > top.vocabulary:
         raise UserError(f"algorithm.top_k: {count}, but the tokenizer has {top.vocabulary} tokens; give fewer")

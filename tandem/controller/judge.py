@@ -6,14 +6,15 @@ The first attempt is greedy. A reply that cannot be read is never a reward: the 
 whose last attempt fails has the reward that the configuration says, or none.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from tandem.config.judging import JudgeConfig
 from tandem.controller.reward_model import Rewards, without_functions
@@ -25,6 +26,9 @@ from tandem.http import RequestThreads, post_json
 from tandem.reward.judging import Rubric, Unreadable, make_parser
 from tandem.types import Group, Prompt, Score, Status, Trajectory
 from tandem.workers.rollout import RolloutRequest, RolloutSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 JUDGE = 2
 """A purpose for which seeds are drawn, beside training and validation (`tandem.workers.rollout`)."""
@@ -47,6 +51,8 @@ class LocalJudge:
 
     def __init__(self, engines: Rollout, spec: RolloutSpec) -> None:
         """`spec`: what the engines are made from."""
+        from transformers import AutoConfig
+
         self._engines = engines
         self._tokenizer: PreTrainedTokenizerBase = spec.tokenizer
         auto = cast(Any, AutoConfig)

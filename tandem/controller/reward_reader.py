@@ -6,24 +6,27 @@ docs/rewards.md says what is shown of a conversation. All of it happens in the c
 as every other is, within limits (`models/rendering.py`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from tandem.config.model import ModelConfig
 from tandem.data.chat import TooLong, encode, refuse_long, render, require_one_bos, require_shown
 from tandem.data.messages import messages_of
 from tandem.data.rows import BadRow
 from tandem.errors import UserError
-from tandem.models.loading import load_tokenizer, most_positions, rows_of_vocabulary
 from tandem.models.rendering import TemplateExceedsLimits
 from tandem.rollout.environments.tools import opening_messages
 from tandem.rollout.formats.chat_template import with_text
 from tandem.rollout.formats.control_tokens import ControlTokens, unused_word
 from tandem.types import Demonstration, IntArray, Message, Prompt, Status, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PROBE = "Ada's “2 + 2 = 4”,\n\n\tand   1234567890 naïve, 漢字 🙂:  def f(x):\n    return x**2"
 """What tokenizers of one vocabulary may still cut otherwise."""
@@ -36,7 +39,7 @@ class NotRead(Exception):
     """The reward model has not read an answer; the message says why."""
 
 
-def make_reward_reader(config: ModelConfig, policy: PreTrainedTokenizerBase) -> "RewardReader | None":
+def make_reward_reader(config: ModelConfig, policy: PreTrainedTokenizerBase) -> RewardReader | None:
     """What reads for `model.reward_model_path`; None where there is none, and where the policy's token ids are what its
     own tokenizer and chat template would make of every conversation. `policy`: the tokenizer of `model.path`, as the
     section `model.chat_template` has changed it.
@@ -45,6 +48,8 @@ def make_reward_reader(config: ModelConfig, policy: PreTrainedTokenizerBase) -> 
     """
     if config.reward_model_path is None:
         return None
+    from tandem.models.loading import load_tokenizer
+
     own = config.model_copy(update={"path": config.reward_model_path, "chat_template": None})
     tokenizer = load_tokenizer(own)
     same = policy.get_vocab() == tokenizer.get_vocab() and _ids(policy, False) == _ids(tokenizer, False)
@@ -100,6 +105,8 @@ class RewardReader:
     ) -> None:
         """`model`: the section, with the reward model's path. `messages_by_ids`: of conversations of messages, and
         `text_by_ids`: of prompts that are plain text, the policy's tokens are what its own would be."""
+        from tandem.models.loading import most_positions, rows_of_vocabulary
+
         self.path: Path = model.path
         self.messages_by_ids = messages_by_ids
         self.text_by_ids = text_by_ids

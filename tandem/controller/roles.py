@@ -4,20 +4,24 @@ Each method runs on the workers of the role and returns a Future of the answer f
 stay on the ranks (`tandem.controller.placed`), for these. Suffix: `[T]` response tokens of all rows, head to tail.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from tandem.checkpoint.draft import Draft
 from tandem.controller.groups import Future, Ranks, RemoteWorkers
 from tandem.controller.placed import PlacedRows, PlacedSteps
 from tandem.types import Batch, FloatArray, IntArray, Prompt, StepMetrics, TokenLoss, Trajectory
-from tandem.weights.bridge import Address
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tandem.weights.bridge import Address
 
 _REFERENCE = "reference"
 

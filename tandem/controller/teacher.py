@@ -5,16 +5,17 @@
 vLLM's server and `tandem serve` answer so. Every request is tried again while that may help; then the run stops.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as Answer
 from itertools import chain
 from math import inf, isfinite
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from tandem.config.teacher import TeacherConfig
 from tandem.controller.groups import Future
@@ -22,6 +23,9 @@ from tandem.controller.placed import PlacedRows
 from tandem.errors import TandemError, UserError
 from tandem.http import RequestThreads, post_json
 from tandem.types import Batch, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PROBED = 256
 """Tokens whose text the server is asked for, to tell the tokenizers apart."""
@@ -37,7 +41,7 @@ class Told(NamedTuple):
     text: str | None
 
     @classmethod
-    def of(cls, entry: Any) -> "Told":
+    def of(cls, entry: Any) -> Told:
         text = entry.get("decoded_token")
         return cls(float(entry["logprob"]), None if text is None else str(text))
 
@@ -108,7 +112,7 @@ class ServedTeacher:
 
         return Future(finished, _unwatched)
 
-    def _wait_for(self, answers: Sequence["Answer[Scored]"]) -> None:
+    def _wait_for(self, answers: Sequence[Answer[Scored]]) -> None:
         """Raises UserError where a request has failed, for the run can go on; those that have not begun are then left
         out."""
         pending = set(answers)
@@ -186,7 +190,7 @@ class ServedTeacher:
                 )
 
 
-def _result(answer: "Answer[Scored]") -> Scored:
+def _result(answer: Answer[Scored]) -> Scored:
     """Raises UserError where the request has failed: the server is the user's to start again, and the run can go on."""
     try:
         return answer.result()

@@ -1,10 +1,10 @@
 """Messages of a row -> the text that a chat template makes of them -> token ids."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from tandem.data.messages import Messages
 from tandem.data.rows import BadRow
@@ -13,6 +13,9 @@ from tandem.models.rendering import TemplateFailed, rendered
 from tandem.models.shown_messages import left_out, misnamed_role
 from tandem.models.template_dialects import prepared
 from tandem.types import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[dict[str, Any]]
 _LETTERS_A_TOKEN, _SHORT = 4, 1024

@@ -1,15 +1,19 @@
 """The seam: token ids -> completions, whole or as they grow."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from tandem.errors import UserError
 from tandem.pictures.marks import PictureNumbers
 from tandem.types import Completion, Delta, IntArray, Request, check_temperature
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _INT32 = 2**31
 
@@ -27,7 +31,7 @@ class GenerationEngine(Protocol):
         ...
 
     @property
-    def limits(self) -> "EngineLimits":
+    def limits(self) -> EngineLimits:
         """What requests must keep to; known once weights are loaded."""
         ...
 

@@ -1,14 +1,16 @@
 """The commands `tandem import …`: configurations of other frameworks, as ours."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.errors import UserError
 from tandem.files import make_room_for, write_text
-from tandem.importing import openrlhf, trl, trl_source, verl, verl_source
-from tandem.importing.outcome import Imported, report, written
+from tandem.importing.verl_methods import METHODS
+
+if TYPE_CHECKING:
+    from tandem.importing.outcome import Imported
 
 import_app = typer.Typer(no_args_is_help=True, help="Configurations of other frameworks, as ours.")
 ImportedInto = Annotated[Path, typer.Option("--out", help="The configuration: a YAML file that is not there yet.")]
@@ -23,13 +25,15 @@ def import_verl(
     arguments: Arguments = None,
     command: Command = None,
     trainer: Annotated[
-        str | None, typer.Option(help=f"What a program does that is none of verl's: {', '.join(verl_source.METHODS)}.")
+        str | None, typer.Option(help=f"What a program does that is none of verl's: {', '.join(METHODS)}.")
     ] = None,
 ) -> None:
     """Write a configuration from verl's, and say what became of each of its keys. No program is started."""
+    from tandem.importing import verl, verl_source
+
     _refuse_to_overwrite(out)
-    if trainer is not None and trainer not in verl_source.METHODS:
-        raise UserError(f"--trainer {trainer}: there are {', '.join(verl_source.METHODS)}")
+    if trainer is not None and trainer not in METHODS:
+        raise UserError(f"--trainer {trainer}: there are {', '.join(METHODS)}")
     found = verl_source.read(source, trainer, arguments or [], command)
     _import(verl.convert(found), "verl", source, out, verl.COMMANDS[found.method])
 
@@ -45,6 +49,8 @@ def import_trl(
     ] = None,
 ) -> None:
     """Write a configuration from TRL's, and say what became of each of its arguments. No program is started."""
+    from tandem.importing import trl, trl_source
+
     _refuse_to_overwrite(out)
     if trainer is not None and trainer not in trl.COMMANDS:
         raise UserError(f"--trainer {trainer}: has no counterpart here; these have one: {', '.join(trl.COMMANDS)}")
@@ -60,6 +66,8 @@ def import_openrlhf(
     command: Command = None,
 ) -> None:
     """Write a configuration from OpenRLHF's, and say what became of each of its arguments. No program is started."""
+    from tandem.importing import openrlhf
+
     _refuse_to_overwrite(out)
     found = openrlhf.read(source, arguments or [], command)
     _import(openrlhf.convert(found), "openrlhf", source, out, openrlhf.COMMANDS[found.method])
@@ -71,7 +79,9 @@ def _refuse_to_overwrite(out: Path) -> None:
     make_room_for({"--out": out})
 
 
-def _import(made: Imported, framework: str, source: Path, out: Path, command: str) -> None:
+def _import(made: "Imported", framework: str, source: Path, out: Path, command: str) -> None:
+    from tandem.importing.outcome import report, written
+
     print("\n".join(report(made)))
     write_text(out, written(made, framework, source.name))
     print(f"written: {out}; try it: tandem {command} {out} --dry-run")

@@ -8,6 +8,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.importing.outcome import Source, parsed, read_yaml
 from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
+from tandem.importing.verl_methods import METHODS
 
 _PROGRAMS: Mapping[str, str] = {
     "main_ppo": "ppo", "main_ppo_sync": "ppo", "main_dapo": "ppo",
@@ -18,7 +19,6 @@ _PROGRAMS: Mapping[str, str] = {
 """How the module of a program ends -> what it does."""
 _OTHERS = ("vla.main_ppo",)
 """Ends of modules that are not what their last name says."""
-METHODS = ("ppo", "sft", "one_step_off", "fully_async")
 _FLAG = re.compile(r"\+{0,2}[A-Za-z_][\w.@/-]*=")
 _OWN_DEFAULTS = re.compile(
     r"(ppo|ppo_megatron|sft|fully_async_ppo|one_step_off_ppo|fully_async_ppo_megatron|dapo)\w*_trainer\w*"

@@ -107,8 +107,12 @@ def disk_line(config: TrainConfig | SftConfig) -> Iterator[str]:
 
 
 def in_gib(gib: float) -> str:
-    """With two digits or more."""
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
+    """In the unit in which it is 1 or more, but for what is less than a KiB."""
+    for unit in ("GiB", "MiB"):
+        if gib >= 1:
+            return f"{gib:.1f} {unit}"
+        gib *= 1024
+    return f"{gib:.1f} KiB"
 
 
 def memory_notes(config: TrainConfig | SftConfig, card_bytes: int, card: str) -> Iterator[str]:

@@ -4,6 +4,8 @@ A template came with a model and may do anything that Jinja can, such as never e
 its own (`template_process.py`), which is ended at a limit and started anew with the next rendering.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import pickle
@@ -16,12 +18,13 @@ from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from tandem.errors import UserError
 from tandem.models.template_process import CPU_S, MEMORY_BYTES, Reply
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from tandem.models.template_process import main; main()"
 """The process finds modules where its parent does, and does not run the parent's `__main__` again."""
@@ -112,6 +115,8 @@ def _template_of(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
 
 
 def _is_rendered_by_jinja(tokenizer: PreTrainedTokenizerBase) -> bool:
+    from transformers import PreTrainedTokenizerBase
+
     return type(tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
 
 
@@ -170,7 +175,7 @@ class _Process:
                 raise
             return how, text
 
-    def _start(self) -> "Connection[Any, Any]":
+    def _start(self) -> Connection[Any, Any]:
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         command = [sys.executable, "-uP", "-c", _START, str(theirs.fileno()), *sys.path]

@@ -1,14 +1,12 @@
-"""The command `tandem plan`: what a configuration needs, before anything is loaded."""
+"""What `tandem plan` prints: what a configuration needs, before anything is loaded."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tandem.config.generation import NativeGenerationConfig
+from tandem.config.job import Job
 from tandem.config.load import load_config, read_config, refuse, split_arguments, written_tree
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import SftConfig, TrainConfig
@@ -16,7 +14,7 @@ from tandem.config.valid_part import found_by
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
-from tandem.planning.job import KINDS, Job, jobs_of
+from tandem.planning.job import KINDS, jobs_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
@@ -27,38 +25,16 @@ CARD = "H100"
 """Where nobody says which."""
 
 
-def plan(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="CONFIG.yaml, then any number of section.key=value", show_default=False)
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            help="8xH100, or 2x8xH100 for two nodes. --search uses all; memory is of the configuration's processes.",
-            show_default="8xH100, or as many as the configuration has processes",
-        ),
-    ] = None,
-    job: Annotated[
-        Job | None, typer.Option(help="The command that the configuration is for.", show_default="by its keys")
-    ] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Run the real engine on fake tensors instead of formulas: a minute or more.")
-    ] = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="How long a step takes, by stage, and which placement is the fastest.")
-    ] = False,
-    response_tokens: Annotated[
-        float | None, typer.Option(help="With --search: of an answer, on average. Default: half of the longest.", min=1)
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(help="With --search: a run directory, whose measured stages scale the predicted ones."),
-    ] = None,
-) -> None:
-    """Memory of every role and phase against a GPU's, and what to change where it does not fit. Needs no GPU.
-
-    Of models the config.json is enough. Exit status 2: it does not fit.
-    """
+def print_plan(
+    arguments: Sequence[str] | None,
+    gpus: str | None,
+    job: Job | None,
+    trace: bool,
+    search: bool,
+    response_tokens: float | None,
+    calibrate: Path | None,
+) -> bool:
+    """As the options of `tandem plan` say; whether everything fits. Raises UserError for what is wrong with them."""
     path, overrides = _configuration(arguments)
     if (response_tokens or calibrate) and not search:
         raise UserError("--response-tokens and --calibrate are for --search")
@@ -82,8 +58,7 @@ def plan(
         print("\n".join(mend_of(kind, path, overrides, machines, bool(gpus))))
     if search and isinstance(config, TrainConfig):
         print("\n".join(time_report(config, machines, response_tokens, run)))
-    if not fits:
-        raise typer.Exit(2)
+    return fits
 
 
 def _configuration(arguments: Sequence[str] | None) -> tuple[Path, list[str]]:

@@ -1,13 +1,13 @@
 """Which command a configuration is for, where nobody says it: by its keys."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from tandem.config.data import DataConfig, SftDataConfig
+from tandem.config.job import Job
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.planning.planned import Planned
 
-Job = Literal["train", "sft", "dpo", "reward-model"]
 KINDS: Mapping[Job, type[Planned]] = {
     "train": TrainConfig,
     "sft": SftConfig,

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.config.load import load_config, split_arguments
-from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +66,10 @@ def simulate(
 
 def _print_simulations(options: "Options", arguments: list[str] | None, staleness: str, steps: int | None) -> None:
     """What the options ask for. Raises UserError for what is wrong with them."""
+    from tandem.config.load import load_config, split_arguments
+    from tandem.config.tree import TrainConfig
     from tandem.simulation.options import count_steps, load_for_each, read_staleness, setup_of
+    from tandem.simulation.table import print_table
 
     path, overrides = split_arguments(arguments)
     if path is None and options.run is not None:
@@ -80,6 +81,4 @@ def _print_simulations(options: "Options", arguments: list[str] | None, stalenes
     config = load_config(TrainConfig, path, overrides)
     configs = load_for_each(values, path, overrides)
     setup = setup_of(options, config)
-    from tandem.simulation.table import print_table  # imports torch: what is wrong is said before
-
     print_table(configs, setup, steps)

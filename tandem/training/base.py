@@ -1,17 +1,20 @@
 """The seam: micro-batches -> log-probs, values, gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-import torch
-from torch import Tensor
-
-from tandem.models.storage import TensorFile
 from tandem.regions import Shard
 from tandem.types import MicroBatch, Outputs, TokenLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tandem.models.storage import TensorFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class PassResult:
 def sum_results(results: Sequence[LossResult]) -> tuple[float, dict[str, float]]:
     """Losses and metrics of a pass, summed; the device is waited for once."""
     scalars = [x for result in results for loss, metrics in result.parts for x in (loss, *metrics.values())]
+    import torch
+
     numbers: Iterator[float] = iter(torch.stack(scalars).tolist() if scalars else ())
     return sum_parts(
         [

@@ -2,12 +2,11 @@
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
-
-import torch
 
 from tandem.files import find_user_files
 from tandem.types import StepMetrics
@@ -94,6 +93,8 @@ class WorkerHost:
 
     def join(self, rendezvous: str, local_rank: int, timeout_s: float) -> None:
         """Enter the pool's torch.distributed world at `rendezvous` (an init_method URL); the ranks call it together."""
+        import torch
+
         device = None
         if torch.cuda.is_available():
             device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -130,7 +131,8 @@ class WorkerHost:
         """Close the workers, the last one made first, and leave torch.distributed."""
         while self.workers:
             self.workers.popitem()[1].close()
-        if torch.distributed.is_initialized():
+        torch = sys.modules.get("torch")  # who has not imported it has joined nothing
+        if torch is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
 """How much of its device a process has seen in use, by phase of a step."""
 
 import resource
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-
-import torch
+from typing import Any
 
 from tandem.types import StepMetrics
 
@@ -23,6 +23,12 @@ _PHASES = {
 """The phase of a step, by the worker's method that runs. Other methods count towards the whole alone."""
 
 
+def cuda_in_use() -> Any:
+    """`torch.cuda`, where this process computes on a GPU; else None. Who has not imported torch does not."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
 class PeakMemory:
     """The highest use of this process's GPU so far: what the process had reserved at its peak, plus what other
     processes held there at the end of each call (engines of their own reserve what they need before they answer).
@@ -36,12 +42,12 @@ class PeakMemory:
     @contextmanager
     def measured(self, method: str) -> Generator[None]:
         """Measures while the method of a worker runs."""
-        if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+        if (cuda := cuda_in_use()) is not None:
+            cuda.reset_peak_memory_stats()
         yield
-        if torch.cuda.is_initialized():
-            free, total = torch.cuda.mem_get_info()
-            given_back = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+        if (cuda := cuda_in_use()) is not None:
+            free, total = cuda.mem_get_info()
+            given_back = cuda.max_memory_reserved() - cuda.memory_reserved()
             phase = _PHASES.get(method, "")
             self._peaks_gib[phase] = max(self._peaks_gib.get(phase, 0.0), (total - free + given_back) / 2**30)
 

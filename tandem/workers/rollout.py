@@ -1,5 +1,7 @@
 """The rollout role: requests -> generation engines -> trajectories."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 from collections import deque
@@ -7,11 +9,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.activity import count
 from tandem.config.conversation import ConversationConfig
@@ -20,23 +20,23 @@ from tandem.config.generation import EvalSamplingConfig, GenerationConfig, Nativ
 from tandem.config.model import ModelConfig
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import GenerationEngine
-from tandem.generation.native import NativeEngine
 from tandem.generation.resumable import ResumableGeneration
-from tandem.generation.start import start_engine
-from tandem.models.loading import load_policy, named_part, never_drawn, stop_token_ids
-from tandem.models.tower import PictureTower
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore
 from tandem.rollout.single_turn import single_turn
-from tandem.training.fsdp import FsdpEngine
 from tandem.types import IntArray, Prompt, SamplingParams, Trajectory
 from tandem.weights.base import Weights
-from tandem.weights.bridge import Address, Receiver
-from tandem.workers.conversations import HoldsConversations, Speaker, make_conversations
 from tandem.workers.event_loop import PausingEventLoop
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, OwnDispatch, Returns, register
 from tandem.workers.training import TrainWorker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tandem.generation.native import NativeEngine
+    from tandem.weights.bridge import Address
+    from tandem.workers.conversations import HoldsConversations
 
 
 def _ask_engines(mesh: Mesh, arguments: Arguments) -> Calls:
@@ -113,6 +113,12 @@ class RolloutWorker(Worker[RolloutSpec]):
     """
 
     def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
+        import torch
+
+        from tandem.generation.start import start_engine
+        from tandem.models.loading import stop_token_ids
+        from tandem.workers.conversations import Speaker, make_conversations
+
         super().__init__(context, spec)
         model, config, tokenizer = spec.model, spec.generation, spec.tokenizer
         if config.type != "native" and config.memory_share is None and torch.cuda.is_available():
@@ -159,6 +165,11 @@ class RolloutWorker(Worker[RolloutSpec]):
         tokenizer: PreTrainedTokenizerBase,
         actor: TrainWorker | None,
     ) -> NativeEngine:
+        from tandem.generation.native import NativeEngine
+        from tandem.models.loading import load_policy, never_drawn
+        from tandem.models.tower import PictureTower
+        from tandem.training.fsdp import FsdpEngine
+
         if actor is not None and self.context.size == 1 and isinstance(actor.engine, FsdpEngine):
             self._weights = lambda: None
             policy = actor.engine.model
@@ -180,6 +191,8 @@ class RolloutWorker(Worker[RolloutSpec]):
     def _devices(self, wanted: int) -> str | None:
         """What CUDA_VISIBLE_DEVICES is for this rank's engine: the devices of the ranks that share the engine, which
         all call this together. None: the engine may see every device."""
+        import torch
+
         if not torch.cuda.is_available() or (self._ranks_per_engine == 1 and wanted > 1):
             return None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -233,6 +246,9 @@ class RolloutWorker(Worker[RolloutSpec]):
     def join_bridge(self, address: Address) -> None:
         """Take weights from the actor's pool over this bridge from now on: into the native engine's own parameters, or
         whole for an engine that cuts them itself. A rank without an engine gets none."""
+        from tandem.models.loading import named_part
+        from tandem.weights.bridge import Receiver
+
         receiver = Receiver(address, self.context.rank, None if self._engine is not None else {})
         policy = self._policy
         self._weights = receiver.receive

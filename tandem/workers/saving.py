@@ -1,11 +1,16 @@
 """The files of a rank in a checkpoint, written and sealed while the rank goes on with the next step."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from tandem.checkpoint.draft import seals_of_rank, write_seals
-from tandem.models.storage import TensorFile
+
+if TYPE_CHECKING:
+    from tandem.models.storage import TensorFile
 
 
 class BackgroundWrite:

@@ -1,25 +1,31 @@
 """What trains or scores: the actor, the critic, the reference policy, a reward model. An engine, and its verbs for the
 controller."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import TrainingConfig
-from tandem.models.loading import model_cost
 from tandem.training.base import TopTokens, TrainEngine
 from tandem.types import Batch, FloatArray, IntArray, MicroBatch, Outputs, StepMetrics, TokenLoss
-from tandem.weights.bridge import Address, Sender, open_bridge
 from tandem.workers.host import Worker, WorkerContext
+from tandem.workers.memory import cuda_in_use
 from tandem.workers.registration import Dispatch, Mesh, Returns, register
 from tandem.workers.saving import BackgroundWrite
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    from tandem.weights.bridge import Address, Sender
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class TrainWorker(Worker[TrainSpec]):
 
     @property
     def meshes(self) -> dict[str, Mesh]:
+        from tandem.models.loading import model_cost
+
         cost = model_cost(self.spec.model, self.spec.value_head)
         return {"training": Mesh(self.spec.training.mesh(self.context.size), cost)}
 
@@ -150,8 +158,8 @@ class TrainWorker(Worker[TrainSpec]):
     def offload(self) -> None:
         """Leave the device until `onload`; meanwhile only `save` and publishing are legal."""
         self.engine.offload()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # other processes have to see the memory that is free now
+        if (cuda := cuda_in_use()) is not None:
+            cuda.empty_cache()  # other processes have to see the memory that is free now
 
     @register(Dispatch.REPLICATED)
     def onload(self) -> None:
@@ -161,12 +169,16 @@ class TrainWorker(Worker[TrainSpec]):
     @register(Dispatch.RANK_ZERO)
     def open_bridge(self, receivers: int, delta: bool = False) -> Address:
         """Make a way for weights to the ranks of another pool; returns where all ranks of both pools join it."""
+        from tandem.weights.bridge import open_bridge
+
         address, self._meeting_place = open_bridge(self.context.size, receivers, self.context.address, delta)
         return address
 
     @register(Dispatch.REPLICATED)
     def join_bridge(self, address: Address) -> None:
         """Returns when the ranks of the other pool have joined, too."""
+        from tandem.weights.bridge import Sender
+
         with self.engine.shards() as shards:
             self._sender = Sender(address, self.context.rank, shards)
 

@@ -134,6 +134,32 @@ def test_light_modules_import_no_torch(module: str) -> None:
     assert printed.strip() == "[]"
 
 
+SIMULATED = [
+    *("simulate", "recipes/sort4_grpo.yaml", "--staleness", "0,1", "--steps", "8", "--train-s", "1"),
+    *("--iteration-ms", "8", "--response-tokens", "4", "placement.pools={a: [1], g: [1]}"),
+    "placement.roles={rollout: g}",
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], ("torch", "transformers", "pyarrow", "numpy", "pydantic", "tandem.config.tree")),
+        (SIMULATED, ("torch", "transformers")),
+    ],
+    ids=["help", "simulate"],
+)
+def test_commands_that_compute_nothing_import_no_torch(arguments: list[str], absent: tuple[str, ...]) -> None:
+    """Which takes four CPU-seconds; and the first needs none of what reads a configuration."""
+    code = "import sys; from tandem.cli import main; status = main(sys.argv[1:]); print(sorted(sys.modules), status)"
+    command = [sys.executable, "-c", code, *arguments]
+    *_, printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    ).stdout.splitlines()
+    assert printed.endswith("] 0")
+    assert [name for name in absent if f"'{name}'" in printed] == []
+
+
 def test_no_configuration_is_compiled_before_it_is_read() -> None:
     """All of them take as long as everything else that the command line imports."""
     code = "import tandem.cli; from tandem.config.tree import ModelsConfig as one; print(one.__pydantic_complete__)"

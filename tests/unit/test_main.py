@@ -13,7 +13,7 @@ def test_a_debugger_can_start_the_command_line() -> None:
     assert "tandem 0." in ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("module", ["tandem.errors", "tandem.config.tree", "tandem.planning.command"])
+@pytest.mark.parametrize("module", ["tandem.errors", "tandem.commands.shared", "tandem.simulation.command"])
 def test_ctrl_c_while_it_is_imported_is_a_line_and_no_traceback(module: str) -> None:
     program = f"""
 import os, runpy, signal, sys

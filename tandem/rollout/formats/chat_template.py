@@ -1,9 +1,9 @@
 """A tokenizer's chat template: messages -> text, with what published templates differ in."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tandem.errors import UserError
 from tandem.models.rendering import TemplateFailed, rendered
@@ -11,6 +11,9 @@ from tandem.models.shown_messages import left_out
 from tandem.models.template_dialects import prepared
 from tandem.rollout.environment import ToolSchema
 from tandem.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TemplateRefuses(Exception):

@@ -1,13 +1,16 @@
 """Control tokens come from the chat template alone: text that spells one is encoded as the letters it is."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from tandem.rollout.environment import ToolSchema
 from tandem.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TRUSTED_ROLES = ("system", "developer", "assistant")
 """The operator's messages and the policy's may hold tags such as `<think>`, which templates look for in them."""
