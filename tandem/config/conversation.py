@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag, field_validator
+from pydantic import Tag, field_validator
 
 from tandem.config.base import (
     MayChange,
@@ -17,74 +17,8 @@ from tandem.config.base import (
     rule,
 )
 from tandem.config.ecosystem import GymnasiumConfig, OpenEnvConfig, ReasoningGymConfig, TextArenaConfig
-from tandem.config.mcp import McpFileConfig, McpToolsConfig
-from tandem.config.paths import LocalPath, Reference, absolute_reference
-from tandem.config.python_tool import PythonToolConfig
-
-
-class FunctionToolConfig(Section):
-    """A Python function, or a class whose public methods are tools."""
-
-    type: Literal["function"] = "function"
-    function: Reference
-    """`path/to/file.py:name` or `package.module:name`. A function, plain or async, with type hints and a docstring that
-    describes each argument. A class: one instance a trajectory, its public methods are tools."""
-    arguments: dict[str, Any] = {}
-    """What a class is made with."""
-    calls_at_once: MayChange[PositiveInt] = 64
-
-
-class VerlToolsConfig(Section):
-    """The tools of a verl file: `tools: [{class_name, config, tool_schema}]`, those of MCP servers included."""
-
-    type: Literal["verl"]
-    path: LocalPath
-    calls_at_once: MayChange[PositiveInt] = 64
-
-
-class SearchToolsConfig(Section):
-    """Search in an index of passages, which each rank reads itself: `tandem search index` makes one."""
-
-    FREE_TEXT: ClassVar[tuple[str, ...]] = ("description",)
-
-    type: Literal["search"]
-    index: LocalPath
-    name: str = "search"
-    """What the policy calls the tool."""
-    description: str = "Find passages that fit a query."
-    """What the policy is told of it."""
-    passages: PositiveInt = 3
-    """How many a call brings that does not say."""
-    most_passages: PositiveInt = 10
-    """How many a call may ask for. With 1 the tool has no argument `k`."""
-    calls_at_once: MayChange[PositiveInt] = 4
-
-
-def _form(tool: object) -> str:
-    if isinstance(tool, str):
-        return "reference"
-    if isinstance(tool, dict):
-        return str(tool.get("type", "function"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    return str(getattr(tool, "type", None))
-
-
-def _written_short(tool: str) -> str:
-    """A reference, or the path of a verl file."""
-    if tool.endswith((".yaml", ".yml")):
-        raise ValueError(f"write a file of verl's tools as {{type: verl, path: {tool}}}")
-    return absolute_reference(tool)
-
-
-ToolConfig = Annotated[
-    Annotated[FunctionToolConfig, Tag("function")]
-    | Annotated[VerlToolsConfig, Tag("verl")]
-    | Annotated[McpToolsConfig, Tag("mcp")]
-    | Annotated[McpFileConfig, Tag("mcp_file")]
-    | Annotated[SearchToolsConfig, Tag("search")]
-    | Annotated[PythonToolConfig, Tag("python")]
-    | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
-    Discriminator(_form),
-]
+from tandem.config.paths import LocalPath, Reference
+from tandem.config.tools import ToolConfig
 
 
 class ToolLimitsConfig(Section):

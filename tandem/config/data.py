@@ -9,7 +9,7 @@ from pydantic import Field
 from tandem.config.base import MayChange, NonNegativeFloat, PositiveFloat, PositiveInt, Section, rule
 from tandem.config.mixture import MixtureConfig, SetName
 from tandem.config.paths import DataPaths, LocalPath, Reference
-from tandem.config.sampler import EpochsSamplerConfig, SamplerConfig
+from tandem.config.sampler import SamplerConfig
 from tandem.config.validation import ValSetConfig
 
 
@@ -104,7 +104,7 @@ class DataConfig(DataFilesConfig):
     `train_files` (docs/data.md)."""
     dataset_arguments: dict[str, Any] = {}
     """What it is made with besides, by name."""
-    sampler: SamplerConfig = EpochsSamplerConfig()
+    sampler: SamplerConfig = Field(default={"type": "epochs"}, validate_default=True)
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt is a bad row. The prompt of a conversation is what it opens with: the row's messages with the

@@ -43,7 +43,7 @@ def keys_of(error: ErrorDetails, kind: type[Section]) -> list[str | int]:
                 continue
             fields = [section.model_fields[part] for section in sections if part in section.model_fields]
             sections = [inner for field in fields for inner in sections_at(field)]
-            chosen = all(isinstance(field.annotation, type) for field in fields)
+            chosen = all(isinstance(one.annotation, type) and len(sections_at(one)) < 2 for one in fields)
     return keys
 
 

@@ -1,40 +1,26 @@
 """The section `data.sampler`: which row is drawn next."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, cast
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator
 
-from tandem.config.base import PositiveFloat, Section, by_type
-from tandem.config.paths import Reference
-
-
-class EpochsSamplerConfig(Section):
-    """Every row once before any comes again, in an order of `trainer.seed`."""
-
-    type: Literal["epochs"] = "epochs"
+from tandem.config.base import Section
+from tandem.config.sections import FoundIn
 
 
-class SolveRateSamplerConfig(Section):
-    """Rows that are solved neither always nor never come more often (docs/data.md)."""
+class SamplerKind(Section):
+    """Any order of rows. The kinds are in tandem/data/samplers, one a file."""
 
-    type: Literal["solve_rate"]
-    discount: Annotated[PositiveFloat, Field(le=1)] = 0.5
-    """What is known of a row counts so much less each time that it is drawn again, for the policy has changed."""
+    type: Any
 
-
-class OwnSamplerConfig(Section):
-    """A class of your own (docs/data.md)."""
-
-    type: Literal["own"]
-    sampler: Reference
-    """`path/to/file.py:Class` or `package.module:Class`."""
-    arguments: dict[str, Any] = {}
-    """What it is made with, by name."""
+    def find_mistakes(self) -> Iterator[str]:
+        """What is wrong with what it names; found before rows are read, and nothing is made of it."""
+        yield from ()
 
 
-SamplerConfig = Annotated[
-    Annotated[EpochsSamplerConfig, Tag("epochs")]
-    | Annotated[SolveRateSamplerConfig, Tag("solve_rate")]
-    | Annotated[OwnSamplerConfig, Tag("own")],
-    by_type("epochs"),
-]
+def _of_usual_type(given: Any) -> Any:
+    return {"type": "epochs", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
+
+
+SamplerConfig = Annotated[SamplerKind, FoundIn("tandem.data.samplers"), BeforeValidator(_of_usual_type)]

@@ -1,4 +1,4 @@
-"""Keys whose alternatives are found in a folder, and not listed: the algorithms, their losses, the trackers.
+"""Keys whose alternatives are found in a folder, and not listed: the algorithms, their losses, tools and samplers.
 
 The sections are in the files of later stages, beside the code that they configure; those files are imported here by the
 name of their folder, and import nothing of `tandem.config.tree`. They are read with every configuration, so they may

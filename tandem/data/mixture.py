@@ -1,14 +1,11 @@
 """The sampler of a run, and how many rows each set of a mixture has."""
 
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.config.data import DataConfig, DataFilesConfig
-from tandem.config.sampler import EpochsSamplerConfig, OwnSamplerConfig, SolveRateSamplerConfig
 from tandem.data.dataset import Dataset, RLHFDataset
-from tandem.data.learning_sampler import LearningSampler, load_sampler
 from tandem.data.sampler import MixtureSampler, Sampler
-from tandem.data.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 
 
@@ -21,19 +18,21 @@ def set_sizes(config: DataFilesConfig, dataset: Dataset[Any, Any]) -> dict[str, 
     return sizes
 
 
+class MakesSampler(Protocol):
+    """The section `data.sampler`."""
+
+    def make(self, config: DataConfig, dataset: RLHFDataset, seed: int) -> Sampler:
+        """The sampler of a run on the rows of `dataset`, whose columns are in the `row` of each of its prompts. Called
+        before anything is started; raises UserError where it cannot be made."""
+        ...
+
+
 def make_sampler(config: DataConfig, dataset: RLHFDataset, seed: int) -> Sampler:
     """The order in which a run uses the rows of `config.train_paths`. Raises UserError for a class that is none, and
     for sets without a row."""
-    rows, size, sampler = len(dataset), config.prompts_per_step, config.sampler
-    match sampler:
-        case OwnSamplerConfig():
-            return load_sampler(sampler.sampler, sampler.arguments, rows, size, seed)
-        case SolveRateSamplerConfig():
-            by_rate = SolveRateSampler(rows, size, seed, sampler.discount)
-            described = sampler.model_dump()
-            return LearningSampler(by_rate, "data.sampler", described, rows, size, seed, by_rate.metrics)
-        case EpochsSamplerConfig():
-            return sampler_of_epochs(config, dataset, size, seed)
+    section: Any = config.sampler
+    made: MakesSampler = section
+    return made.make(config, dataset, seed)
 
 
 def sampler_of_epochs(config: DataFilesConfig, dataset: Dataset[Any, Any], rows_per_step: int, seed: int) -> Sampler:

@@ -1,23 +1,19 @@
 """The environments that a configuration names."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from tandem.config.conversation import (
     EndpointEnvironmentConfig,
-    FunctionToolConfig,
     OwnEnvironmentConfig,
     ScriptedUserConfig,
-    SearchToolsConfig,
     SteppedEnvironmentConfig,
-    ToolConfig,
     ToolsEnvironmentConfig,
     UserConfig,
-    VerlToolsConfig,
     VerlUserConfig,
 )
 from tandem.config.ecosystem import HostedConfig, OpenEnvConfig
-from tandem.config.mcp import McpToolsConfig
-from tandem.config.python_tool import PythonToolConfig
+from tandem.config.tools import ToolConfig
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
 from tandem.rollout.environment import Environments, ToolSchema
@@ -25,13 +21,10 @@ from tandem.rollout.environments.hosted import HostedEnvironments
 from tandem.rollout.environments.openenv import OpenEnvEnvironments
 from tandem.rollout.environments.own import OwnEnvironments
 from tandem.rollout.environments.tools import ToolEnvironments
-from tandem.rollout.tools.base import CallLimits, ToolSet
+from tandem.rollout.tools.base import CallLimits, MakesTools, ToolSet
+from tandem.rollout.tools.builtin.function import FunctionToolConfig
 from tandem.rollout.tools.calls import Toolbox
-from tandem.rollout.tools.functions import ClassTools, function_tools
-from tandem.rollout.tools.mcp_servers import mcp_file_servers, mcp_server, mcp_tools, verl_mcp_servers
-from tandem.rollout.tools.python import PythonTools
-from tandem.rollout.tools.search import SearchTools
-from tandem.rollout.tools.verl import VerlTools, mcp_entries
+from tandem.rollout.tools.functions import ClassTools
 from tandem.rollout.users.base import Users
 from tandem.rollout.users.model import ModelUsers
 from tandem.rollout.users.scripted import ScriptedUsers
@@ -74,18 +67,9 @@ def _tool_sets(config: ToolsEnvironmentConfig) -> list[ToolSet]:
 
 def make_tools(config: ToolConfig, limits: CallLimits, result_characters: int) -> list[ToolSet]:
     """Raises UserError as above."""
-    if isinstance(config, str):
-        return [function_tools(FunctionToolConfig(function=config), limits)]
-    if isinstance(config, FunctionToolConfig):
-        return [function_tools(config, limits)]
-    if isinstance(config, VerlToolsConfig):
-        servers = [server for entry in mcp_entries(config) for server in verl_mcp_servers(entry, config.path)]
-        return [VerlTools(config, limits), *mcp_tools(servers, limits)]
-    if isinstance(config, SearchToolsConfig):
-        return [SearchTools(config, limits)]
-    if isinstance(config, PythonToolConfig):
-        return [PythonTools(config, limits, result_characters)]
-    return mcp_tools([mcp_server(config)] if isinstance(config, McpToolsConfig) else mcp_file_servers(config), limits)
+    section: Any = FunctionToolConfig(function=config) if isinstance(config, str) else config
+    made: MakesTools = section
+    return made.tool_sets(limits, result_characters)
 
 
 def make_users(config: UserConfig) -> Users:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import tandem
+from tandem.config.sections import FoundIn
+from tandem.discovery import classes_of, modules_in
+from tandem.tracking.base import Tracker
 
 PACKAGE = Path(__file__).parents[2] / "tandem"
 FOUNDATION, MODELS, STAGE, SERVING, WORKERS, CONTROLLER, CLUSTER, JOBS, COMMANDS = range(9)
@@ -32,11 +36,6 @@ MAY_TOUCH: set[tuple[str, str]] = {("generation", "weights")}
 """Stages that meet: engines in processes of their own take weights as `weights/` sends them."""
 OWNERS: dict[str, str | tuple[str, ...]] = {
     "peft": "models/lora.py",
-    "tensorboard": "tracking/trackers/tensorboard.py",
-    "wandb": "tracking/trackers/wandb.py",
-    "mlflow": "tracking/trackers/mlflow.py",
-    "swanlab": "tracking/trackers/swanlab.py",
-    "trackio": "tracking/trackers/trackio.py",
     "vllm": "generation/vllm.py",
     "sglang": "generation/sglang.py",
     "starlette": "serving/",
@@ -104,15 +103,22 @@ def test_planning_runs_nothing_but_in_its_trace() -> None:
 
 
 def test_each_heavy_package_has_one_owner() -> None:
+    kinds = (kind for module in modules_in("tandem.tracking.trackers") for kind in classes_of(module, Tracker))
+    of_trackers = {str(kind.package): f"{kind.__module__.partition('.')[2].replace('.', '/')}.py" for kind in kinds}
+    owners: dict[str, str | tuple[str, ...]] = {**OWNERS, **of_trackers}
+    assert owners["tensorboard"] == "tracking/trackers/tensorboard.py"
     for path in FILES:
         for name in imports_of(path):
             package = name.split(".")[0]
-            if package in OWNERS:
-                owner = OWNERS[package]
+            if package in owners:
+                owner = owners[package]
                 assert str(path.relative_to(PACKAGE)).startswith(owner), f"{path} imports {package}"
 
 
-FOUND = ["tandem.algorithms.builtin", "tandem.tracking.trackers"]
+FOUND = [
+    *("tandem.algorithms.builtin", "tandem.tracking.trackers"),
+    *("tandem.data.samplers", "tandem.rollout.tools.builtin"),
+]
 """Their files are read with every configuration."""
 LIGHT = [
     "tandem",
@@ -172,6 +178,20 @@ def test_what_is_found_needs_no_torch_and_no_tree(folder: str) -> None:
     """A file imported first finds everything it needs, and the tree finds it afterwards."""
     for path in sorted((PACKAGE.parent / folder.replace(".", "/")).glob("*.py")):
         assert not {name for name in imports_of(path) if name.startswith(("tandem.config.tree", "tandem.config.load"))}
+
+
+@pytest.mark.parametrize(
+    ("folder", "base", "method"),
+    [
+        ("tandem.rollout.tools.builtin", "tandem.config.tools:ToolsConfig", "tool_sets"),
+        ("tandem.data.samplers", "tandem.config.sampler:SamplerKind", "make"),
+    ],
+)
+def test_every_file_of_a_folder_has_a_section_that_makes_what_it_describes(folder: str, base: str, method: str) -> None:
+    module, _, name = base.partition(":")
+    sections = FoundIn(folder).sections(getattr(import_module(module), name))
+    names = {path.stem for path in (PACKAGE.parent / folder.replace(".", "/")).glob("*.py")} - {"__init__"}
+    assert sections.keys() == names and all(callable(getattr(one, method, None)) for one in sections.values())
 
 
 def test_exported_names_exist_and_are_sorted() -> None:

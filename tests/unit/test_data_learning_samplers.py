@@ -12,7 +12,7 @@ from tandem.config.data import DataConfig
 from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
 from tandem.data.own import OwnDataset
-from tandem.data.solve_rate import SolveRateSampler
+from tandem.data.samplers.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 
 TOKENIZER = char_tokenizer()

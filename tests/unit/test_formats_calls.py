@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rollout.formats.calls import READERS, written_by
+from tandem.rollout.formats.calls import FORMATS, written_by
 from tandem.rollout.formats.calls.response_template import by_response_template
 from tandem.rollout.formats.calls.schema import cast
 
@@ -99,7 +99,7 @@ GOOD: list[tuple[str, str, list[dict[str, Any]], str, str | None]] = [
 
 @pytest.mark.parametrize("name, text, calls, content, reasoning", GOOD)
 def test_what_is_read(name: str, text: str, calls: list[Any], content: str, reasoning: str | None) -> None:
-    answer = READERS[name](text, TOOLS)
+    answer = FORMATS[name].read(text, TOOLS)
     assert [dict(call.arguments) for call in answer.tool_calls] == calls
     assert {call.name for call in answer.tool_calls} <= {"f"}
     assert (answer.content, answer.broken) == (content, ())
@@ -143,7 +143,7 @@ BROKEN = [
 @pytest.mark.parametrize("name, text, why, kept", BROKEN)
 def test_a_broken_call_is_told_and_hides_no_good_one(name: str, text: str, why: str, kept: str) -> None:
     """And stays text, so that what renders the turn again shows the policy what it wrote."""
-    answer = READERS[name](text, TOOLS)
+    answer = FORMATS[name].read(text, TOOLS)
     assert [call.arguments for call in answer.tool_calls] == [ONE, TWO]
     assert len(answer.broken) == 1 and why in answer.broken[0] and len(answer.broken[0]) < 500
     assert answer.content == kept
@@ -159,11 +159,11 @@ def test_a_broken_call_is_told_and_hides_no_good_one(name: str, text: str, why: 
     ],
 )
 def test_a_block_of_which_nothing_can_be_read_stays_text_as_a_whole(name: str, text: str) -> None:
-    answer = READERS[name](text, TOOLS)
+    answer = FORMATS[name].read(text, TOOLS)
     assert (answer.content, answer.tool_calls) == (text, ()) and answer.broken
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("body", ["[" * 50_000, "(" * 50_000, '{"a":' * 50_000, "-" * 50_000, "\\u0000", "'" * 9])
 def test_hostile_calls_are_values(name: str, body: str) -> None:
     for text in (
@@ -178,7 +178,7 @@ def test_hostile_calls_are_values(name: str, body: str) -> None:
         f"<|tool_call>call:f{{a:{body}}}",
         f"<|tool_call_start|>[f(a={body})]",
     ):
-        READERS[name](text, TOOLS)
+        FORMATS[name].read(text, TOOLS)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
 from tandem.cli import main
-from tandem.config.conversation import SearchToolsConfig, ToolsEnvironmentConfig
+from tandem.config.conversation import ToolsEnvironmentConfig
 from tandem.errors import UserError
 from tandem.rollout.environment import Answer, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.rollout.tools.base import CallLimits
+from tandem.rollout.tools.builtin.search import SearchToolsConfig
 from tandem.rollout.tools.search import SearchTools
 from tandem.search.index import Index, Passage, build_index, open_index, shown
 from tandem.search.vectors import Embedding

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config.mixture import TrainSetConfig
-from tandem.config.sampler import OwnSamplerConfig
+from tandem.config.sampler import SamplerKind
 from tandem.config.tree import DpoConfig, EvalConfig, ModelsConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.config.validation import ValSetConfig
-from tandem.data.classes import dataset_class, sampler_class
+from tandem.data.classes import dataset_class
 from tandem.data.columns import Kind, check_columns
 from tandem.data.messages import without_json_text
 from tandem.data.rows import BadRow, Row, cell, ground_truth_of, read_rows, without_pictures
@@ -63,13 +63,13 @@ def find_class_mistakes(config: Any) -> Iterator[str]:
     if not isinstance(config, TrainConfig):
         return
     data, sampler = config.data, getattr(config.data, "sampler", None)  # absent where unsound
-    named = [(dataset_class, data.dataset)] if getattr(data, "dataset", None) else []
-    named += [(sampler_class, sampler.sampler)] if isinstance(sampler, OwnSamplerConfig) else []
-    for load, reference in named:
+    if getattr(data, "dataset", None):
         try:
-            load(str(reference))
+            dataset_class(str(data.dataset))
         except UserError as error:
             yield str(error)
+    if isinstance(sampler, SamplerKind):
+        yield from sampler.find_mistakes()
 
 
 def find_row_mistakes(config: Any, first_rows: Mapping[str, FirstRows]) -> Iterator[str]:

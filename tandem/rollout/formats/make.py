@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.errors import UserError
 from tandem.files import load_named, users_traceback
 from tandem.rollout.environment import Answer, ToolSchema
-from tandem.rollout.formats.calls import READERS, written_by
+from tandem.rollout.formats.calls import FORMATS, written_by
 from tandem.rollout.formats.calls.base import ReadsAnswer
 from tandem.rollout.formats.calls.response_template import by_response_template
 from tandem.rollout.formats.chat_template import template_of
@@ -18,7 +18,7 @@ from tandem.rollout.formats.template import TemplateFormat, Thinking
 def make_format(
     tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int], calls: str = "auto", thinking: Thinking = "all"
 ) -> TemplateFormat:
-    """`calls`: "auto" tells the format of calls by the chat template; or a name in READERS, or `path.py:function`.
+    """`calls`: "auto" tells the format of calls by the chat template; or a name in FORMATS, or `path.py:function`.
 
     Raises UserError where there is no such format, and where the chat template can hold no conversation at all: neither
     with tools nor with a user who speaks again. `require_tools` and `require_users` refuse what a run needs of both.
@@ -32,10 +32,10 @@ def make_format(
 def _reader(calls: str, tokenizer: PreTrainedTokenizerBase) -> ReadsAnswer | None:
     if calls == "auto":
         return _detected(tokenizer)
-    if calls in READERS:
-        return READERS[calls]
+    if calls in FORMATS:
+        return FORMATS[calls].read
     if ":" not in calls:
-        known = ", ".join(["auto", *sorted(READERS)])
+        known = ", ".join(["auto", *sorted(FORMATS)])
         raise UserError(
             f"conversation.calls {calls!r}: there is no such format; use one of {known}, or path.py:function"
         )
@@ -47,9 +47,9 @@ def _reader(calls: str, tokenizer: PreTrainedTokenizerBase) -> ReadsAnswer | Non
 
 def _detected(tokenizer: PreTrainedTokenizerBase) -> ReadsAnswer | None:
     """By the signs of a format in the chat template, else by the response template that the model comes with."""
-    name = written_by(template_of(tokenizer))
-    if name is not None:
-        return READERS[name]
+    format = written_by(template_of(tokenizer))
+    if format is not None:
+        return format.read
     own = getattr(tokenizer, "response_template", None)
     return None if own is None else by_response_template(own)
 

@@ -77,6 +77,15 @@ class ToolSession(Protocol):
         ...
 
 
+class MakesTools(Protocol):
+    """A section of `conversation.environment.tools`."""
+
+    def tool_sets(self, limits: CallLimits, result_characters: int) -> "list[ToolSet]":
+        """Its sets, of which nothing is opened yet. `result_characters`: the longest result that the policy is shown.
+        Raises UserError where something that the section names is not there, or is not what it must be."""
+        ...
+
+
 class ToolSet(Protocol):
     """Tools that come from one place, such as a server."""
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tandem.config.mcp import McpFileConfig, McpToolsConfig
 from tandem.errors import UserError
 from tandem.rollout.tools.base import CallLimits, ToolSet
+from tandem.rollout.tools.builtin.mcp import McpToolsConfig
+from tandem.rollout.tools.builtin.mcp_file import McpFileConfig
 from tandem.stored import read_json
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")

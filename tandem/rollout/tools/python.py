@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.config.python_tool import PythonToolConfig
 from tandem.errors import TandemError
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
 from tandem.rollout.threads import in_thread
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult
+from tandem.rollout.tools.builtin.python import PythonToolConfig
 from tandem.sandbox.base import Limits
 from tandem.sandbox.interpreter import LEFT_OUT, CellTimeout, Interpreter, InterpreterEnded, Interpreters
 from tandem.sandbox.local import LocalSandbox

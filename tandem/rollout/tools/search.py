@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tandem.config.conversation import SearchToolsConfig
 from tandem.rollout.environment import ToolSchema
 from tandem.rollout.threads import in_thread
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
+from tandem.rollout.tools.builtin.search import SearchToolsConfig
 from tandem.search.index import Index, open_index, shown
 from tandem.types import Prompt
 

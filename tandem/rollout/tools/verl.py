@@ -15,12 +15,12 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
-from tandem.config.conversation import VerlToolsConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
 from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
+from tandem.rollout.tools.builtin.verl import VerlToolsConfig
 from tandem.rollout.users_code import call, exceptions_only
 from tandem.stored import DamagedFile, read_yaml
 from tandem.types import Prompt

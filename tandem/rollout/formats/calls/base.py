@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
@@ -25,6 +25,19 @@ class ReadsAnswer(Protocol):
     """
 
     def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family of models writes calls of tools. Every one in this folder is found."""
+
+    name: str
+    """What `conversation.calls` calls it."""
+    read: ReadsAnswer
+    signs: tuple[str, ...]
+    """What the chat templates of the format all write."""
+    is_general: bool = False
+    """Other formats' templates may hold its signs, too: it is meant where no other format is."""
 
 
 class BrokenCall(ValueError):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, call_of, json_at, split_thinking
 
 _CALLS, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _OPEN, _SEPARATOR, _CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -50,3 +50,6 @@ def _call(part: str) -> tuple[ToolCall, str]:
         raise BrokenCall(f"its JSON is followed by {rest[:40]!r} and not by {_CLOSE}")
     call = call_of({"name": name.strip(), "arguments": arguments})
     return call, rest.removeprefix(_CLOSE).replace(_END, "")
+
+
+DEEPSEEK = CallFormat("deepseek", read_deepseek, ("<｜tool▁calls▁begin｜>",))

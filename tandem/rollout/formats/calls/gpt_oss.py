@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, whole_json
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, call_of, whole_json
 
 _START = "<|start|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>")
@@ -56,3 +56,6 @@ def _call(recipient: str, body: str) -> ToolCall:
     if not body.strip():
         raise BrokenCall("it ends before its arguments")
     return call_of({"name": recipient.removeprefix("functions."), "arguments": whole_json(body, "its JSON is")})
+
+
+GPT_OSS = CallFormat("gpt_oss", read_gpt_oss, ("<|channel|>", "<|start|>assistant"))

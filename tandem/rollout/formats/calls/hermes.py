@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, cut, joined_thinking, json_at, split_thinking
+from tandem.rollout.formats.calls.base import (
+    BrokenCall,
+    CallFormat,
+    broken,
+    call_of,
+    cut,
+    joined_thinking,
+    json_at,
+    split_thinking,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BETWEEN = " \t\r\n,;]"
@@ -48,3 +57,6 @@ def _read_tag(text: str, calls: list[ToolCall], failures: list[str]) -> tuple[st
         if not more.startswith("{"):
             return kept, more.removeprefix(_CLOSE)
         left = more
+
+
+HERMES = CallFormat("hermes", read_hermes, ("<tool_call>", "arguments"), is_general=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, split_thinking, unread
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, split_thinking, unread
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON_WORDS = {"true": True, "false": False, "null": None}
@@ -77,3 +77,6 @@ def _value(node: ast.expr) -> Any:
     if not isinstance(value, str | int | float | bool | None):
         raise BrokenCall(f"{ast.unparse(node)[:40]} is no value of JSON")
     return value
+
+
+LFM2 = CallFormat("lfm2", read_lfm2, ("<|tool_call_start|>",))

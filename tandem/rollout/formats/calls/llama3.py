@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, call_of, json_at, split_thinking
 
 _TAG = "<|python_tag|>"
 _OBJECT = re.compile(r"\{(?=\s*[\"'])")
@@ -79,3 +79,6 @@ def _name(value: Any) -> str:
     inner = value.get("function")
     name = inner.get("name") if isinstance(inner, dict) else value.get("name") or inner
     return name if isinstance(name, str) else ""
+
+
+LLAMA3 = CallFormat("llama3", read_llama3, ("<|start_header_id|>ipython",))

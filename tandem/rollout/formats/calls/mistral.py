@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, call_of, json_at, split_thinking, unread
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, call_of, json_at, split_thinking, unread
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\[\]]*))?(?:\[ARGS\])?(?=\s*\{)")
@@ -64,3 +64,6 @@ def _read_list(text: str, calls: list[ToolCall], failures: list[str]) -> tuple[l
             failures.append(broken(error, unreadable[-1]))
         text = rest.lstrip(_BETWEEN)
     return unreadable, text.removeprefix("]")
+
+
+MISTRAL = CallFormat("mistral", read_mistral, ("[TOOL_CALLS]",))

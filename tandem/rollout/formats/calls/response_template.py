@@ -13,7 +13,7 @@ from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, ReadsAnswer, broken, call_of
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, ReadsAnswer, broken, call_of
 from tandem.rollout.formats.calls.schema import cast
 
 GEMMA4: Mapping[str, Any] = {
@@ -115,3 +115,6 @@ def _cast(call: ToolCall, tools: Sequence[ToolSchema]) -> ToolCall:
         for key, value in call.arguments.items()
     }
     return replace(call, arguments=arguments)
+
+
+GEMMA4_CALLS = CallFormat("gemma4", by_response_template(GEMMA4), ("<|tool_call>call:",))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
-from tandem.rollout.formats.calls.base import BrokenCall, broken, cut, joined_thinking, split_thinking
+from tandem.rollout.formats.calls.base import BrokenCall, CallFormat, broken, cut, joined_thinking, split_thinking
 from tandem.rollout.formats.calls.schema import cast
 
 _CLOSE = "</tool_call>"
@@ -99,3 +99,7 @@ def _arguments(
 
 def _after(text: str) -> str:
     return text.lstrip().removeprefix(_CLOSE) if text.lstrip().startswith(_CLOSE) else text
+
+
+GLM = CallFormat("glm", read_glm, ("<arg_key>",))
+QWEN3_CODER = CallFormat("qwen3_coder", read_qwen3_coder, ("<function=", "<parameter="))

@@ -13,12 +13,32 @@ Learnability, 2025, draw by p (1 - p), too.)
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from tandem.data.learning_sampler import Outcome
+from tandem.config.base import PositiveFloat
+from tandem.config.sampler import SamplerKind
+from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.types import IntArray, StepMetrics
+
+if TYPE_CHECKING:
+    from tandem.config.data import DataConfig
+    from tandem.data.dataset import RLHFDataset
+
+
+class SolveRateSamplerConfig(SamplerKind):
+    """Rows that are solved neither always nor never come more often (docs/data.md)."""
+
+    type: Literal["solve_rate"]
+    discount: Annotated[PositiveFloat, Field(le=1)] = 0.5
+    """What is known of a row counts so much less each time that it is drawn again, for the policy has changed."""
+
+    def make(self, config: "DataConfig", dataset: "RLHFDataset", seed: int) -> LearningSampler:
+        rows, size = len(dataset), config.prompts_per_step
+        by_rate = SolveRateSampler(rows, size, seed, self.discount)
+        return LearningSampler(by_rate, "data.sampler", self.model_dump(), rows, size, seed, by_rate.metrics)
 
 
 class SolveRateSampler:

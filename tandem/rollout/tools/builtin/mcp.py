@@ -1,13 +1,18 @@
 """MCP servers whose tools the policy may call (Model Context Protocol, modelcontextprotocol.io)."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section, rule
-from tandem.config.paths import LocalPath
+from tandem.config.base import MayChange, PositiveFloat, PositiveInt, rule
+from tandem.config.tools import ToolsConfig
+
+if TYPE_CHECKING:
+    from tandem.rollout.tools.base import CallLimits, ToolSet
 
 
-class _McpSection(Section):
+class McpConfig(ToolsConfig):
+    """What all ways to MCP servers share."""
+
     include: list[str] | None = None
     """Names of the tools that the policy gets. Without: all of them."""
     exclude: list[str] = []
@@ -22,7 +27,7 @@ class _McpSection(Section):
     """Calls that the server has at once from one rank; others wait for their turn."""
 
 
-class McpToolsConfig(_McpSection):
+class McpToolsConfig(McpConfig):
     """The tools of an MCP server: one that answers at `url`, or one that `command` starts, once a rank."""
 
     FREE_TEXT: ClassVar[tuple[str, ...]] = ("command",)
@@ -59,10 +64,7 @@ class McpToolsConfig(_McpSection):
         if self.url is None and self.command and self.token_variable is not None:
             yield "token_variable is for a `url`; give a `command` its secrets by `pass_variables`"
 
+    def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
+        from tandem.rollout.tools.mcp_servers import mcp_server, mcp_tools
 
-class McpFileConfig(_McpSection):
-    """The tools of all MCP servers of a JSON file as other programs have it: `{"mcpServers": {NAME: {url, auth_token,
-    headers} or {command, args, env}}}`. `${VARIABLE}` in its values is the environment variable."""
-
-    type: Literal["mcp_file"]
-    path: LocalPath
+        return mcp_tools([mcp_server(self)], limits)

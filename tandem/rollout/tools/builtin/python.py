@@ -1,13 +1,17 @@
 """Python in the sandbox, as a tool."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from tandem.config.base import MayChange, PositiveFloat, PositiveInt, Section
+from tandem.config.base import MayChange, PositiveFloat, PositiveInt
+from tandem.config.tools import ToolsConfig
+
+if TYPE_CHECKING:
+    from tandem.rollout.tools.base import CallLimits, ToolSet
 
 
-class PythonToolConfig(Section):
+class PythonToolConfig(ToolsConfig):
     """A tool `python(code)`: code of the policy runs in the sandbox, and what it defines stays for later calls of the
     trajectory. Code that passes a limit is ended with all that it has defined, and the policy is told. See
     docs/sandbox.md."""
@@ -40,3 +44,8 @@ class PythonToolConfig(Section):
                 "the code runs in bubblewrap on this machine"
             )
         return given  # pyright: ignore[reportUnknownVariableType]
+
+    def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
+        from tandem.rollout.tools.python import PythonTools
+
+        return [PythonTools(self, limits, result_characters)]
