@@ -70,7 +70,7 @@ FAULTS = {
     "`scripts/tests`": "no file scripts/tests",
     "`tandem/{types,nouns}.py`": "no file tandem/nouns.py",
     "`generation/vlm.py`": "no file generation/vlm.py",
-    "`trainers/`": "no file trainers/",
+    "`optimizing/`": "no file optimizing/",
     "`vlm.py`": "no file vlm.py",
     "`tandem/types.py:Ask`": "tandem/types.py defines no Ask",
     "`tandem.types:Ask`": "tandem.types defines no Ask",
