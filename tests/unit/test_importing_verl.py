@@ -69,6 +69,13 @@ def test_a_script_is_read_without_running_its_programs(tmp_path: Path) -> None:
     assert made.tree["tracking"] == {"tensorboard": True} and made.tree["trainer"]["run_dir"] == "runs/an experiment"
 
 
+REFUSED = {
+    "grpo/run_deepseek671b_math_megatron_96gb": "generation.tensor_parallel:",
+    "grpo/run_qwen2-7b_math_megatron_lora": "model.lora:",
+}
+"""Scripts that ask for what does not run here: an engine on several nodes, adapters on Megatron-Core; the key told."""
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
     made = of(PUBLISHED[name])
@@ -76,7 +83,9 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
     assert sorted(line.partition("=")[0] for line in told) == sorted(PUBLISHED[name])
     with_local_paths(made.tree)
     (tmp_path / "config.yaml").write_text(written(made, "verl", name))
-    assert read_config(TrainConfig, tmp_path / "config.yaml", []).problems == []
+    refused = [REFUSED[name]] if name in REFUSED else []
+    problems = read_config(TrainConfig, tmp_path / "config.yaml", []).problems
+    assert [told.partition(" ")[0] for told in problems] == refused
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "vl-7b" not in name and "multiturn" not in name])
