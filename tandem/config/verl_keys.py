@@ -1,126 +1,263 @@
-"""Keys of verl's PPO configuration, and what to write in their place: for those who bring a file of verl's."""
+"""verl's keys: what each is here, for `tandem import verl` and for those who bring a file of verl's.
 
-from collections.abc import Iterator, Mapping
+Defaults are those of verl's published configuration files, where they differ from ours.
+"""
+
+from collections.abc import Iterator
 from typing import Any, cast
+
+from tandem.config.counterparts import (
+    Key,
+    Table,
+    if_false,
+    if_true,
+    key_in,
+    list_of,
+    listed,
+    nonzero,
+    not_minus_one,
+    positive,
+    precision,
+    texts,
+    together,
+    under,
+    whole,
+)
 
 SECTIONS = (
     "actor_rollout_ref", "critic", "reward_model", "custom_reward_function", "ray_kwargs", "global_profiler",
     "async_training",
 )  # fmt: skip
 """Sections of a configuration of verl that ours does not have."""
-_MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+OVERLONG = (
+    "reward_model.overlong_buffer", "custom_reward_function.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg",
+)  # fmt: skip
+"""Sections that verl has had its overlong buffer in."""
+_LOSSES = {
+    "vanilla": "clip", "gspo": "gspo", "sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "gpg": "reinforce",
+    "geo_mean": "gmpo", "cispo": "cispo",
+}  # fmt: skip
+_AGGREGATIONS = {
+    "token-mean": "token_mean", "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean", "seq-mean-token-sum-norm": "fixed_length",
+}  # fmt: skip
+_PPO = ("algorithm.type", "ppo")
+_FSDP, _MEGATRON = ("training.type", "fsdp"), ("training.type", "megatron")
+_SERVED = ("generation.type", "vllm", "sglang")
 
-COUNTERPARTS: Mapping[str, str] = {
-    f"{_MODEL}path": "model.path",
-    f"{_MODEL}enable_gradient_checkpointing": "training.activation_checkpointing",
-    f"{_MODEL}trust_remote_code": "model.trust_remote_code",
-    f"{_MODEL}lora_rank": "model.lora.rank",
-    f"{_MODEL}lora_alpha": "model.lora.alpha",
-    f"{_MODEL}target_modules": "model.lora.target_modules",
-    f"{_ACTOR}strategy": "training.type",
-    f"{_ACTOR}optim.lr": "training.optimizer.lr",
-    f"{_ACTOR}optim.betas": "training.optimizer.betas",
-    f"{_ACTOR}optim.weight_decay": "training.optimizer.weight_decay",
-    f"{_ACTOR}optim.clip_grad": "training.optimizer.max_grad_norm",
-    f"{_ACTOR}optim.lr_warmup_steps": "training.optimizer.warmup_steps",
-    f"{_ACTOR}optim.lr_warmup_steps_ratio": "training.optimizer.warmup_steps, a number of optimizer steps",
-    f"{_ACTOR}optim.min_lr_ratio": "training.optimizer.min_lr_ratio",
-    f"{_ACTOR}optim.warmup_style": "training.optimizer.schedule",
-    f"{_ACTOR}optim.lr_scheduler_type": "training.optimizer.schedule",
-    f"{_ACTOR}grad_clip": "training.optimizer.max_grad_norm",
-    f"{_ACTOR}ppo_epochs": "algorithm.epochs",
-    f"{_ACTOR}ppo_mini_batch_size": "algorithm.minibatches, the number of optimizer steps a pass",
-    f"{_ACTOR}ppo_micro_batch_size": "training.tokens_per_micro_batch, which counts tokens",
-    f"{_ACTOR}ppo_micro_batch_size_per_gpu": "training.tokens_per_micro_batch, which counts tokens",
-    f"{_ACTOR}ppo_max_token_len_per_gpu": "training.tokens_per_micro_batch",
-    f"{_ACTOR}clip_ratio": "algorithm.loss.clip_ratio_low and algorithm.loss.clip_ratio_high",
-    f"{_ACTOR}clip_ratio_low": "algorithm.loss.clip_ratio_low",
-    f"{_ACTOR}clip_ratio_high": "algorithm.loss.clip_ratio_high",
-    f"{_ACTOR}clip_ratio_c": "algorithm.loss.dual_clip",
-    f"{_ACTOR}policy_loss.loss_mode": "algorithm.loss.type",
-    f"{_ACTOR}loss_agg_mode": "algorithm.loss.aggregation",
-    f"{_ACTOR}entropy_coeff": "algorithm.entropy_coefficient",
-    f"{_ACTOR}use_kl_loss": "algorithm.kl.place: loss",
-    f"{_ACTOR}kl_loss_coef": "algorithm.kl.coefficient",
-    f"{_ACTOR}kl_loss_type": "algorithm.kl.estimator",
-    f"{_ACTOR}ulysses_sequence_parallel_size": "training.context_parallel",
-    f"{_ACTOR}fsdp_config.fsdp_size": "training.shard_size",
-    f"{_ACTOR}fsdp_config.param_offload": "training.cpu_offload",
-    f"{_ACTOR}fsdp_config.optimizer_offload": "training.cpu_offload",
-    f"{_ACTOR}fsdp_config.model_dtype": "model.dtype",
-    f"{_ACTOR}megatron.tensor_model_parallel_size": "training.tensor_parallel",
-    f"{_ACTOR}megatron.pipeline_model_parallel_size": "training.pipeline_parallel",
-    f"{_ACTOR}megatron.context_parallel_size": "training.context_parallel",
-    f"{_ACTOR}megatron.expert_model_parallel_size": "training.expert_parallel",
-    f"{_ACTOR}megatron.expert_tensor_parallel_size": "training.expert_tensor_parallel",
-    f"{_ROLLOUT}name": "generation.type",
-    f"{_ROLLOUT}n": "algorithm.group_size",
-    f"{_ROLLOUT}temperature": "generation.temperature",
-    f"{_ROLLOUT}top_p": "generation.top_p",
-    f"{_ROLLOUT}top_k": "generation.top_k, where 0 keeps all tokens",
-    f"{_ROLLOUT}response_length": "generation.max_response_tokens",
-    f"{_ROLLOUT}dtype": "model.dtype",
-    f"{_ROLLOUT}tensor_model_parallel_size": "generation.tensor_parallel",
-    f"{_ROLLOUT}free_cache_engine": "generation.sleep",
-    f"{_ROLLOUT}gpu_memory_utilization": "generation.memory_share",
-    f"{_ROLLOUT}max_model_len": "generation.engine_args.max_model_len",
-    f"{_ROLLOUT}max_num_seqs": "generation.engine_args.max_num_seqs",
-    f"{_ROLLOUT}max_num_batched_tokens": "generation.engine_args.max_num_batched_tokens",
-    f"{_ROLLOUT}enforce_eager": "generation.engine_args.enforce_eager",
-    f"{_ROLLOUT}val_kwargs.n": "generation.eval.samples",
-    f"{_ROLLOUT}val_kwargs.temperature": "generation.eval.temperature",
-    f"{_ROLLOUT}val_kwargs.top_p": "generation.eval.top_p",
-    f"{_ROLLOUT}val_kwargs.do_sample": "generation.eval.temperature, where 0 is greedy",
-    "critic.model.path": "model.critic_path",
-    "critic.model.lora_rank": "model.critic_lora.rank",
-    "critic.model.lora_alpha": "model.critic_lora.alpha",
-    "critic.model.target_modules": "model.critic_lora.target_modules",
-    "critic.optim.lr": "algorithm.critic_optimizer.lr",
-    "critic.optim.weight_decay": "algorithm.critic_optimizer.weight_decay",
-    "critic.cliprange_value": "algorithm.value_clip",
-    "reward_model.model.path": "model.reward_model_path",
-    "reward_model.enable": "model.reward_model_path",
-    "custom_reward_function.path": "reward.functions: [path/to/file.py:function]",
-    "custom_reward_function.name": "reward.functions: [path/to/file.py:function]",
-    "custom_reward_function.reward_kwargs": "reward.functions: [{function: …, arguments: {…}}]",
-    "async_training.staleness_threshold": "trainer.max_staleness, which counts training steps and bounds every token",
-    "async_training.partial_rollout": "generation.partial_rollouts",
-    "algorithm.rollout_correction.bypass_mode": "algorithm.rollout_correction.skip_old_logprobs",
-    "async_training.use_rollout_log_probs": "algorithm.rollout_correction.skip_old_logprobs",
-    "data.train_batch_size": "data.prompts_per_step",
-    "data.max_prompt_length": "data.max_prompt_tokens",
-    "data.max_response_length": "generation.max_response_tokens",
-    "data.filter_overlong_prompts": "data.on_bad_row: skip",
-    "data.truncation": "data.on_bad_row: skip",
-    "data.seed": "trainer.seed",
-    "data.trust_remote_code": "model.trust_remote_code",
-    "algorithm.adv_estimator": "algorithm.type, where gae is ppo",
-    "algorithm.lam": "algorithm.gae_lambda",
-    "algorithm.use_kl_in_reward": "algorithm.kl.place: reward",
-    "algorithm.kl_penalty": "algorithm.kl.estimator",
-    "algorithm.kl_ctrl": "algorithm.kl",
-    "algorithm.kl_ctrl.type": "algorithm.kl.control",
-    "algorithm.kl_ctrl.kl_coef": "algorithm.kl.coefficient",
-    "algorithm.kl_ctrl.target_kl": "algorithm.kl.target",
-    "algorithm.kl_ctrl.horizon": "algorithm.kl.horizon_trajectories",
-    "algorithm.norm_adv_by_std_in_grpo": "algorithm.normalize_by_std",
-    "algorithm.filter_groups": "algorithm.resample_rounds",
-    "algorithm.filter_groups.enable": "algorithm.resample_rounds",
-    "algorithm.filter_groups.max_num_gen_batches": "algorithm.resample_rounds",
-    "trainer.total_epochs": "trainer.epochs",
+
+def engine_of(given: Any) -> str:
+    """`generation.type`."""
+    return {"hf": "native"}.get(given, given if given in ("vllm", "sglang") else "vllm")
+
+
+def cosine(given: Any) -> str | None:
+    """`schedule` of an optimizer; the other one that verl has is the default here."""
+    return "cosine" if given == "cosine" else None
+
+
+def skip_long(given: Any) -> str | None:
+    """`data.on_bad_row`."""
+    return "skip" if given != "error" else None
+
+
+def warmed(given: Any) -> int:
+    """Steps of the critic alone: verl's policy learns from the step of that number on, and its first step is 1."""
+    return max(whole(given) - 1, 0)
+
+
+ADAPTERS: Table = {
+    "lora.rank": Key("rank", convert=nonzero, older=("lora_rank",)),
+    "lora.alpha": Key("alpha", 16, older=("lora_alpha",), when=("rank",)),
+    "target_modules": Key("target_modules", "all-linear", when=("rank",)),
+}
+_OPTIMIZER: Table = {
+    "weight_decay": Key("weight_decay", 0.01),
+    "lr_warmup_steps": Key("warmup_steps", convert=positive),
+    "lr_warmup_steps_ratio": "warmup_steps, a number of optimizer steps",
+    "lr_scheduler_type": Key("schedule", convert=cosine, older=("warmup_style",)),
+    "min_lr_ratio": Key("min_lr_ratio"),
+    "betas": Key("betas", convert=list_of),
+    "clip_grad": Key("max_grad_norm"),
+}
+TRAINER: Table = {
+    **together("trainer.run_dir", "trainer.default_local_dir", "trainer.experiment_name"),
     "trainer.total_training_steps": "trainer.steps",
-    "trainer.save_freq": "trainer.save_every",
-    "trainer.test_freq": "trainer.eval_every",
-    "trainer.val_before_train": "trainer.eval_every, which validates before the first step, too",
-    "trainer.default_local_dir": "trainer.run_dir",
-    "trainer.experiment_name": "trainer.run_dir",
-    "trainer.project_name": "trainer.run_dir",
+    "trainer.total_epochs": "trainer.epochs",
+    "trainer.save_freq": Key("trainer.save_every", convert=positive),
+    "trainer.test_freq": Key("trainer.eval_every", convert=positive),
+    "trainer.max_actor_ckpt_to_keep": Key("trainer.keep_last", older=("trainer.max_ckpt_to_keep",)),
+    "data.seed": Key("trainer.seed", older=("trainer.seed",)),
     "trainer.logger": "tracking",
-    "trainer.max_actor_ckpt_to_keep": "trainer.keep_last",
-    "trainer.resume_mode": "--resume RUN on the command line",
+    "trainer.project_name": "tracking.wandb.project",
     "trainer.n_gpus_per_node": "cluster.ranks, or placement.pools for several nodes",
     "trainer.nnodes": "placement.pools",
 }
+"""Keys that all programs of verl have."""
+KEYS: Table = {
+    **under("actor_rollout_ref.model.", "model.", {
+        "path": Key("path", "MODEL_DIRECTORY"),
+        "trust_remote_code": Key("trust_remote_code", convert=if_true(True)),
+    }),
+    "data.trust_remote_code": "model.trust_remote_code",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": Key("model.dtype", "bfloat16", precision),
+    "actor_rollout_ref.rollout.dtype": "model.dtype",
+    **under("actor_rollout_ref.model.", "model.lora.", ADAPTERS),
+    "actor_rollout_ref.actor.freeze_vision_tower": Key(
+        "model.vision_tower", convert=if_true("frozen"), say="model.vision_tower: frozen"
+    ),
+    "critic.model.path": Key("model.critic_path", convert=nonzero),
+    **under("critic.model.", "model.critic_lora.", ADAPTERS, _PPO),
+    **together(
+        "model.reward_model_path", "reward_model.enable", "reward_model.model.path", "reward.reward_model.enable",
+        "reward.reward_model.model_path",
+    ),
+    **under("data.", "data.", {
+        "train_files": Key("train_files", "TRAIN.parquet", listed),
+        "val_files": Key("val_files", [], listed),
+        "train_batch_size": Key("prompts_per_step"),
+        "max_prompt_length": Key("max_prompt_tokens", 512),
+        "filter_overlong_prompts": Key("on_bad_row", convert=if_true("skip"), say="on_bad_row: skip"),
+        "truncation": Key("on_bad_row", convert=skip_long, say="on_bad_row: skip"),
+        "shuffle": Key("shuffle", convert=if_false(False)),
+    }),
+    **under("algorithm.", "algorithm.", {
+        "adv_estimator": "type, where gae is ppo",
+        "norm_adv_by_std_in_grpo": Key("normalize_by_std", unless=True),
+        "gamma": Key("gamma", unless=1.0, when=("type", "ppo", "reinforce_plus_plus")),
+        "lam": Key("gae_lambda", unless=1.0, when=("type", "ppo")),
+        **together("rewards", "gdpo_reward_keys", "gdpo_reward_weights"),
+        "use_kl_in_reward": "kl.place: reward",
+        "kl_penalty": "kl.estimator",
+        "kl_ctrl": "kl",
+        "kl_ctrl.type": "kl.control",
+        "kl_ctrl.kl_coef": "kl.coefficient",
+        "kl_ctrl.target_kl": "kl.target",
+        "kl_ctrl.horizon": "kl.horizon_trajectories",
+        **together("resample_rounds", "filter_groups", "filter_groups.enable", "filter_groups.max_num_gen_batches"),
+        "rollout_correction.rollout_is": "rollout_correction.level",
+        "rollout_correction.rollout_is_threshold": "rollout_correction.upper",
+        "rollout_correction.bypass_mode": "rollout_correction.skip_old_logprobs",
+    }),
+    **under("actor_rollout_ref.actor.", "algorithm.", {
+        "ppo_mini_batch_size": "minibatches, the number of optimizer steps a pass",
+        "ppo_epochs": Key("epochs", unless=1),
+        "entropy_coeff": Key("entropy_coefficient", unless=0),
+        "policy_loss.loss_mode": Key("loss.type", "vanilla", _LOSSES),
+        "clip_ratio": "loss.clip_ratio_low and algorithm.loss.clip_ratio_high",
+        "clip_ratio_low": "loss.clip_ratio_low",
+        "clip_ratio_high": "loss.clip_ratio_high",
+        "clip_ratio_c": Key("loss.dual_clip", 3.0, when=("loss.type", "clip")),
+        "loss_agg_mode": Key("loss.aggregation", convert=_AGGREGATIONS, unless="token_mean"),
+        "use_kl_loss": "kl.place: loss",
+        "kl_loss_coef": "kl.coefficient",
+        "kl_loss_type": "kl.estimator",
+    }),
+    "critic.cliprange_value": Key("algorithm.value_clip", 0.5, unless=0.2, when=_PPO),
+    "critic.optim.lr": Key("algorithm.critic_optimizer.lr", 1e-5, when=_PPO),
+    **under("critic.optim.", "algorithm.critic_optimizer.", _OPTIMIZER, _PPO),
+    "trainer.critic_warmup": Key("algorithm.critic_warmup_steps", convert=warmed, unless=0, when=_PPO),
+    "actor_rollout_ref.rollout.n": "algorithm.group_size",
+    **under("distillation.", "algorithm.", {
+        **together("type: on_policy_distillation", "enabled", "distillation_loss.use_policy_gradient"),
+        "distillation_loss.distillation_loss_coef": Key(
+            "distillation_coefficient", unless=1.0, when=("type", "on_policy_distillation")
+        ),
+        **together(
+            "reward_weight, with algorithm.type: on_policy_distillation", "distillation_loss.use_policy_loss",
+            "distillation_loss.use_task_rewards",
+        ),
+        **together(
+            "top_k, with algorithm.type: on_policy_distillation", "distillation_loss.loss_mode",
+            "distillation_loss.topk",
+        ),
+    }),
+    **dict.fromkeys(
+        (f"{section}.{name}" for section in OVERLONG for name in ("enable", "len", "penalty_factor", "log")),
+        "algorithm.overlong_buffer",
+    ),
+    "actor_rollout_ref.rollout.name": Key("generation.type", "vllm", engine_of),
+    "data.max_response_length": Key("generation.max_response_tokens", 512),
+    **under("actor_rollout_ref.rollout.", "generation.", {
+        "response_length": "max_response_tokens",
+        "temperature": Key("temperature", unless=1.0),
+        "top_p": Key("top_p", unless=1),
+        "top_k": Key("top_k", convert=not_minus_one, unless=0, say="top_k, where 0 keeps all tokens"),
+        "val_kwargs.do_sample": "eval.temperature, where 0 is greedy",
+        "val_kwargs.temperature": "eval.temperature",
+        "val_kwargs.top_p": Key("eval.top_p", unless=1.0),
+        "val_kwargs.n": Key("eval.samples", unless=1),
+    }),
+    **under("actor_rollout_ref.rollout.", "generation.", {
+        "tensor_model_parallel_size": Key("tensor_parallel", 2, unless=1),
+        "free_cache_engine": Key("sleep", convert=if_false("never")),
+        "gpu_memory_utilization": Key("memory_share", 0.5),
+        "max_model_len": "engine_args.max_model_len",
+        "max_num_seqs": Key("engine_args.max_num_seqs"),
+        "max_num_batched_tokens": Key("engine_args.max_num_batched_tokens"),
+        "enforce_eager": Key("engine_args.enforce_eager"),
+    }, _SERVED),
+    **together("training.type", "actor_rollout_ref.actor.strategy", "model_engine"),
+    "actor_rollout_ref.model.enable_gradient_checkpointing": Key(
+        "training.activation_checkpointing", True, if_true(True)
+    ),
+    **under("actor_rollout_ref.actor.", "training.", {
+        "ulysses_sequence_parallel_size": Key(
+            "context_parallel", unless=1, older=("fsdp_config.ulysses_sequence_parallel_size",)
+        ),
+        "fsdp_config.fsdp_size": Key("shard_size", convert=not_minus_one),
+        **together("cpu_offload", "fsdp_config.param_offload", "fsdp_config.optimizer_offload"),
+    }, _FSDP),
+    **under("actor_rollout_ref.actor.megatron.", "training.", {
+        "tensor_model_parallel_size": Key("tensor_parallel", unless=1),
+        "pipeline_model_parallel_size": Key("pipeline_parallel", unless=1),
+        "virtual_pipeline_model_parallel_size": Key("virtual_pipeline", unless=1),
+        "context_parallel_size": Key("context_parallel", unless=1),
+        "expert_model_parallel_size": Key("expert_parallel", unless=1),
+        "expert_tensor_parallel_size": Key("expert_tensor_parallel", unless=1),
+    }, _MEGATRON),
+    **under("actor_rollout_ref.actor.", "training.", {
+        **together(
+            "tokens_per_micro_batch, which counts tokens", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu",
+        ),
+        "ppo_max_token_len_per_gpu": "tokens_per_micro_batch",
+        "optim.lr": Key("optimizer.lr", 1e-6),
+    }),
+    **under("actor_rollout_ref.actor.optim.", "training.optimizer.", _OPTIMIZER),
+    "actor_rollout_ref.actor.grad_clip": Key("training.optimizer.max_grad_norm", unless=1.0),
+    **under("actor_rollout_ref.rollout.multi_turn.", "conversation.", {
+        "tool_config_path": "environment.tools",
+        "interaction_config_path": "environment.user",
+        **together("max_turns", "max_assistant_turns", "max_turns"),
+        "enable": "environment",
+    }),
+    **under("", "reward.functions: ", {
+        **together(
+            "[path/to/file.py:function]", "custom_reward_function.path", "custom_reward_function.name",
+            "reward.custom_reward_function.path", "reward.custom_reward_function.name",
+        ),
+        **together(
+            "[{function: …, arguments: {…}}]", "custom_reward_function.reward_kwargs",
+            "reward.custom_reward_function.reward_kwargs",
+        ),
+    }),
+    **TRAINER,
+    "trainer.val_before_train": "trainer.eval_every, which validates before the first step, too",
+    "trainer.resume_mode": "--resume RUN on the command line",
+    "async_training.staleness_threshold": "trainer.max_staleness, which counts training steps and bounds every token",
+    "async_training.partial_rollout": "generation.partial_rollouts",
+    "async_training.use_rollout_log_probs": "algorithm.rollout_correction.skip_old_logprobs",
+    **together(
+        "data.prompts_per_step, those from one publish to the next", "async_training.trigger_parameter_sync_step",
+        "async_training.require_batches",
+    ),
+    **together("placement.pools", "rollout.n_gpus_per_node", "rollout.nnodes"),
+    "rollout.total_rollout_steps": "trainer.steps",
+    "rollout.test_freq": "trainer.eval_every",
+}  # fmt: skip
+"""The keys of its programs that generate."""
+COUNTERPARTS = {theirs: text for theirs, text in texts(KEYS).items() if key_in(text) != theirs}
 """Key of verl -> key of ours, with a word on what differs."""
 
 

@@ -1,8 +1,152 @@
-"""Arguments of OpenRLHF: those of its older versions by their newer names, and those that become nothing of ours."""
+"""Arguments of OpenRLHF: what each is here, those of its older versions, and those that become nothing of ours."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.config.counterparts import Key, Table, if_true, listed, nonzero, positive, precision, together, under
+from tandem.importing.outcome import by_pattern
+
+_LEARNING_RATES = {"ppo_ray": 1e-6, "sft": 5e-6, "dpo": 1e-5, "rm": 9e-6}
+LONGEST = {"ppo_ray": 2048, "sft": 2048, "dpo": 512, "rm": 512}
+"""Tokens of a row."""
+_SCHEDULES = {
+    "cosine_with_min_lr": "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant",
+    "constant_with_warmup": "constant",
+}  # fmt: skip
+_PPO = ("algorithm.type", "ppo")
+
+
+def _targets(given: Any) -> Any:
+    return given if given == "all-linear" else listed(given)
+
+
+def _preferred_by(ipo: Any) -> str:
+    return "ipo" if ipo else "dpo"
+
+
+def _loss_of(given: Any) -> str:
+    return "gspo" if given == "gspo" else "clip"
+
+
+_OPTIMIZER: Table = {
+    "adam.betas": Key("betas", [0.9, 0.95], list),
+    "adam.weight_decay": Key("weight_decay", unless=0),
+    "adam.eps": Key("eps", unless=1e-8),
+    "max_norm": Key("max_grad_norm", unless=1.0),
+    "lr_scheduler": Key("schedule", "cosine_with_min_lr", _SCHEDULES),
+    "min_lr_ratio": "min_lr_ratio",
+    "lr_warmup_ratio": "warmup_steps",
+}
+
+
+def table(method: str) -> Table:
+    """The arguments of a trainer, and their defaults there."""
+    own: Table = _ONLINE if method == "ppo_ray" else _offline(method)
+    policy, optimizer = ("actor.", "actor.") if method == "ppo_ray" else ("model.", "")
+    return {
+        f"{policy}model_name_or_path": Key("model.path", "MODEL_DIRECTORY"),
+        "ds.bf16": "model.dtype",
+        "ds.param_dtype": Key("model.dtype", "bf16", precision),
+        **under("ds.lora.", "model.lora.", {
+            "rank": Key("rank", convert=nonzero),
+            "alpha": Key("alpha", 16, when=("rank",)),
+            "target_modules": Key("target_modules", "all-linear", _targets, when=("rank",)),
+        }),
+        "actor.freeze_visual_encoder": Key("model.vision_tower", convert=if_true("frozen")),
+        "critic.model_name_or_path": Key("model.critic_path", convert=nonzero),
+        "reward.model_name_or_path": Key("model.reward_model_path", convert=nonzero),
+        **together(
+            "data.train_files", "data.prompt_dataset", "data.dataset", "data.prompt_split", "data.dataset_split",
+            "data.max_samples",
+        ),
+        **together("data.val_files", "eval.dataset", "eval.split"),
+        **own,
+        f"{policy}gradient_checkpointing_enable": Key("training.activation_checkpointing", convert=if_true(True)),
+        "ds.ring_attn_size": Key("training.context_parallel", unless=1),
+        "ds.adam_offload": Key("training.optimizer_offload", convert=if_true(True)),
+        **together("training.tokens_per_micro_batch", "train.max_tokens_per_gpu", "train.micro_batch_size"),
+        f"{optimizer}adam.lr": Key("training.optimizer.lr", _LEARNING_RATES[method]),
+        **under(optimizer, "training.optimizer.", _OPTIMIZER),
+        "ckpt.output_dir": Key("trainer.run_dir", "runs/imported"),
+        "ckpt.save_steps": Key("trainer.save_every", convert=positive),
+        "eval.steps": Key("trainer.eval_every", convert=positive),
+        "ckpt.max_num": Key("trainer.keep_last"),
+        "train.seed": Key("trainer.seed"),
+        "ckpt.best_metric_key": "trainer.best_metric, as val/default/reward/mean@N",
+        "logger.wandb.project": "tracking.wandb.project",
+        "logger.tensorboard_dir": "tracking.tensorboard",
+        "train.agent_func_path": "conversation.environment, with a class of yours (docs/agents.md)",
+        "ds.tensor_parallel_size": "training.type: megatron with tensor_parallel",
+        "actor.aux_loss_coef": "training.load_balancing_loss, with training.type: megatron",
+        "data.tokenizer_chat_template": "model.chat_template.file",
+        "data.input_template": "the text of `prompt` as the model is to read it",
+    }  # fmt: skip
+
+
+def _offline(method: str) -> Table:
+    pairs: Table = {
+        "ipo_enable": Key("loss", False, _preferred_by),
+        "beta": Key("beta", 0.1),
+        "label_smoothing": Key("label_smoothing", unless=0),
+    }
+    return {
+        "train.batch_size": Key("data.rows_per_step", 128),
+        "data.max_len": Key("data.max_tokens", LONGEST[method]),
+        "train.max_epochs": Key("trainer.epochs", 2 if method == "sft" else 1),
+        **(under("model.", "preference.", pairs) if method == "dpo" else {}),
+    }
+
+
+_ONLINE: Table = {
+    "rollout.batch_size": "data.prompts_per_step",
+    "rollout.n_samples_per_prompt": "algorithm.group_size",
+    "train.batch_size": "algorithm.minibatches",
+    "train.max_epochs": Key("algorithm.epochs", unless=1),
+    "train.num_episodes": Key("trainer.epochs", 1),
+    **under("actor.", "algorithm.", {
+        "entropy_coef": Key("entropy_coefficient", convert=nonzero),
+        "policy_loss_type": Key("loss.type", "ppo", _loss_of),
+        **together("loss.clip_ratio_low and algorithm.loss.clip_ratio_high", "eps_clip", "eps_clip_low_high"),
+        "dual_clip": Key("loss.dual_clip", convert=nonzero, when=("loss.type", "clip")),
+    }),
+    **under("algo.", "algorithm.", {
+        "advantage.estimator": "type",
+        "advantage.no_std_norm": "normalize_by_std",
+        "advantage.gamma": Key("gamma", unless=1, when=("type", "ppo", "reinforce_plus_plus")),
+        "advantage.lambd": Key("gae_lambda", unless=1, when=("type", "ppo")),
+        **together(
+            "rollout_correction", "advantage.is_correction_enable", "advantage.is_correction_type",
+            "advantage.is_correction_threshold",
+        ),
+        "kl.init_coef": "kl.coefficient",
+        "kl.use_loss": "kl.place",
+        "kl.estimator": "kl.estimator",
+        "kl.target": "kl.target",
+        "kl.horizon": "kl.horizon_trajectories",
+        "dynamic_filtering_enable": Key("resample_rounds", convert=if_true(100)),
+    }),
+    "critic.value_clip": Key("algorithm.value_clip", 0.5, when=_PPO),
+    "critic.adam.lr": Key("algorithm.critic_optimizer.lr", 9e-6, when=_PPO),
+    **under("critic.", "algorithm.critic_optimizer.", _OPTIMIZER, _PPO),
+    **under("reward.", "algorithm.", {
+        "normalize_enable": Key("normalize_rewards", convert=if_true(True)),
+        "clip_range": "clip_rewards",
+        **together("overlong_buffer", "overlong_buffer_len", "overlong_penalty_factor"),
+    }),
+    "reward.remote_url": "reward.functions",
+    **together("generation.max_response_tokens", "data.max_len", "rollout.max_new_tokens"),
+    "data.prompt_max_len": "data.max_prompt_tokens",
+    "rollout.temperature": Key("generation.temperature", unless=1.0),
+    "rollout.top_p": Key("generation.top_p", unless=1.0),
+    "vllm.tensor_parallel_size": Key("generation.tensor_parallel", unless=1),
+    "vllm.gpu_memory_utilization": Key("generation.memory_share"),
+    "vllm.enforce_eager": Key("generation.engine_args.enforce_eager", convert=if_true(True)),
+    "eval.n_samples_per_prompt": "generation.eval.samples",
+    "eval.temperature": "generation.eval.temperature",
+    "train.async_enable": "trainer.max_staleness",
+    "actor.num_nodes": "placement.pools",
+    "actor.num_gpus_per_node": "cluster.ranks",
+}  # fmt: skip
 OLDER: Mapping[str, str] = {
     "pretrain": "actor.model_name_or_path",
     "reward_pretrain": "reward.model_name_or_path",
@@ -112,59 +256,52 @@ OLDER: Mapping[str, str] = {
     "use_tensorboard": "logger.tensorboard_dir",
 }
 """As arguments were called before they had dots."""
-WITHOUT_EFFECT: Mapping[str, str] = {
-    "ckpt.disable_ds": "a checkpoint has all that a resume needs",
-    "ckpt.load_enable": "--resume RUN on the command line",
-    "ckpt.max_mem": "trainer.keep_last bounds checkpoints",
-    "ckpt.path": "checkpoints are in the run directory",
-    "ckpt.save_hf": "checkpoints are always Hugging Face directories",
-    "data.apply_chat_template": "messages go through the chat template",
-    "data.chosen_key": "the column is `chosen`; tandem data columns renames others",
-    "data.dataloader_num_workers": "rows are read once, at the start",
-    "data.image_key": "the column is `images`",
-    "data.input_key": "the column is `prompt`; tandem data columns renames others",
-    "data.label_key": "a reward function names the columns it needs",
-    "data.max_images_per_prompt": "pictures of a row are counted",
-    "data.output_key": "the column is `completion`; tandem data columns renames others",
-    "data.rejected_key": "the column is `rejected`; tandem data columns renames others",
-    "ds.attn_implementation": "attention is chosen for the device",
-    "ds.enable_sleep": "roles on the same devices take turns by themselves",
-    "ds.flash_attn": "attention is chosen for the device",
-    "ds.grad_accum_dtype": "gradients are summed in float32",
-    "ds.overlap_comm": "layers are always fetched ahead",
-    "ds.packing_samples": "rows are always packed",
-    "ds.ring_attn_head_stride": "the ring has one way",
-    "ds.use_liger_kernel": "log-probs are always computed without the whole logits",
-    "ds.value_head_prefix": "a reward model's head is found",
-    "ds.zero_stage": "training.type: fsdp shards over all ranks",
-    "ds.zpg": "training.shard_size says which ranks share a copy",
-    "local_rank": "processes know their rank",
-    "logger.logging_steps": "each step is logged",
-    "logger.wandb.key": "tracking.wandb: true; the key stays in the environment",
-    "logger.wandb.run_name": "trainer.run_dir names the run",
-    "model.gradient_checkpointing_reentrant": "one kind is there",
-    "actor.gradient_checkpointing_reentrant": "one kind is there",
-    "ref.offload": "roles on the same devices take turns by themselves",
-    "reward.offload": "roles on the same devices take turns by themselves",
-    "ref.num_*": "the reference is where the actor is, unless placement.roles says otherwise",
-    "reward.num_*": "the reward model is where the actor is, unless placement.roles says otherwise",
-    "critic.num_*": "the critic is where the actor is, unless placement.roles says otherwise",
-    "rollout.max_tokens_per_gpu": "training.tokens_per_micro_batch is of all passes",
-    "rollout.micro_batch_size": "training.tokens_per_micro_batch is of all passes",
-    "rollout.vllm_generate_batch_size": "as many prompts are asked as are needed",
-    "train.colocate_*": "roles share devices unless placement.roles says otherwise",
-    "train.dynamic_batch_enable": "micro-batches are always cut by tokens",
-    "train.partial_rollout_enable": "generation.partial_rollouts is true where generation runs ahead",
-    "vllm.enable_prefix_caching": "the engine's own default",
-    "vllm.enable_sleep": "generation.sleep",
-    "vllm.num_engines": "generation.replicas on each rank that hosts an engine",
-    "vllm.sync_*": "weights go where they are served",
-    "critic.save_value_network": "a checkpoint has the critic",
-    "critic.muon.*": "the optimizer is AdamW",
-    "actor.muon.*": "the optimizer is AdamW",
-    "muon.*": "the optimizer is AdamW",
-    "use_ms": "models are local directories",
-}
+WITHOUT_EFFECT = by_pattern({
+    "a checkpoint has all that a resume needs": ("ckpt.disable_ds",),
+    "--resume RUN on the command line": ("ckpt.load_enable",),
+    "trainer.keep_last bounds checkpoints": ("ckpt.max_mem",),
+    "checkpoints are in the run directory": ("ckpt.path",),
+    "checkpoints are always Hugging Face directories": ("ckpt.save_hf",),
+    "messages go through the chat template": ("data.apply_chat_template",),
+    "the column is `chosen`; tandem data columns renames others": ("data.chosen_key",),
+    "rows are read once, at the start": ("data.dataloader_num_workers",),
+    "the column is `images`": ("data.image_key",),
+    "the column is `prompt`; tandem data columns renames others": ("data.input_key",),
+    "a reward function names the columns it needs": ("data.label_key",),
+    "pictures of a row are counted": ("data.max_images_per_prompt",),
+    "the column is `completion`; tandem data columns renames others": ("data.output_key",),
+    "the column is `rejected`; tandem data columns renames others": ("data.rejected_key",),
+    "attention is chosen for the device": ("ds.attn_implementation", "ds.flash_attn"),
+    "roles on the same devices take turns by themselves": ("ds.enable_sleep", "ref.offload", "reward.offload"),
+    "gradients are summed in float32": ("ds.grad_accum_dtype",),
+    "layers are always fetched ahead": ("ds.overlap_comm",),
+    "rows are always packed": ("ds.packing_samples",),
+    "the ring has one way": ("ds.ring_attn_head_stride",),
+    "log-probs are always computed without the whole logits": ("ds.use_liger_kernel",),
+    "a reward model's head is found": ("ds.value_head_prefix",),
+    "training.type: fsdp shards over all ranks": ("ds.zero_stage",),
+    "training.shard_size says which ranks share a copy": ("ds.zpg",),
+    "processes know their rank": ("local_rank",),
+    "each step is logged": ("logger.logging_steps",),
+    "tracking.wandb: true; the key stays in the environment": ("logger.wandb.key",),
+    "trainer.run_dir names the run": ("logger.wandb.run_name",),
+    "one kind is there": ("model.gradient_checkpointing_reentrant", "actor.gradient_checkpointing_reentrant"),
+    "the reference is where the actor is, unless placement.roles says otherwise": ("ref.num_*",),
+    "the reward model is where the actor is, unless placement.roles says otherwise": ("reward.num_*",),
+    "the critic is where the actor is, unless placement.roles says otherwise": ("critic.num_*",),
+    "training.tokens_per_micro_batch is of all passes": ("rollout.max_tokens_per_gpu", "rollout.micro_batch_size"),
+    "as many prompts are asked as are needed": ("rollout.vllm_generate_batch_size",),
+    "roles share devices unless placement.roles says otherwise": ("train.colocate_*",),
+    "micro-batches are always cut by tokens": ("train.dynamic_batch_enable",),
+    "generation.partial_rollouts is true where generation runs ahead": ("train.partial_rollout_enable",),
+    "the engine's own default": ("vllm.enable_prefix_caching",),
+    "generation.sleep": ("vllm.enable_sleep",),
+    "generation.replicas on each rank that hosts an engine": ("vllm.num_engines",),
+    "weights go where they are served": ("vllm.sync_*",),
+    "a checkpoint has the critic": ("critic.save_value_network",),
+    "the optimizer is AdamW": ("critic.muon.*", "actor.muon.*", "muon.*"),
+    "models are local directories": ("use_ms",),
+})  # fmt: skip
 """Pattern of an argument -> why it needs no counterpart; the first that fits."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "ckpt.best_metric_key": ("none",),
@@ -179,12 +316,3 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "model.nll_loss_coef": (0, 0.0),
 }
 """Pattern of an argument -> values with which it does nothing that we do not do."""
-COUNTERPARTS: Mapping[str, str] = {
-    "ckpt.best_metric_key": "trainer.best_metric, as val/default/reward/mean@N",
-    "train.agent_func_path": "conversation.environment, with a class of yours (docs/agents.md)",
-    "ds.tensor_parallel_size": "training.type: megatron with tensor_parallel",
-    "actor.aux_loss_coef": "training.load_balancing_loss, with training.type: megatron",
-    "data.tokenizer_chat_template": "model.chat_template.file",
-    "data.input_template": "the text of `prompt` as the model is to read it",
-}
-"""Argument -> what to write instead."""

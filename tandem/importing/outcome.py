@@ -1,7 +1,7 @@
 """What becomes of another framework's configuration: ours, and a line about each of its keys."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,10 +10,16 @@ from typing import Any, cast
 
 from tandem import stored
 from tandem.config import yaml12
+from tandem.config.counterparts import Table, key_in, texts
 from tandem.errors import UserError
 
 UNKNOWN = re.compile(r"⟨[^⟩]*⟩")
 """What stands in a value that only a run of the source would tell (`unknown`)."""
+_SECTIONS = (
+    "model", "data", "preference", "algorithm", "generation", "training", "conversation", "reward", "cluster",
+    "placement", "trainer", "tracking",
+)  # fmt: skip
+"""In the order of a file."""
 
 
 @dataclass
@@ -38,26 +44,66 @@ class Imported:
 
 
 class Keys:
-    """Keys of theirs with their values; those that are taken are remembered."""
+    """Keys of theirs with their values; those that are taken are remembered, with what of ours they become."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], table: Table) -> None:
         self.values = values
+        self.table = table
+        self.texts = texts(table)
         self.taken: dict[str, str] = {}
 
-    def take(self, key: str, ours: str, default: Any = None) -> Any:
-        """The value, where it is given; it becomes `ours`."""
+    def take(self, key: str, default: Any = None, ours: str = "") -> Any:
+        """The value, where it is given; it becomes `ours`, by default what the table says."""
         value = self.values.get(key)
         if value is None or is_unknown(value):
             return default
-        self.taken[key] = ours
+        self.taken[key] = ours or key_in(self.texts[key])
         return value
+
+    def take_rows(self, made: Imported) -> None:
+        """Write what the rows of the table say, in their order."""
+        for theirs, row in self.table.items():
+            if isinstance(row, str) or not _holds(row.when, made.tree):
+                continue
+            given = row.default
+            for name in (*row.older, theirs):
+                given = self.take(name, given, row.ours)
+            if given is not None:
+                convert = row.convert
+                value = known(convert, given, theirs, made) if isinstance(convert, Mapping) else convert(given)
+                put(made.tree, row.ours, value, unless=row.unless)
+
+
+def _holds(when: Sequence[str], tree: Mapping[str, Any]) -> bool:
+    if not when:
+        return True
+    value = at(tree, when[0])
+    return value in when[1:] if when[1:] else value is not None
+
+
+def at(tree: Mapping[str, Any], key: str) -> Any:
+    """The value of a key of ours; None: it is not written."""
+    inner: Any = tree
+    for name in key.split("."):
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    return inner
+
+
+def put(tree: dict[str, Any], key: str, value: Any, unless: Any = None) -> None:
+    """Write a key of ours; a configuration states only what differs from the defaults, and None is no value."""
+    if value is None or value == unless:
+        return
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[name] = value
 
 
 def written(made: Imported, framework: str, source: str) -> str:
     """The configuration as a file, with what it lacks on top."""
     lacks = ["#   " + line.replace("\n", "\n#   ") for line in (*made.unsupported, *made.notes)]
     head = [f"# Made by `tandem import {framework}` from {source}.", *(["# To be looked at:", *lacks] if lacks else [])]
-    return "\n".join([*head, yaml12.write(made.tree)])
+    return "\n".join([*head, yaml12.write({name: made.tree[name] for name in _SECTIONS if name in made.tree})])
 
 
 def report(made: Imported) -> Iterator[str]:
@@ -73,12 +119,16 @@ def report(made: Imported) -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
 
 
+def by_pattern(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A reason -> patterns of keys, as pattern -> reason."""
+    return {pattern: reason for reason, patterns in reasons.items() for pattern in patterns}
+
+
 def sort_the_rest(
     keys: Keys,
     made: Imported,
     without_effect: Mapping[str, str],
     harmless: Mapping[str, tuple[Any, ...]],
-    counterparts: Mapping[str, str],
     mends: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Every key is in one of the lists, with its value.
@@ -100,8 +150,8 @@ def sort_the_rest(
             made.unsupported.append(f"{shown}: not taken over; {mends[key]}")
         elif is_unknown(value):
             made.unsupported.append(f"{shown}: only a run of the script would tell; write its value in yourself")
-        elif key in counterparts:
-            made.unsupported.append(f"{shown}: not taken over; write {counterparts[key]}")
+        elif key in keys.texts:
+            made.unsupported.append(f"{shown}: not taken over; write {keys.texts[key]}")
         else:
             made.unsupported.append(f"{shown}: there is no counterpart here")
 
@@ -123,31 +173,6 @@ def unknown(what: str) -> str:
 def is_unknown(value: Any) -> bool:
     """Only a run of the source would tell it."""
     return isinstance(value, str) and UNKNOWN.search(value) is not None
-
-
-def put(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
-    """A configuration states only what differs from the defaults."""
-    if value != default:
-        section[key] = value
-
-
-def whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def listed(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else [value]
-
-
-def parsed(text: str) -> Any:
-    """A value of a command line: a number, a truth value, a list or mapping in brackets, or text, in quotes or not."""
-    try:
-        value = yaml12.read(text)
-    except yaml12.YAMLError:
-        return text
-    if text.lstrip().startswith(("{", "[", "'", '"')):
-        return value
-    return text if "#" in text or isinstance(value, str | list | dict) else value  # YAML alone has `a: b` and `- a`
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

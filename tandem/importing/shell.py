@@ -17,8 +17,9 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
+from tandem.config.counterparts import parsed
 from tandem.errors import UserError
-from tandem.importing.outcome import UNKNOWN, parsed, unknown
+from tandem.importing.outcome import UNKNOWN, unknown
 from tandem.sandbox.base import Limits
 from tandem.sandbox.local import LocalSandbox
 

@@ -33,11 +33,11 @@ def best_keys(keys: Keys, method: str, tree: Mapping[str, Any], made: Imported) 
     if theirs is None or ours is None:
         return {}
     if keys.values.get("load_best_model_at_end"):
-        keys.take("load_best_model_at_end", "trainer.best_metric: checkpoints/best, beside the last weights")
-    keys.take("metric_for_best_model", "trainer.best_metric")
+        keys.take("load_best_model_at_end", ours="trainer.best_metric: checkpoints/best, beside the last weights")
+    keys.take("metric_for_best_model")
     if keys.values.get("save_strategy") == "best":
-        keys.take("save_strategy", "trainer.best_metric: a checkpoint whenever it improves")
-    higher = keys.take("greater_is_better", "trainer.best_mode", not theirs.endswith("loss"))
+        keys.take("save_strategy", ours="trainer.best_metric: a checkpoint whenever it improves")
+    higher = keys.take("greater_is_better", not theirs.endswith("loss"))
     lowest_by_default = ours == "val/loss"
     mode = {} if higher is not lowest_by_default else {"best_mode": "max" if higher else "min"}
     return {"best_metric": ours, **mode}

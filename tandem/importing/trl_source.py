@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tandem.config.counterparts import listed
 from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
-from tandem.importing.outcome import Source, listed, read_yaml, unknown, yaml_keys
+from tandem.importing.outcome import Source, read_yaml, unknown, yaml_keys
 from tandem.importing.python_names import names_of, options_read
 from tandem.importing.shell import Command, flags_of, launched, no_script, read_text, why_nothing
 

@@ -3,7 +3,8 @@
 from math import ceil
 from typing import Any
 
-from tandem.importing.outcome import Imported, Keys, whole
+from tandem.config.counterparts import whole
+from tandem.importing.outcome import Imported, Keys
 
 _AHEAD = "async_training."
 
@@ -11,17 +12,17 @@ _AHEAD = "async_training."
 def prompts_of_a_fully_asynchronous_step(keys: Keys) -> int:
     """From one publish of the weights to the next: optimizer steps of `ppo_mini_batch_size` prompts,
     `require_batches` a call of the trainer, `trigger_parameter_sync_step` calls."""
-    minibatch = whole(keys.take("actor_rollout_ref.actor.ppo_mini_batch_size", "algorithm.minibatches", 256))
-    calls = whole(keys.take(f"{_AHEAD}trigger_parameter_sync_step", "data.prompts_per_step", 4))
-    batches = whole(keys.take(f"{_AHEAD}require_batches", "data.prompts_per_step", 1))
+    minibatch = whole(keys.take("actor_rollout_ref.actor.ppo_mini_batch_size", 256))
+    calls = whole(keys.take(f"{_AHEAD}trigger_parameter_sync_step", 4))
+    batches = whole(keys.take(f"{_AHEAD}require_batches", 1))
     return max(minibatch * calls * batches, 1)
 
 
 def apart(keys: Keys) -> dict[str, Any]:
     """Pools of processes: one trains, the other generates."""
     pools = {
-        pool: [whole(keys.take(f"{section}.n_gpus_per_node", f"placement.pools.{pool}", 8))]
-        * whole(keys.take(f"{section}.nnodes", f"placement.pools.{pool}", 1))
+        pool: [whole(keys.take(f"{section}.n_gpus_per_node", 8, f"placement.pools.{pool}"))]
+        * whole(keys.take(f"{section}.nnodes", 1, f"placement.pools.{pool}"))
         for pool, section in (("training", "trainer"), ("generating", "rollout"))
     }
     roles = dict.fromkeys(("actor", "critic", "reference"), "training") | {"rollout": "generating"}
@@ -33,25 +34,24 @@ def runs_ahead(method: str, keys: Keys, tree: dict[str, Any], made: Imported) ->
     """How far, and for how many steps."""
     trainer = tree["trainer"]
     for key in ("algorithm.rollout_correction.bypass_mode", f"{_AHEAD}use_rollout_log_probs"):
-        if keys.take(key, "algorithm.rollout_correction.skip_old_logprobs") is False:  # which is our default here
+        if keys.take(key) is False:  # which is our default here
             tree["algorithm"].setdefault("rollout_correction", {"skip_old_logprobs": False})
     if method == "one_step_off":
         trainer["max_staleness"] = 1
         return
-    share = keys.take(f"{_AHEAD}staleness_threshold", "trainer.max_staleness", 0.1)
+    share = keys.take(f"{_AHEAD}staleness_threshold", 0.1)
     trainer["max_staleness"] = ceil(share) if isinstance(share, int | float) else 1
-    if keys.take(f"{_AHEAD}partial_rollout", "generation.partial_rollouts", True) is False:
+    if keys.take(f"{_AHEAD}partial_rollout", True) is False:
         tree["generation"]["partial_rollouts"] = False
     if share and trainer["max_staleness"] != share:
         made.notes.append(
             f"{_AHEAD}staleness_threshold={share} is a share of a step's answers; answers of a step have at most "
             f"trainer.max_staleness: {trainer['max_staleness']} publishes behind them here, whatever their share"
         )
-    asked = whole(keys.take("rollout.total_rollout_steps", "trainer.steps", 0))
+    asked = whole(keys.take("rollout.total_rollout_steps", 0))
     if asked:
         trainer.pop("epochs", None)
         trainer["steps"] = max(asked // tree["data"]["prompts_per_step"], 1)
         made.notes.append(f"{asked} prompts are {trainer['steps']} steps of {tree['data']['prompts_per_step']}")
-    if (every := whole(keys.take("rollout.test_freq", "trainer.eval_every", 0))) > 0:
+    if (every := whole(keys.take("rollout.test_freq", 0))) > 0:
         trainer["eval_every"] = every
-    keys.take("data.train_batch_size", "data.prompts_per_step")

@@ -1,31 +1,30 @@
 """The section `distillation` of verl: a teacher tells the log-probs of the student's answers."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from tandem.importing.outcome import Imported, Keys, put, whole
+from tandem.config.counterparts import whole
+from tandem.importing.outcome import Imported, Keys
 
 _LOSS = "distillation.distillation_loss."
 
 
-def distilled(keys: Keys, siblings: int, megatron: bool, made: Imported) -> dict[str, Any]:
+def distilled(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, Any]:
     """Keys of `algorithm`; the teacher becomes `model.teacher_path`."""
-    keys.take("distillation.enabled", "algorithm.type")
+    keys.take("distillation.enabled")
     _teacher(keys, made)
     algorithm: dict[str, Any] = {}
-    coefficient = keys.take(f"{_LOSS}distillation_loss_coef", "algorithm.distillation_coefficient", 1.0)
-    put(algorithm, "distillation_coefficient", coefficient, default=1.0)
-    rewarded = keys.take(f"{_LOSS}use_policy_loss", "algorithm.reward_weight", True)
-    rewarded = keys.take(f"{_LOSS}use_task_rewards", "algorithm.reward_weight", rewarded)
-    if rewarded and siblings > 1:
+    rewarded = keys.take(f"{_LOSS}use_task_rewards", keys.take(f"{_LOSS}use_policy_loss", True))
+    if rewarded and whole(tree["algorithm"]["group_size"]) > 1:
         algorithm["reward_weight"] = 1.0
     elif rewarded:
         made.notes.append(
             "rewards are compared between siblings here, and one sample a prompt has none: they only count"
         )
-    mode = str(keys.take(f"{_LOSS}loss_mode", "algorithm.top_k", "k3"))
-    sampled = keys.take(f"{_LOSS}use_policy_gradient", "algorithm.type", False)
-    likeliest = whole(keys.take(f"{_LOSS}topk", "algorithm.top_k", 32))
-    if "topk" in mode and megatron:
+    mode = str(keys.take(f"{_LOSS}loss_mode", "k3"))
+    sampled = keys.take(f"{_LOSS}use_policy_gradient", False)
+    likeliest = whole(keys.take(f"{_LOSS}topk", 32))
+    if "topk" in mode and tree["training"]["type"] == "megatron":
         made.notes.append(f"{_LOSS}loss_mode={mode}: training.type: megatron compares sampled tokens alone here")
     elif "topk" in mode:
         algorithm["top_k"] = likeliest
@@ -43,7 +42,7 @@ def distilled(keys: Keys, siblings: int, megatron: bool, made: Imported) -> dict
 
 def _teacher(keys: Keys, made: Imported) -> None:
     paths = [key for key in keys.values if key.startswith("distillation.teacher_model") and key.endswith("model_path")]
-    found = [keys.take(key, "model.teacher_path") for key in paths]
+    found = [keys.take(key, ours="model.teacher_path") for key in paths]
     if len(paths) > 1:
         made.notes.append(
             f"there is one teacher here, and {len(paths)} are named: {', '.join(map(str, found))}: choose"

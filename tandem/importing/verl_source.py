@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.config.counterparts import parsed
 from tandem.errors import UserError
-from tandem.importing.outcome import Source, parsed, read_yaml
+from tandem.importing.outcome import Source, read_yaml
 from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
 from tandem.importing.verl_methods import METHODS
 

@@ -271,11 +271,11 @@ def test_supervised_fine_tuning_has_its_own_tree(sound: Path) -> None:
             ],
         ),
         (
-            "async_training={partial_rollout: true, require_batches: 1}",
+            "async_training={partial_rollout: true, compute_prox_log_prob: true}",
             [
-                "async_training.partial_rollout: a key of verl; write generation.partial_rollouts",
-                "async_training.require_batches: a key of verl that has no counterpart here; "
+                "async_training.compute_prox_log_prob: a key of verl that has no counterpart here; "
                 "leave it out (docs/configuration.md has all keys)",
+                "async_training.partial_rollout: a key of verl; write generation.partial_rollouts",
             ],
         ),
         ("trainer.logger=[wandb]", ["trainer.logger: a key of verl; write tracking"]),
