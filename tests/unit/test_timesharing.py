@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from tandem.controller.assembly import turns_of
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, Role
 from tandem.controller.timesharing import Phase, TimeSharing, Turns
+from tandem.planning.roles import _ELSEWHERE, Stage
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 
@@ -108,6 +109,23 @@ def test_room_is_made_before_it_is_taken_and_each_is_there_when_it_computes(case
     models, moved = TABLE[case]
     written: list[str] = []
     assert phases(written, shared_devices(written, *models), *STEP) == moved
+
+
+def test_planning_counts_a_model_in_host_memory_in_the_stages_in_which_it_is_there() -> None:
+    written: list[str] = []
+    devices = shared_devices(written, *ORDER)
+    away, in_stage = set[str](ORDER), dict[str, set[str]]()
+    for stage, moves in zip(get_args(Stage), phases(written, devices, *STEP[:-1]), strict=True):
+        for name, moved in map(str.split, moves):
+            if name == "weights":  # the engine is filled: what leaves afterwards was there in the stage
+                in_stage[stage] = set(away)
+            elif name != "rollout":
+                (away.add if moved == "leaves" else away.remove)(name)
+        in_stage.setdefault(stage, set(away))
+    assert away == in_stage["generation"]
+    for name, stages in _ELSEWHERE.items():
+        assert stages == tuple(stage for stage, names in in_stage.items() if name in names), name
+    assert set(_ELSEWHERE) == set(ORDER)
 
 
 def test_engines_with_devices_of_their_own_stay_awake_while_models_share_the_others() -> None:
