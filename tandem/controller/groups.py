@@ -10,10 +10,11 @@ and runs the callbacks of all calls that are answered.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from tandem.controller.dispatch import distribute
-from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.placed import PlacedRows, distribute_rows
 from tandem.controller.pools import ResourcePool
 from tandem.types import Batch, StepMetrics
 from tandem.workers.host import Worker
@@ -171,26 +172,32 @@ class RemoteWorkers(Generic[W]):
         return self._submit(method.__name__, rows, *args, **kwargs)
 
     def call_steps(
-        self, method: Callable[Concatenate[W, Batch, P], R], steps: PlacedSteps, *args: P.args, **kwargs: P.kwargs
+        self,
+        method: Callable[Concatenate[W, Batch, P], R],
+        steps: Sequence[PlacedRows],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Future[list[R]]:
-        """Call a method that is registered for `Dispatch.DATA_PARALLEL` about each of several cuts of rows that stay on
+        """Call a method that is registered for `Dispatch.DATA_PARALLEL` about several selections of rows that stay on
         the ranks, one after the other; the answer about each. It is one call: what comes next waits for all of them.
 
-        A subclass of the kind that dispatches the method otherwise is called once a cut.
+        A subclass of the kind that dispatches the method otherwise is called once for each.
         """
         if registration(self._kind, method.__name__).dispatch is Dispatch.DATA_PARALLEL:
             return self._submit(method.__name__, steps, *args, **kwargs)
-        answers = [self._submit(method.__name__, rows, *args, **kwargs) for rows in steps.each()]
+        answers = [self._submit(method.__name__, rows, *args, **kwargs) for rows in steps]
         return answers[-1].map(lambda _: [answer.get() for answer in answers])
 
     def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         registered = registration(self._kind, method)
-        mesh = self._meshes[registered.mesh]
+        mesh, takes_rows = self._meshes[registered.mesh], registered.dispatch is Dispatch.DATA_PARALLEL
         match args:
-            case ((PlacedRows() | PlacedSteps()) as rows, *others) if registered.dispatch is Dispatch.DATA_PARALLEL:
+            case (PlacedRows() as rows, *others) if takes_rows:
+                return self._submit(method, [rows], *others, **kwargs).map(itemgetter(0))
+            case ([PlacedRows(), *_] as steps, *others) if takes_rows:
                 forget = partial(self._submit, Worker[Any].forget_rows.__name__)
                 arguments = Arguments(tuple(others), kwargs)
-                calls, collect = rows.distribute(self._ranks, forget, mesh, registered.returns, arguments)
+                calls, collect = distribute_rows(steps, self._ranks, forget, mesh, registered.returns, arguments)
             case (PlacedRows() as rows, *others):
                 calls, collect = distribute(registered, mesh, Arguments((rows.whole(), *others), kwargs))
             case _:

@@ -15,11 +15,10 @@ from tandem.batching.balance import Pass
 from tandem.batching.packing import split_groups, take_rows
 from tandem.config.ratio import RatioPlan, TrainerPass, anchored_at_engine, ratio_plan
 from tandem.config.tree import TrainConfig
-from tandem.controller.placed import Placed
+from tandem.controller.placed import Placed, PlacedRows
 from tandem.controller.roles import Actor, Critic
 from tandem.errors import EngineError
 from tandem.types import Batch, BoolArray, FloatArray, IntArray, StepMetrics
-from tandem.workers.placed import Cut
 
 MISMATCH_BOUND = 0.01
 """Log-probs of engine and trainer that differ by more are counted in `rollout/mismatch_share`."""
@@ -147,38 +146,41 @@ def update(
     taken_T = batch.loss_mask & ~np.repeat(placed.left_out_B, np.diff(batch.response_offsets))
     correction_metrics = _set_rollout_correction(batch, config, taken_T)
     policy_rests = warms_up(config, placed.step)
-    trained, evaluated = _cuts(placed, algorithm, trainable_B)
-    learning = None if policy_rests else actor.learn_steps(placed.steps(trained), algorithm.loss)
+    trained, evaluated = _optimizer_steps(placed, algorithm, trainable_B)
+    learning = None if policy_rests else actor.learn_steps(trained, algorithm.loss)
     step_metrics: list[StepMetrics] = []
     if critic:
         assert algorithm.value_loss is not None
-        learning_values = critic.learn_steps(placed.steps(evaluated), algorithm.value_loss)
+        learning_values = critic.learn_steps(evaluated, algorithm.value_loss)
         step_metrics += [metrics for metrics, _ in learning_values.get()]
     learned = learning.get() if learning else []
     step_metrics += [metrics for metrics, _ in learned]
     if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE:
         batch.tokens.trainer_logprobs = batch.tokens.old_logprobs
     elif placed.ratio.trainer_pass is TrainerPass.FIRST_STEP:
-        assert trained[0].rows is not None
-        batch.tokens.trainer_logprobs = _in_the_batch(batch, trained[0].rows, learned[0][1])
+        rows = trained[0].cut.rows
+        assert rows is not None
+        batch.tokens.trainer_logprobs = _in_the_batch(batch, rows, learned[0][1])
     share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
     trained_share = {"actor/trained_share": share}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version, taken_T)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
 
 
-def _cuts(placed: PlacedStep, algorithm: Algorithm, trainable_B: BoolArray) -> tuple[list[Cut], list[Cut]]:
+def _optimizer_steps(
+    placed: PlacedStep, algorithm: Algorithm, trainable_B: BoolArray
+) -> tuple[list[PlacedRows], list[PlacedRows]]:
     """The optimizer steps of the actor, on the rows that it can learn from, of which the first tells its log-probs
     where these are the trainer's; and those of the critic, on all rows."""
     first_tells = placed.ratio.trainer_pass is TrainerPass.FIRST_STEP
-    trained: list[Cut] = []
-    evaluated: list[Cut] = []
+    trained: list[PlacedRows] = []
+    evaluated: list[PlacedRows] = []
     for rows in (rows for epoch in placed.epochs for rows in epoch):
         weights = _token_weights(placed.batch, rows, algorithm)
         own = rows[trainable_B[rows]]
         own_weights = take_rows(weights, _offsets(placed.batch, rows), np.searchsorted(rows, own))
-        trained.append(placed.cut(own, weights=own_weights, answers=first_tells and not trained))
-        evaluated.append(placed.cut(rows, weights=weights, answers=False))
+        trained.append(placed.rows(own, weights=own_weights, answers=first_tells and not trained))
+        evaluated.append(placed.rows(rows, weights=weights, answers=False))
     return trained, evaluated
 
 

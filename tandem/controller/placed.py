@@ -3,20 +3,19 @@
     Placed.rows(…) --argument of a data-parallel method--> PlacedPart by rank --answers--> columns of the batch
 
 The controller keeps the whole batch, for algorithms look at all of it. Which rows a rank has is decided once, by all
-passes of the step (`tandem.batching.balance`), so that optimizer steps are cut by index: one call brings all of them
-(`Placed.steps`).
+passes of the step (`tandem.batching.balance`), so that optimizer steps are cut by index: one call, about a list of
+rows, brings all of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
 
 from tandem.batching.balance import Pass, balance_rows
-from tandem.batching.packing import runs_of, select_rows, take_rows, take_runs, token_shares
+from tandem.batching.packing import runs_of, select_rows, take_rows, take_runs
 from tandem.controller.dispatch import Collect, Split, join
 from tandem.types import Batch, FloatArray, IntArray, TokenColumns
 from tandem.workers.placed import ByRow, Column, Cut, PlacedPart
@@ -77,24 +76,17 @@ class Placed:
         fills: Sequence[str | None] = (),
         answers: bool = True,
     ) -> "PlacedRows":
-        """Some rows, ascending, default: all; with what their tokens weigh in one optimizer step.
+        """Some rows, ascending, default: all; with what their tokens weigh in one optimizer step, of which little
+        travels where the trained tokens of each row weigh the same.
 
-        `fills`: of a call about all rows, the column of the batch that each of the answer's columns by token becomes,
-        here and on the ranks. `answers`: whether columns by token come to the controller; else they are None.
+        `fills`: of all rows, the column of the batch that each of the answer's columns by token becomes, here and on
+        the ranks. `answers`: whether columns by token come to the controller; else they are None.
         """
-        return PlacedRows(self, self.cut(rows, weights=weights, answers=answers), tuple(fills))
-
-    def cut(self, rows: IntArray | None = None, *, weights: FloatArray | None = None, answers: bool = True) -> Cut:
-        """One of the optimizer steps of `steps`; arguments as those of `rows`. A cut is small where the trained tokens
-        of each row weigh the same."""
         if weights is None:
-            return Cut(rows, answers=answers)
+            return PlacedRows(self, Cut(rows, answers=answers, fills=tuple(fills)))
         trained = self.trained_tokens_B if rows is None else self.trained_tokens_B[rows]
-        return Cut(rows, self._by_row(rows, weights), int(trained.sum()), answers)
-
-    def steps(self, cuts: Sequence[Cut]) -> "PlacedSteps":
-        """Several optimizer steps, of which the ranks make one after the other in one call."""
-        return PlacedSteps(self, tuple(cuts))
+        weighed = Cut(rows, self._by_row(rows, weights), int(trained.sum()), answers, tuple(fills))
+        return PlacedRows(self, weighed)
 
     def _by_row(self, rows: IntArray | None, weights: FloatArray) -> FloatArray | ByRow:
         """A number a row where the trained tokens of each row weigh the same, and others nothing."""
@@ -126,6 +118,17 @@ class Placed:
             news.append((None if bare is None else _with_short_versions(select_rows(bare, rows)), columns))
         return news
 
+    def fill(
+        self, holder: Holder, names: Sequence[str | None], returns: Returns | tuple[Returns, ...], answer: Any
+    ) -> None:
+        """Columns by token of an answer about all rows become those of the batch; these ranks have them, too."""
+        kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
+        by_token = [part for kind, part in zip(kinds, parts, strict=True) if kind is Returns.PER_TOKEN]
+        for name, column in zip(names, by_token, strict=False):
+            if name is not None:
+                setattr(self.batch.tokens, name, column)
+                holder.columns[name] = column
+
     def holder(self, ranks: object, mesh: Mesh, forget: Forget) -> Holder:
         """What these ranks have of the batch; in the beginning nothing."""
         shape = tuple(mesh.shape.items())
@@ -150,58 +153,50 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Rows of a placed batch: the first argument of a data-parallel method, in the place of a Batch."""
+    """Rows of a placed batch: the first argument of a data-parallel method, in the place of a Batch.
+
+    In the place of one there may be a list of them, as the optimizer steps of a training step: about each the method is
+    called on the ranks, one after the other, and the answer is the list of its answers.
+    """
 
     placed: Placed
     cut: Cut
-    fills: tuple[str | None, ...] = ()
 
     def whole(self) -> Batch:
         """The rows as a batch of its own: what a single rank sees."""
-        batch, cut = self.placed.batch, self.cut
-        part = batch if cut.rows is None else select_rows(batch, cut.rows)
-        if cut.weights is None:
-            return part
-        weights = cut.weights.by_token(part) if isinstance(cut.weights, ByRow) else cut.weights
-        return replace(part, tokens=replace(part.tokens, weights=weights, shares=token_shares(part.loss_mask)))
-
-    def distribute(
-        self, ranks: object, forget: Forget, mesh: Mesh, returns: Returns | tuple[Returns, ...], others: Arguments
-    ) -> tuple[Calls, Collect]:
-        """The calls of a method that takes these rows and, after them, `others`; how its answers become one."""
-        holder = self.placed.holder(ranks, mesh, forget)
-        calls, collect = _distribute(self.placed, holder, (self.cut,), self.fills, mesh, returns, others)
-        return calls, lambda answers: self._filled(holder, returns, collect(answers)[0])
-
-    def _filled(self, holder: Holder, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
-        """The answer, of which the columns that are to fill the batch's do so."""
-        kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
-        by_token = [part for kind, part in zip(kinds, parts, strict=True) if kind is Returns.PER_TOKEN]
-        for name, column in zip(self.fills, by_token, strict=False):
-            if name is not None:
-                setattr(self.placed.batch.tokens, name, column)
-                holder.columns[name] = column
-        return answer
+        return self.cut.of(self.placed.batch)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedSteps:
-    """Cuts of a placed batch: the first argument of a data-parallel method, which is called about one after the other
-    on the ranks. The answer is the list of the methods' answers."""
+def distribute_rows(
+    steps: Sequence[PlacedRows],
+    ranks: object,
+    forget: Forget,
+    mesh: Mesh,
+    returns: Returns | tuple[Returns, ...],
+    others: Arguments,
+) -> tuple[Calls, Collect]:
+    """The calls of a data-parallel method about rows of one batch, one after the other, each with `others` as further
+    arguments; how its answers become one list, of an answer about each."""
+    placed = steps[0].placed
+    assert all(rows.placed is placed for rows in steps), "rows of several batches in one call"
+    holder = placed.holder(ranks, mesh, forget)
+    splits, cuts_of_groups = zip(*(_split(placed.batch, holder, rows.cut) for rows in steps), strict=True)
+    calls: Calls = {}
+    for group, (new, columns), own in zip(
+        mesh.data_groups(), placed.news(holder), zip(*cuts_of_groups, strict=True), strict=True
+    ):
+        part = PlacedPart(holder.key, placed.name, new, columns, own)
+        calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
 
-    placed: Placed
-    cuts: tuple[Cut, ...]
+    def collect(answers: Mapping[int, Any]) -> list[Any]:
+        joined: list[Any] = []
+        for number, (rows, split) in enumerate(zip(steps, splits, strict=True)):
+            by_rank = {rank: answers[rank][number] for rank in mesh.answering_ranks}
+            joined.append(join(returns, mesh, split, by_rank))
+            placed.fill(holder, rows.cut.fills, returns, joined[-1])
+        return joined
 
-    def each(self) -> list[PlacedRows]:
-        """The cuts, each as the rows of a call of its own."""
-        return [PlacedRows(self.placed, cut) for cut in self.cuts]
-
-    def distribute(
-        self, ranks: object, forget: Forget, mesh: Mesh, returns: Returns | tuple[Returns, ...], others: Arguments
-    ) -> tuple[Calls, Collect]:
-        """As `PlacedRows.distribute`; the answers become a list, of an answer a cut."""
-        holder = self.placed.holder(ranks, mesh, forget)
-        return _distribute(self.placed, holder, self.cuts, (), mesh, returns, others)
+    return calls, collect
 
 
 def _bare(batch: Batch) -> Batch:
@@ -215,25 +210,6 @@ def _bare(batch: Batch) -> Batch:
 def _with_short_versions(batch: Batch) -> Batch:
     """As `PlacedPart.new`."""
     return batch if any(batch.versions.strides) else replace(batch, versions=batch.versions[:1])
-
-
-def _distribute(
-    placed: Placed,
-    holder: Holder,
-    cuts: Sequence[Cut],
-    fills: tuple[str | None, ...],
-    mesh: Mesh,
-    returns: Returns | tuple[Returns, ...],
-    others: Arguments,
-) -> tuple[Calls, Collect]:
-    splits, cuts_of_groups = zip(*(_split(placed.batch, holder, cut) for cut in cuts), strict=True)
-    calls: Calls = {}
-    for group, (new, columns), own in zip(
-        mesh.data_groups(), placed.news(holder), zip(*cuts_of_groups, strict=True), strict=True
-    ):
-        part = PlacedPart(holder.key, placed.name, new, columns, own, fills)
-        calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
-    return calls, partial(_join_each, returns, mesh, splits)
 
 
 def _split(batch: Batch, holder: Holder, cut: Cut) -> tuple[Split, list[Cut]]:
@@ -260,16 +236,6 @@ def _of_places(weights: FloatArray | ByRow | None, split: Split, places: IntArra
         return None
     assert split.offsets is not None
     return take_rows(weights, split.offsets, places)
-
-
-def _join_each(
-    returns: Returns | tuple[Returns, ...], mesh: Mesh, splits: Sequence[Split], answers: Mapping[int, Any]
-) -> list[Any]:
-    """The one answer about each cut."""
-    return [
-        join(returns, mesh, split, {rank: answers[rank][number] for rank in mesh.answering_ranks})
-        for number, split in enumerate(splits)
-    ]
 
 
 def _changed(tokens: TokenColumns[Column], known: dict[str, Column | None]) -> dict[str, Column | str | None]:

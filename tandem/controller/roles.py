@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tandem.checkpoint.draft import Draft
 from tandem.controller.groups import Future, Ranks, RemoteWorkers
-from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.placed import PlacedRows
 from tandem.types import Batch, FloatArray, IntArray, Prompt, StepMetrics, TokenLoss, Trajectory
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker
@@ -46,7 +46,9 @@ class Trained(Model):
         outside `loss_mask`. `batch.tokens` holds every column that the loss reads."""
         return self.call_rows(TrainWorker.learn, batch, loss)
 
-    def learn_steps(self, steps: PlacedSteps, loss: TokenLoss[Tensor]) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+    def learn_steps(
+        self, steps: Sequence[PlacedRows], loss: TokenLoss[Tensor]
+    ) -> Future[list[tuple[StepMetrics, FloatArray]]]:
         """Several optimizer steps, one after the other, in one call; of each, what `learn` returns."""
         return self.call_steps(TrainWorker.learn, steps, loss)
 

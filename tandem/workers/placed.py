@@ -45,6 +45,17 @@ class Cut:
     """Those of all ranks in this cut: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
     answers: bool = True
     """Whether columns by token go to the controller."""
+    fills: tuple[str | None, ...] = ()
+    """Of all rows: the column of the batch that each of the answer's columns by token becomes."""
+
+    def of(self, batch: Batch) -> Batch:
+        """These rows of the batch, with what their tokens weigh."""
+        part = batch if self.rows is None else select_rows(batch, self.rows)
+        if self.weights is None:
+            return part
+        weights = self.weights.by_token(part) if isinstance(self.weights, ByRow) else self.weights
+        share = np.float32(1 / max(self.trained_tokens, 1))
+        return _with(part, weights=weights, shares=part.loss_mask * share)
 
 
 @dataclass(frozen=True)  # no slots, which make pickling slow
@@ -61,8 +72,6 @@ class PlacedPart:
     """Token columns that have changed since the call before, of all the rank's rows; a name: the same as that one."""
     cuts: Sequence[Cut] = (Cut(),)
     """The method is called about each of them, one after the other."""
-    fills: tuple[str | None, ...] = ()
-    """The column that each of the answer's columns by token becomes here; without rows."""
 
 
 class PlacedBatches:
@@ -86,12 +95,12 @@ class PlacedBatches:
             if answers:
                 self._goes_on()
             try:
-                answer = method(self._take(part.key, cut))
+                answer = method(cut.of(self._batches[part.key]))
             except Exception as error:
                 if len(part.cuts) > 1:
                     error.add_note(f"in optimizer step {number} of the {len(part.cuts)} of {part.name}")
                 raise
-            answers.append(self._keep(part, cut, returns, answer))
+            answers.append(self._keep(part.key, cut, returns, answer))
         return answers
 
     def forget(self, key: str) -> None:
@@ -113,25 +122,16 @@ class PlacedBatches:
                 columns[name] = columns.get(column, getattr(held.tokens, column)) if same else column
             self._batches[part.key] = _with(held, **columns)
 
-    def _take(self, key: str, cut: Cut) -> Batch:
-        held = self._batches[key]
-        batch = held if cut.rows is None else select_rows(held, cut.rows)
-        if cut.weights is None:
-            return batch
-        weights = cut.weights.by_token(batch) if isinstance(cut.weights, ByRow) else cut.weights
-        share = np.float32(1 / max(cut.trained_tokens, 1))
-        return _with(batch, weights=weights, shares=batch.loss_mask * share)
-
-    def _keep(self, part: PlacedPart, cut: Cut, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
+    def _keep(self, key: str, cut: Cut, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
         if not isinstance(returns, tuple):
-            return self._keep(part, cut, (returns,), (answer,))[0]
-        names = iter(part.fills)
+            return self._keep(key, cut, (returns,), (answer,))[0]
+        names = iter(cut.fills)
         kept: list[Any] = []
         for how, one in zip(returns, answer, strict=True):
             by_token = how is Returns.PER_TOKEN
             name = next(names, None) if by_token else None
             if name is not None:
-                self._batches[part.key] = _with(self._batches[part.key], **{name: one})
+                self._batches[key] = _with(self._batches[key], **{name: one})
             kept.append(None if by_token and not cut.answers else one)
         return tuple(kept)
 

@@ -123,7 +123,7 @@ def test_several_optimizer_steps_in_one_call(probe: WorkerGroup) -> None:
     expected = batch.row_of_token + batch.response_ids / 1000
     with Placed(batch) as placed:
         cuts = [np.arange(first, 60, 3) for first in range(3)]
-        learned = probe.learn(placed.steps([placed.cut(rows) for rows in cuts]), 2.0).get()
+        learned = probe.learn([placed.rows(rows) for rows in cuts], 2.0).get()
     for rows, (metrics, tokens) in zip(cuts, learned, strict=True):
         assert metrics == {"rows": len(rows)}
         np.testing.assert_allclose(tokens, 2 * expected[np.isin(batch.row_of_token, rows)], rtol=1e-5)
@@ -378,7 +378,7 @@ def test_an_error_in_one_of_several_optimizer_steps_tells_which(cluster: Cluster
     if kind == "inline":
         pytest.skip("tests/unit/test_placed.py has it")
     placed = Placed(ragged_batch([1] * 8), name="training step 7")
-    cuts = placed.steps([placed.cut(np.array(rows)) for rows in ([0, 1], [4, 5], [2, 3], [6, 7])])
+    cuts = [placed.rows(np.array(rows)) for rows in ([0, 1], [4, 5], [2, 3], [6, 7])]
     told = raised(lambda: spawned(cluster, kind).learn(cuts, -1.0), WorkerError)
     for part in ("probe, rank ", " of 2 on ", "of this step", "in optimizer step 3 of the 4 of training step 7"):
         assert part in told, told

@@ -8,7 +8,7 @@ tables, of a number a token, stand for models.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,7 @@ from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import compute_advantages, describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import placed_step, update
-from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.placed import PlacedRows
 from tandem.types import Batch, Branch, FloatArray, Group, Outputs, Prompt, Score, Status, StepMetrics, Trajectory
 
 ALGORITHMS = BUILTIN.sections(PolicyGradientConfig)
@@ -72,8 +72,8 @@ class Table:
             notify=[].append,
         )
 
-    def learn_steps(self, steps: PlacedSteps, loss: Any) -> Future[list[tuple[StepMetrics, FloatArray]]]:
-        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+    def learn_steps(self, steps: Sequence[PlacedRows], loss: Any) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps]
         return Future(lambda: learned, notify=[].append)
 
     @property

@@ -140,7 +140,7 @@ def test_the_time_out_is_that_of_each_optimizer_step() -> None:
     cluster = LocalCluster(timeout_s=60)
     placed, group = Placed(ragged_batch([1, 1])), spawn(cluster)
     limit(cluster, 2)
-    learned = group.learn(placed.steps([placed.cut() for _ in range(6)]), 2.5).get()
+    learned = group.learn([placed.rows() for _ in range(6)], 2.5).get()
     assert [metrics for metrics, _ in learned] == [{"rows": 2}] * 6
     cluster.close()
 

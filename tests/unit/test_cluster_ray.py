@@ -77,7 +77,7 @@ def test_a_pool_over_two_nodes_is_one_world_and_calls_reach_both(
     expected = batch.row_of_token + batch.response_ids / 1000
     with Placed(batch) as placed:
         np.testing.assert_allclose(rows.score(placed.rows(fills=("values",))).get(), expected, rtol=1e-5)
-        learned = rows.learn(placed.steps([placed.cut() for _ in range(4)]), 3.5).get()
+        learned = rows.learn([placed.rows() for _ in range(4)], 3.5).get()
     for metrics, tokens in learned:
         assert metrics == {"rows": 60}
         np.testing.assert_allclose(tokens, 3.5 * expected, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
 from tandem.controller.groups import Future
 from tandem.controller.learning import check_rollout_logprobs, placed_step, update, why_nothing_was_learned
-from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.placed import PlacedRows
 from tandem.controller.rollouts import is_informative
 from tandem.errors import EngineError
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Status, StepMetrics, Trajectory
@@ -46,8 +47,8 @@ class MovingActor:
         self.batches.append(batch)
         return Future(lambda: ({"actor/grad_norm": 1.0}, logprobs_T), notify=[].append)
 
-    def learn_steps(self, steps: PlacedSteps, loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
-        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+    def learn_steps(self, steps: Sequence[PlacedRows], loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps]
         return Future(lambda: learned, notify=[].append)
 
 

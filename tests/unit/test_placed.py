@@ -116,7 +116,7 @@ def test_rows_of_the_first_epoch_stand_together_on_the_ranks(size: int) -> None:
     passes = [Pass(np.arange(8)), *(Pass(rows, 3.0) for rows in first + second)]
     with Placed(batch, passes) as placed:
         np.testing.assert_array_equal(actor.logprobs(placed.rows(fills=("old_logprobs",))).get(), expected(batch))
-        learned = actor.learn_steps(placed.steps([placed.cut(rows) for rows in first + second]), LOSS).get()
+        learned = actor.learn_steps([placed.rows(rows) for rows in first + second], LOSS).get()
     for rows, (_, column) in zip(first + second, learned, strict=True):
         np.testing.assert_array_equal(column, expected(select_rows(batch, rows)))
     for rank in range(size):
@@ -168,13 +168,12 @@ def test_one_call_makes_all_optimizer_steps(size: int) -> None:
             weights = [np.arange(lengths[rows].sum(), dtype=np.float32) for rows in cuts]
             weights[1] = np.repeat(np.arange(4, dtype=np.float32), lengths[cuts[1]])
             each = list(zip(cuts, weights, [True, False, False], strict=True))
+            steps = [placed.rows(rows, weights=own, answers=answers) for rows, own, answers in each]
             if in_one_call:
-                steps = [placed.cut(rows, weights=own, answers=answers) for rows, own, answers in each]
-                learned = actor.learn_steps(placed.steps(steps), LOSS).get()
+                learned = actor.learn_steps(steps, LOSS).get()
                 assert len(ranks.sent_bytes) == 1
             else:
-                calls = [placed.rows(rows, weights=own, answers=answers) for rows, own, answers in each]
-                learned = [actor.learn(rows, LOSS).get() for rows in calls]
+                learned = [actor.learn(rows, LOSS).get() for rows in steps]
         assert [metrics for metrics, _ in learned] == [{"loss": 1.0}] * 3
         np.testing.assert_array_equal(learned[0][1], expected(select_rows(batch, cuts[0])))
         assert learned[1][1] is None and learned[2][1] is None
@@ -191,7 +190,7 @@ def test_a_failure_names_the_optimizer_step() -> None:
     """Row 3 is in the third."""
     _, actor, _ = world(1)
     placed = Placed(ragged_batch(LENGTHS), name="training step 7")
-    steps = placed.steps([placed.cut(rows) for rows in np.array([[0, 1], [4, 5], [2, 3], [6, 7]])])
+    steps = [placed.rows(rows) for rows in np.array([[0, 1], [4, 5], [2, 3], [6, 7]])]
     failure: Any = EngineError("of this rank")
     with pytest.raises(EngineError) as raised:
         actor.learn_steps(steps, failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -19,7 +20,7 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
 from tandem.controller.groups import Future
 from tandem.controller.learning import mismatch_warning, placed_step, update
-from tandem.controller.placed import PlacedRows, PlacedSteps
+from tandem.controller.placed import PlacedRows
 from tandem.errors import UserError
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
@@ -103,8 +104,8 @@ class FixedActor:
         self.batches.append(rows.whole())
         return Future(lambda: ({}, self.logprobs_T), notify=[].append)
 
-    def learn_steps(self, steps: PlacedSteps, loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
-        learned = [self.learn(rows, loss).get() for rows in steps.each()]
+    def learn_steps(self, steps: Sequence[PlacedRows], loss: object) -> Future[list[tuple[StepMetrics, FloatArray]]]:
+        learned = [self.learn(rows, loss).get() for rows in steps]
         return Future(lambda: learned, notify=[].append)
 
 
